@@ -47,8 +47,6 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "max_position_embeddings": 256,
     "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0,
 }  # fmt: skip
-EAGER = {"attn_implementation": "eager"}
-"""The only attention that some families have."""
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
 MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT: dict[str, Any] = {
@@ -70,16 +68,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {}, "phi": {}, "stablelm": {}, "starcoder2": {"sliding_window": WINDOW}, "nemotron": {},
     "mistral": {"sliding_window": WINDOW},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
-    "gpt_neo": EAGER | {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW,
-                        "num_layers": 2},
-    "gpt_neox": {}, "bloom": EAGER, "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW, "num_layers": 2},
+    "gpt_neox": {}, "bloom": {}, "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "gemma": {}, "gemma2": MIXED, "gemma3_text": MIXED,
     "gemma4_text": MIXED | {"vocab_size_per_layer_input": 480, "hidden_size_per_layer_input": 8,
                             "global_head_dim": 8, "num_kv_shared_layers": 0},
     "olmo3": MIXED, "exaone4": MIXED, "cohere": {}, "cohere2": MIXED,
     "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "mamba": EAGER | {"state_size": 8},
-    "mamba2": EAGER | {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": WINDOW},
+    "mamba": {"state_size": 8},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": WINDOW},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4,
               "use_mamba_kernels": False, "num_experts": 4},
     "bamba": MAMBA | {"attn_layer_indices": [1]},
@@ -97,7 +94,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v2": LATENT | {"qk_head_dim": 16, "topk_method": "greedy"}, "deepseek_v3": LATENT,
     "phimoe": {"num_local_experts": 4}, "mixtral": {"num_local_experts": 4}, "olmoe": MOE,
     "qwen2_moe": MOE | {"shared_expert_intermediate_size": 16}, "qwen3_moe": MOE,
-    "glm4_moe": {**LATENT, "num_key_value_heads": 2}, "gpt_oss": MIXED | {"num_local_experts": 4} | EAGER,
+    "glm4_moe": {**LATENT, "num_key_value_heads": 2}, "gpt_oss": MIXED | {"num_local_experts": 4},
 }  # fmt: skip
 
 
@@ -108,12 +105,12 @@ def build(family: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def measure(directory: Path, rank: int, **settings: Any) -> dict[str, Any]:
+def measure(directory: Path, rank: int) -> dict[str, Any]:
     """What the check says of the model in `directory`, and what sampling and training then show."""
     said = Said()
     logging.getLogger("srl").addHandler(said)
     try:
-        policy = load_policy(Model(path=str(directory), lora_rank=rank, **settings), lambda note: None)
+        policy = load_policy(Model(path=str(directory), lora_rank=rank), lambda note: None)
         _move_adapter(policy.model)
         engine = TorchEngine(policy.model, policy.codec, max_num_seqs=4, max_model_len=LONGEST)
         check_model(policy.model, LONGEST, said.lines.append)
@@ -188,21 +185,19 @@ def train(policy: LoadedModel, rows: list[list[int]], sampled: list[list[float]]
 
 def main(names: list[str]) -> None:
     tokenizer, _ = load_tokenizer(BASE)
-    rows: dict[str, Any] = {}
+    rows: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if names else {}
     for family in names or FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             build(family).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             for rank in (0, 4):
                 try:
-                    own = {name: value for name, value in FAMILIES[family].items() if name in EAGER}
-                    row = measure(Path(folder), rank, **own)
+                    row = measure(Path(folder), rank)
                 except Exception:
                     row = {"outcome": "traceback", "why": traceback.format_exc()}
                 rows[f"{family}, LoRA" if rank else family] = row
                 print(family, rank, {**row, "why": str(row["why"])[-1500:]}, flush=True)
-    if not names:
-        RESULT.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    RESULT.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

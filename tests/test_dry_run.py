@@ -25,9 +25,17 @@ from srl.rollout.torch_engine import TorchEngine
 from srl.train import disk_space, make_missing
 from srl.train.checkpoint import save_checkpoint
 from srl.train.dry_run.facts import disk_of_checkpoints
-from srl.train.dry_run.memory import Footprint, Layout, cache_bytes, checkpoint_bytes, footprint, gib
+from srl.train.dry_run.memory import (
+    Footprint,
+    Layout,
+    available_memory,
+    cache_bytes,
+    checkpoint_bytes,
+    footprint,
+    gib,
+)
 from srl.train.dry_run.model_size import Shape, shape_of
-from srl.train.dry_run.plan import GPUS, _available_memory, plan_local
+from srl.train.dry_run.plan import GPUS, plan_local
 from srl.train.dry_run.remedy import LOCAL, Device, memory_warnings, settings_that_fit, sizes
 from srl.train.dry_run.step_time import DeviceSpeed, EpisodeTokens, half_of_the_budgets, measure, step_times
 from srl.train.dry_run.text import plan_lines
@@ -415,7 +423,7 @@ def test_step_takes_as_long_as_its_operations():
     shape = Shape(
         kind="x", layers=1, width=2, heads=1, kv_heads=1, head_dim=2, ffn=4, vocabulary=8, context=None,
         itemsize=4, parameters=26, body=10, adapter=0, trainable=26, critic=0, critic_trained=0, reference=0,
-        tied=True,
+        tied=True, attention="sdpa",
     )  # fmt: skip
     config = configured("x", data__train_batch_size=1, trainer__total_training_steps=3)
     speed, tokens = DeviceSpeed(1.0, 1e9, 0.5), EpisodeTokens(prompt=2, written=1, read=1)
@@ -463,8 +471,8 @@ def test_half_of_the_budgets_is_written_and_read():
 def test_available_memory_is_read_in_bytes(tmp_path):
     file = tmp_path / "meminfo"
     file.write_text("MemTotal:  16 kB\nMemAvailable:    3 kB\n")
-    assert _available_memory(file) == 3072
-    assert _available_memory(tmp_path / "none") is None
+    assert available_memory(file) == 3072
+    assert available_memory(tmp_path / "none") is None
 
 
 @pytest.fixture

@@ -7,11 +7,14 @@ import shutil
 from textwrap import dedent
 
 import pytest
+import torch
 from tests.plugin_site import forget_modules
 from tests.training import config, train, write_setting
 
 from srl.errors import CheckFailed, UserError
 from srl.index import build_index
+from srl.model import load_model, load_tokenizer, save_model
+from srl.train import model_check
 from srl.train.dry_run.facts import run_facts
 from srl.train.dry_run.memory import Layout
 from srl.train.dry_run.model_size import shape_of
@@ -195,3 +198,20 @@ def test_an_engine_that_is_not_installed_is_told_before_the_run(place, monkeypat
         "vLLM is not installed; type …"
     ]
     assert not list(startup_errors(configured(place, {"rollout.engine": "torch"})))
+
+
+def test_a_dry_run_checks_the_model_where_memory_holds_it(tmp_path, monkeypatch):
+    chosen = config(tmp_path)
+    model, (tokenizer, _) = load_model(tmp_path / "model"), load_tokenizer(tmp_path / "model")
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    save_model(model, tokenizer, tmp_path / "broken")
+    whole, chosen = plan_local(chosen), chosen.with_settings({"model.path": str(tmp_path / "broken")})
+    assert whole.warnings == ()
+    with pytest.raises(UserError) as refused:
+        train(chosen, tmp_path)
+    assert plan_local(chosen).warnings == (str(refused.value),)
+    monkeypatch.setattr(model_check, "available_memory", lambda: 1000)
+    skipped = plan_local(chosen)
+    assert skipped.warnings == ()
+    assert len(skipped.notes) == 1

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench import families
 from tests.live_tensors import Live
 from tests.tiny_models import EOS, byte_level_tokenizer, tiny_model
 from transformers import AutoModelForCausalLM, GenerationConfig, Phi3Config, PreTrainedModel, Qwen2Config
 
+from srl.config.sections import Model
 from srl.errors import UserError
 from srl.model import (
     add_lora,
@@ -30,6 +32,7 @@ from srl.model import (
     without_lora,
 )
 from srl.protocol import STOP_STRINGS
+from srl.train.load_components import load_policy
 
 IDS = torch.tensor([[5, 9, 200, 31, 7]])
 
@@ -67,6 +70,24 @@ def test_dtype_and_attention_are_those_asked_for(saved):
     model = load_model(saved, dtype="bfloat16", attn_implementation="eager")
     assert model.dtype == torch.bfloat16
     assert model.config._attn_implementation == "eager"
+
+
+def test_a_model_without_sdpa_has_eager_attention_and_says_so(tmp_path):
+    save_model(families.build("gpt_oss"), byte_level_tokenizer(), tmp_path / "model")
+    section = Model(path=str(tmp_path / "model"), device="cpu")
+    said: dict[str, list[str]] = {"auto": [], "eager": []}
+    for typed, notes in said.items():
+        policy = load_policy(section.model_copy(update={"attn_implementation": typed}), notes.append)
+        assert policy.model.config._attn_implementation == "eager"
+    assert len(said["auto"]) == len(said["eager"]) + 1
+
+
+@pytest.mark.parametrize("typed", ["sdpa", "no-such"])
+def test_a_typed_attention_that_a_model_lacks_is_refused_with_its_key(tmp_path, typed):
+    save_model(families.build("gpt_oss"), byte_level_tokenizer(), tmp_path / "model")
+    with pytest.raises(UserError, match=f"^model.attn_implementation={typed}") as refused:
+        load_model(tmp_path / "model", attn_implementation=typed)
+    assert "\n" not in str(refused.value)
 
 
 def test_head_in_float32_is_exact_on_the_trunks_states_and_stays_the_models_own(saved, tmp_path):

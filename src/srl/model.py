@@ -91,31 +91,37 @@ def load_model(
     *,
     dtype: str = "auto",
     device: str = "auto",
-    attn_implementation: str = "sdpa",
+    attn_implementation: str = "auto",
     trust_remote_code: bool = False,
     gradient_checkpointing: bool = False,
     lora_rank: int = 0,
     lora_alpha: int = 32,
     lora_target_modules: str | Sequence[str] = "all-linear",
     cast_lm_head_to_fp32: bool = False,
+    overrides: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """The causal language model in the directory `path`, in eval mode, on its device.
 
-    `lora_rank` above 0 freezes the weights and adds a LoRA adapter to the modules named, which
-    starts as the identity. Only safetensors are read. Raises UserError.
+    `attn_implementation="auto"` is sdpa where the model has it, else eager. `lora_rank` above 0 freezes the
+    weights and adds a LoRA adapter to the modules named, which starts as the identity. `overrides` replace
+    values of `config.json`. Only safetensors are read. Raises UserError.
     """
     from transformers import AutoModelForCausalLM
 
     check_directory(Path(path), trust_remote_code)
     target = pick_device(device)
+    attention = None if attn_implementation == "auto" else attn_implementation
     try:
         with quietly():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                str(path), dtype=pick_dtype(dtype, target), attn_implementation=attn_implementation,
+                str(path), dtype=pick_dtype(dtype, target), attn_implementation=attention,
                 trust_remote_code=trust_remote_code, use_safetensors=True, local_files_only=True,
-                output_loading_info=True,
+                output_loading_info=True, **overrides or {},
             )  # fmt: skip
     except Exception as error:  # transformers has many for a directory at fault
+        if attention and _lacks(path, attention, trust_remote_code):
+            why = error_line(error).partition(". ")[0]
+            raise UserError(f"model.attn_implementation={attention}: {why}") from error
         why = loading_fault(error)
         raise UserError(f"{path} could not be loaded as a causal language model: {why}") from error
     model, info = loaded
@@ -131,6 +137,28 @@ def load_model(
     if gradient_checkpointing:
         recompute_layers(model)
     return model.eval()
+
+
+def _lacks(path: str | Path, attention: str, trust_remote_code: bool) -> bool:
+    """Whether the model in `path` can be made, without its weights, but not with this attention."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def make(attention: str | None) -> None:
+        config = AutoConfig.from_pretrained(
+            str(path), trust_remote_code=trust_remote_code, local_files_only=True
+        )
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(
+                config, attn_implementation=attention, trust_remote_code=trust_remote_code
+            )
+
+    with suppress(Exception):
+        make(None)
+        try:
+            make(attention)
+        except Exception:
+            return True
+    return False
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
@@ -225,7 +253,7 @@ def check_directory(
             f"{of_run(path)}"
         )
     for file in files:
-        _header(file)
+        header(file)
 
 
 def check_code(path: Path, trust_remote_code: bool, setting: str = "model.trust_remote_code=true") -> None:
@@ -684,7 +712,7 @@ def _name_shards(files: Sequence[Path], folder: Path) -> None:
     stem, names, size = Path(_WEIGHTS).stem, dict[str, str](), 0
     for number, file in enumerate(files, start=1):
         named = file.rename(folder / f"{stem}-{number:05}-of-{len(files):05}.safetensors")
-        for name, entry, _ in _header(named):
+        for name, entry, _ in header(named):
             names[name] = named.name
             size += entry["data_offsets"][1] - entry["data_offsets"][0]
     index = {"metadata": {"total_size": size}, "weight_map": names}
@@ -727,14 +755,14 @@ def _stored_tensors(directory: Path) -> Iterator[_Stored]:
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise UserError(f"{directory} contains no *.safetensors file, so there are no weights to digest")
-    entries = [(name, entry, file, base) for file in files for name, entry, base in _header(file)]
+    entries = [(name, entry, file, base) for file in files for name, entry, base in header(file)]
     for name, entry, file, base in sorted(entries, key=lambda item: item[0]):
         first, last = (base + offset for offset in entry["data_offsets"])
         data = np.memmap(file, dtype=np.uint8, mode="r")[first:last]
         yield name, entry["dtype"], entry["shape"], data.data
 
 
-def _header(file: Path) -> list[tuple[str, Mapping[str, Any], int]]:
+def header(file: Path) -> list[tuple[str, Mapping[str, Any], int]]:
     """(name, entry, offset of the data) for each tensor that a safetensors file says it holds."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")

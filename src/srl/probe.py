@@ -47,6 +47,13 @@ class Probe:
 
 
 @torch.no_grad()
+def ends_of(model: nn.Module, expected: Probe) -> Tensor:
+    """The ends of the rows of `expected`, (rows, K, D), computed anew by `model` as it is now."""
+    count = expected.ends.shape[1]
+    return torch.stack([_outputs(model, row, list(range(len(row)))[-count:]) for row in expected.rows])
+
+
+@torch.no_grad()
 def probe(model: nn.Module, longest: int) -> Probe:
     """Three rows through `model`, a causal model or its trunk, longer than its windows below `longest` ids.
 

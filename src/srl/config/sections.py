@@ -121,8 +121,9 @@ class Model(Section):
     """Modules with an adapter: all-linear, or a list of module names."""
     trust_remote_code: bool = False
     """Run Python code from the model's directory. Only for models whose authors you trust."""
-    attn_implementation: str = "sdpa"
-    """Attention implementation of transformers: sdpa, eager, flash_attention_2 …"""
+    attn_implementation: str = "auto"
+    """Attention implementation of transformers: sdpa, eager, flash_attention_2 … auto: sdpa where the model
+    has it, else eager."""
     cast_lm_head_to_fp32: bool = False
     """Compute logits in float32 from weights of lower precision, in sampling and in the update, which brings
     their log-probs closer together (trl's key of this name). Takes float32 products over the vocabulary."""

@@ -10,7 +10,9 @@ feed-forward.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from srl.config import Config
@@ -148,6 +150,12 @@ def footprint(shape: Shape, config: Config, layout: Layout) -> Footprint:
         parts += machine_memory(shape, config, layout)
     phases = ("rollout", "logprobs", "update", "checkpoint")
     return Footprint(tuple(part for part in parts if any(getattr(part, phase) for phase in phases)))
+
+
+def available_memory(path: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes of memory that Linux reports as available; None elsewhere."""
+    found = re.search(r"MemAvailable: +(\d+) kB", path.read_text()) if path.is_file() else None
+    return int(found[1]) * 1024 if found else None
 
 
 def gib(count: float) -> str:
@@ -331,13 +339,13 @@ def activation_bytes(shape: Shape, config: Config, layout: Layout, rank: int) ->
     size, longest = shape.itemsize, config.data.max_episode_tokens
     checkpointed = config.model.gradient_checkpointing
     layer = shape.width * size if checkpointed else layer_bytes(shape, config, layout, rank)
-    mask = 0 if packed(config, layout) else longest * (1 + size)
+    mask = 0 if packed(shape, layout) else longest * (1 + size)
     return shape.layers * layer + shape.width * (4 + 2 * size) + mask
 
 
-def packed(config: Config, layout: Layout) -> bool:
+def packed(shape: Shape, layout: Layout) -> bool:
     """Whether the local backend packs the rows of an update, which takes no padding and no mask."""
-    return layout.kind == "local" and config.model.attn_implementation == "sdpa"
+    return layout.kind == "local" and shape.attention == "sdpa"
 
 
 def layer_bytes(shape: Shape, config: Config, layout: Layout, rank: int) -> int:
@@ -351,9 +359,9 @@ def layer_bytes(shape: Shape, config: Config, layout: Layout, rank: int) -> int:
     """
     size, heads = shape.itemsize, shape.heads * shape.head_dim
     norms = 2 * shape.width * (4 + (size if rank else 2 * size))
-    wide = 3 if packed(config, layout) else 4
+    wide = 3 if packed(shape, layout) else 4
     attention = (wide * heads + 2 * shape.kv_heads * shape.head_dim) * size + 4 * shape.heads
-    if config.model.attn_implementation == "eager":
+    if shape.attention == "eager":
         attention += shape.heads * config.data.max_episode_tokens * (4 + size)
     return norms + attention + (4 * shape.ffn + 7 * rank) * size
 

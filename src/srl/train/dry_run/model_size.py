@@ -53,7 +53,7 @@ class Shape:
     `trainable` are what its training changes: the adapter's alone, where there is one. `critic` and
     `reference` are held beside the policy; what the critic shares with the policy does not count, and
     `critic_trained` of it are trained. `tied` is whether the head is the embedding. `itemsize` is the bytes
-    of a number in a pass.
+    of a number in a pass, `attention` its implementation.
     """
 
     kind: str
@@ -74,6 +74,7 @@ class Shape:
     critic_trained: int
     reference: int
     tied: bool
+    attention: str
 
     @property
     def kv_bytes(self) -> int:
@@ -88,10 +89,11 @@ def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
     """
     settings = config.model
     dtype = pick_dtype(settings.dtype, pick_device(settings.device))
-    policy = _built(config, path, dtype)
+    policy = meta_model(config, path, dtype)
     parameters, outside = count_parameters(policy), _embeddings(policy)
     if settings.lora_rank > 0:
         add_lora(policy, settings.lora_rank, settings.lora_alpha, settings.lora_target_modules)
+    attention = settings.attn_implementation
     sizes, critic = policy.config.get_text_config(), _critic(config, policy) if needs_critic else []
     heads = sizes.num_attention_heads
     return Shape(
@@ -105,6 +107,7 @@ def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
         critic=sum(weight.numel() for weight in critic),
         critic_trained=sum(weight.numel() for weight in critic if weight.requires_grad),
         reference=_reference(config, parameters, dtype), tied=outside <= sizes.vocab_size * sizes.hidden_size,
+        attention=policy.config._attn_implementation if attention == "auto" else attention,
     )  # fmt: skip
 
 
@@ -122,7 +125,7 @@ def _reference(config: Config, parameters: int, dtype: torch.dtype) -> int:
     if not config.needs_reference:
         return 0
     if config.ref.path is not None:
-        return count_parameters(_built(config, config.ref.path, dtype))
+        return count_parameters(meta_model(config, config.ref.path, dtype))
     return 0 if config.model.lora_rank > 0 else parameters
 
 
@@ -132,15 +135,16 @@ def _embeddings(model: PreTrainedModel) -> int:
     return sum({id(table.weight): table.weight.numel() for table in tables if table is not None}.values())
 
 
-def _built(config: Config, path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+def meta_model(config: Config, path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     """The model of `path` on the meta device, which has shapes and no data."""
     from transformers import AutoModelForCausalLM
 
     trust = config.model.trust_remote_code
+    attention = None if config.model.attn_implementation == "auto" else "eager"
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(
-                _sizes(path, trust), dtype=dtype, trust_remote_code=trust, attn_implementation="eager"
+                _sizes(path, trust), dtype=dtype, trust_remote_code=trust, attn_implementation=attention
             )
     except UserError:
         raise

@@ -6,11 +6,10 @@ time from a short measurement.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +24,7 @@ from srl.train.dry_run.memory import (
     GenerationMemory,
     Layout,
     Part,
+    available_memory,
     checkpoint_bytes,
     footprint,
     generation,
@@ -51,10 +51,12 @@ from srl.train.dry_run.step_time import (
 )
 from srl.train.fetch_models import with_cached_models
 from srl.train.load_components import engine_name
-from srl.train.make_missing import check_data, start_of
+from srl.train.make_missing import Note, check_data, start_of
+from srl.train.model_check import check_start
 from srl.train.threads import threads_for
 from srl.train.verl.config_check import compose, notes, problems
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, is_megatron, precision, rollout_name
+from srl.train.verl.model_check import check_start_on_verl
 from srl.train.verl.overrides import given
 from srl.train.verl.translate import defaults, settings
 from srl.workspace import Workspace
@@ -183,31 +185,38 @@ def plan_verl(config: Config, job: Job) -> RunPlan:
     fits = () if job.cpu else tuple(_fits(counted, footprint(shape, counted, layout), engine, device))
     phases: tuple[Phase, ...] = ("rollout", "update") if job.cpu else ("update",)
     warnings = (*problems(composed, named), *_verl_warnings(named, job, device, fits))
+    planned = _plan(
+        config, counted, shape, device, layout, phases, warnings, partial(check_start_on_verl, named, job)
+    )
     return replace(
-        _plan(config, counted, shape, device, layout, phases, warnings),
+        planned,
         machines=machine_facts(named, job, layout, shape), settings=tuple(_changed_settings(named, job)),
         host=() if job.cpu else tuple(machine_memory(shape, counted, layout)), generation=engine, fits=fits,
-        notes=tuple(notes(named, job)),
+        notes=(*planned.notes, *notes(named, job)),
     )  # fmt: skip
 
 
 def _plan(
     config: Config, counted: Config, shape: Shape, device: Device, layout: Layout,
     phases: Sequence[Phase] = LOCAL, warnings: Iterable[str] = (),
+    check: Callable[[Note], None] | None = None,
 ) -> RunPlan:  # fmt: skip
-    """What both backends plan. `counted` is `config` in the precision of the passes."""
+    """What both backends plan. `counted` is `config` in the precision of the passes, `check` that of the
+    model, by default the local backend's."""
     path, memory = start_of(config), footprint(shape, counted, layout)
     size = checkpoint_bytes(shape, layout)
     lack = lack_of_room(config.trainer, config.trainer.total_training_steps, Workspace.resolve().runs, size)
+    noted: list[str] = []
     said = [
         *context_errors(config, shape.context),
-        *startup_errors(config),
+        *startup_errors(config, partial(check or partial(check_start, counted), noted.append)),
         *warnings,
         *memory_warnings(counted, shape, path, device, layout, phases),
         *([lack] if lack else ()),
     ]
     facts = run_facts(config, shape, path, layout)
-    return RunPlan(facts, shape, device, memory, memory.rollout, memory.update, tuple(dict.fromkeys(said)))
+    return RunPlan(facts, shape, device, memory, memory.rollout, memory.update, tuple(dict.fromkeys(said)),
+                   notes=tuple(noted))  # fmt: skip
 
 
 def _shape(config: Config) -> Shape:
@@ -230,13 +239,7 @@ def device_of(device: torch.device) -> Device:
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         return Device("cuda", found.name, found.total_memory)
-    return Device(device.type, "this CPU" if device.type == "cpu" else device.type, _available_memory())
-
-
-def _available_memory(path: Path = Path("/proc/meminfo")) -> int | None:
-    """Bytes of memory that Linux reports as available; None elsewhere."""
-    found = re.search(r"MemAvailable: +(\d+) kB", path.read_text()) if path.is_file() else None
-    return int(found[1]) * 1024 if found else None
+    return Device(device.type, "this CPU" if device.type == "cpu" else device.type, available_memory())
 
 
 # What verl's plan has in addition

@@ -27,10 +27,13 @@ from srl.train.report import check_loggers
 from srl.trajectory import Phase
 
 
-def startup_errors(config: Config) -> Iterator[str]:
-    """A line for each error in model, data, prompt, plugins, and what is searched. No server is contacted."""
+def startup_errors(config: Config, *checks: Callable[[], object]) -> Iterator[str]:
+    """A line for each error in model, data, prompt, plugins, and what is searched, and for those of `checks`.
+
+    No server is contacted.
+    """
     found = list(unusable_files(config))
-    for check in _checks(config):
+    for check in (*_checks(config), *checks):
         try:
             check()
         except (UserError, CheckFailed) as error:

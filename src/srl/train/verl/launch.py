@@ -36,6 +36,7 @@ from srl.train.verl.job import (
     rollout_name,
 )
 from srl.train.verl.log_writer import start_log_actor
+from srl.train.verl.model_check import check_start_on_verl
 from srl.train.verl.watchdog import PATIENCE_S, RayTraining, RayWriter, watch
 from srl.train.watches import Watcher
 from srl.workspace import Workspace
@@ -134,6 +135,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             f"data.train_batch_size={config.data.train_batch_size} is more than the {len(splits.train)} "
             "training questions, and verl takes whole batches only: lower it"
         )
+    check_start_on_verl(config, job_of(config, Path()), terminal.note)
     environment = load_environment(config, workspace, codec, terminal.note)
     if config.rollout.search and config.search.url is None and not config.search.replays:
         terminal.note(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin
-from srl.config.sections import Actor, Critic
+from srl.config.sections import Actor, Critic, Model
 from srl.errors import UserError
 from srl.install import pip_install
 from srl.train.learning_rate import Network, warmup_steps
@@ -170,7 +170,7 @@ def _model(config: Config, job: Job, verl: str) -> Rows:
     length of all episodes together. Dropout is set to 0, since verl leaves it on in its updates.
     """
     model = config.model
-    attention = model.attn_implementation
+    attention = _attention(model)
     changed = {"attn_implementation": attention, **without_dropout(model_config(model.path))}
     unpadded = is_megatron(config) or "flash" in attention
     yield f"{verl}.path", model.path and absolute(model.path), "model.path"
@@ -180,6 +180,19 @@ def _model(config: Config, job: Job, verl: str) -> Rows:
     yield f"{verl}.enable_gradient_checkpointing", checkpointing, "model.gradient_checkpointing"
     yield f"{verl}.override_config", changed, "model.attn_implementation"
     yield f"{verl}.use_remove_padding", unpadded, "model.attn_implementation"
+
+
+def _attention(model: Model) -> str:
+    """What `model.attn_implementation` is; of auto as its class has it, or sdpa for a model elsewhere."""
+    if model.attn_implementation != "auto":
+        return model.attn_implementation
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = str(model_config(model.path).get("model_type"))
+    if kind not in CONFIG_MAPPING:
+        return "sdpa"
+    made = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[kind], None)
+    return "sdpa" if getattr(made, "_supports_sdpa", True) else "eager"
 
 
 def without_dropout(sizes: dict[str, Any]) -> dict[str, Any]:
