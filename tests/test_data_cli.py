@@ -149,3 +149,32 @@ def test_tokenizer_is_trained_and_saved(srl, tmp_path):
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
     assert srl("data", "tokenizer", *arguments)[0] == 2
     assert srl("data", "tokenizer", *arguments, "--overwrite")[0] == 0
+
+
+def test_a_command_does_not_overwrite_what_it_reads(srl, tmp_path):
+    asked = {"id": "q", "question": "what flag", "golden_answers": ["red"]}
+    Path("q.jsonl").write_text(json.dumps(asked) + "\n")
+    Path("c.jsonl").write_text('{"id": "a", "contents": "\\"A\\"\\nred"}\n')
+    assert srl("data", "prepare", "questions:train=q.jsonl", "corpus=c.jsonl", "--out", "own")[0] == 0
+    assert srl("index", "build", "--corpus", "c.jsonl", "--out", "index")[0] == 0
+    Path("link.parquet").symlink_to("own/train.parquet")
+    shown = ("data", "demonstrations", "--from", "facts", "--data", "own/train.parquet", "--index", "index")
+    typed = [
+        (*shown, "--out", "own/train.parquet"),
+        (*shown, "--out", "index/manifest.json"),
+        ("data", "coverage", "own", "--missing", "own/train.parquet"),
+        ("data", "coverage", "own", "--missing", "own/corpus.jsonl"),
+        ("data", "coverage", "own", "--missing", "link.parquet"),
+        ("data", "coverage", "own", "--index", "index", "--missing", "index/manifest.json"),
+        ("data", "prepare", "questions:train=own/train.parquet", "--out", "own"),
+        ("data", "tokenizer", "--corpus", "own/corpus.jsonl", "--vocab-size", 258, "--out", "own"),
+        ("index", "build", "--corpus", "index/passages.jsonl", "--out", "index"),
+    ]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
+    for command in typed:
+        code, _, err = srl(*command, "--overwrite")
+        assert (code, err.count("\n")) == (2, 1), command
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    again = ("data", "coverage", "own", "--missing", "own/missing.jsonl", "--overwrite")
+    assert [srl(*again)[0], srl(*again)[0]] == [0, 0]

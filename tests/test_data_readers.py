@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from srl.data.corpus import read_corpus
+from srl.data.published_rows import UnclearAnswersError, read_rows
 from srl.data.sources import SOURCES, source_of
 from srl.errors import UserError
 from srl.evaluate.retrieval_metrics import document_of
@@ -435,3 +436,35 @@ def test_an_impossible_question_of_squad_2_is_left_out_of_the_parquet_too(tmp_pa
     skipped: Counter[str] = Counter()
     assert len(list(SOURCES["squad"].questions(tmp_path / "a.parquet", "train", skipped))) == 1
     assert skipped.total() == 1
+
+
+@pytest.mark.parametrize(
+    "column", [pa.array([5_000_000], pa.date32()), pa.array([2**60], pa.timestamp("us"))]
+)
+def test_a_date_that_python_lacks_is_the_users_error(tmp_path, column):
+    file = tmp_path / "q.parquet"
+    pq.write_table(pa.table({"question": ["who"], "golden_answers": [["a"]], "day": column}), file)
+    with pytest.raises(UserError, match=r"q\.parquet"):
+        list(read_rows(file))
+
+
+@pytest.mark.parametrize("name", ["q.parquet", "q.csv", "q.tsv"])
+def test_a_column_that_is_there_twice_is_the_users_error(tmp_path, name):
+    file = tmp_path / name
+    columns, row = ["id", "answer", "answer", "", ""], ["1", "a", "b", "", ""]
+    if name == "q.parquet":
+        pq.write_table(pa.Table.from_arrays([pa.array([cell]) for cell in row], columns), file)
+    else:
+        sign = "," if name == "q.csv" else "\t"
+        file.write_text(f"{sign.join(columns)}\n{sign.join(row)}\n")
+    with pytest.raises(UserError, match="'answer'"):
+        list(read_rows(file))
+
+
+def test_a_parquet_map_is_no_list_of_answers(tmp_path):
+    file = tmp_path / "q.parquet"
+    column = pa.array([[("a", 1), ("b", 2)]], pa.map_(pa.string(), pa.int64()))
+    pq.write_table(pa.table({"answers": column}), file)
+    (record,) = read_rows(file)
+    with pytest.raises(UnclearAnswersError):
+        record.answers("answers")

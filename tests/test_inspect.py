@@ -264,6 +264,18 @@ def test_an_existing_file_is_replaced_only_when_told(srl, logs, tmp_path, monkey
     assert file.read_bytes().startswith(start)
 
 
+@pytest.mark.parametrize(
+    "typed", [("curve", "00aa", "--out"), ("export", "-o"), ("why", "-o"), ("report", "-o")]
+)
+def test_no_output_goes_into_a_run(srl, logs, workspace, typed):
+    (run,) = workspace.glob("runs/*00aa")
+    file = run / "log" / "manifest.json"
+    before = file.read_bytes()
+    for out in (file, run / "new.svg", run):
+        assert srl(*typed, out, "--overwrite")[:2] == (2, "")
+    assert (file.read_bytes(), (run / "new.svg").exists()) == (before, False)
+
+
 def test_what_writes_a_new_directory_takes_no_overwrite(srl, logs):
     code, _, err = srl("export", "--format", "inspect-eval", "--overwrite")
     assert code == 2

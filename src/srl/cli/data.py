@@ -101,7 +101,7 @@ def prepare(
     inputs = [parse_input(text, file or (), split) for text in sources]
     inputs += [parse_input("corpus", (path,)) for path in corpus or ()]
     out = out or _default_out(inputs)
-    check_new(out, overwrite)
+    check_new(out, overwrite, inputs=[path for each in inputs for path in each.files])
     large = any(each.source.is_corpus for each in inputs)
     with output.progress("passages written") if large else nullcontext() as update:
         made = run(
@@ -223,7 +223,7 @@ def tokenizer(
     """
     from srl.data.tokenizer import texts_of, train_tokenizer
 
-    check_new(out, overwrite)
+    check_new(out, overwrite, inputs=[*corpus, *(questions or [])])
     size = train_tokenizer(texts_of(corpus, questions or ()), out, vocab_size, overwrite=overwrite)
     output.line(f"{out}  {size:,} tokens")
 

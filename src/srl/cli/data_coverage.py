@@ -57,8 +57,8 @@ def coverage(
     """
     from srl.evaluate.coverage import coverage as cover
 
-    check_new(missing, overwrite, "--missing")
     files, default = _files(data)
+    check_new(missing, overwrite, "--missing", [*files, *(corpus or default), *(index or [])])
     questions = _questions(files)
     notes: list[str] = []
     with (

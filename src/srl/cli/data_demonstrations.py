@@ -117,7 +117,7 @@ def demonstrations(
     from srl.data.splits import parse_limit
 
     most = parse_limit(limit or [])
-    check_new(out, overwrite)
+    check_new(out, overwrite, inputs=[*data, model, index, config, template])
     teacher_only = {
         "--attempts": attempts, "--temperature": temperature, "--min-reward": min_reward,
         "--evidence": evidence or None, "--per-question": per_question,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,12 +22,26 @@ def exclude(given: Mapping[str, bool], why: str) -> None:
         raise UserError(f"{' and '.join(typed[:2])} exclude each other: {why}")
 
 
-def check_new(file: Path | None, overwrite: bool, option: str = "--out") -> None:
-    """Raises UserError if `option` names a file or a filled directory that is not to be replaced."""
-    if file is None or overwrite:
+def check_new(
+    file: Path | None, overwrite: bool, option: str = "--out", inputs: Iterable[Path | str | None] = ()
+) -> None:
+    """Raises UserError if `option` names what is not to be replaced.
+
+    That is a file or a filled directory; and, also with `overwrite`, one of the command's `inputs`, a part of
+    one, what has one in it, and any path in the directory of a run.
+    """
+    if file is None:
         return
-    if any(file.iterdir()) if file.is_dir() else file.exists():
+    is_taken = any(file.iterdir()) if file.is_dir() else file.exists()
+    if is_taken and not overwrite:
         raise UserError(f"{file} exists; give another {option}, or --overwrite")
+    real = Path(os.path.realpath(file))
+    for path in (Path(os.path.realpath(path)) for path in inputs if path is not None and is_taken):
+        if real.is_relative_to(path) or path.is_relative_to(real):
+            raise UserError(f"{file}: this command reads it; give another {option}")
+    for folder in (real, *real.parents):
+        if any((folder / name).is_file() for name in ("run.json", "log/manifest.json")):
+            raise UserError(f"{file} is in the directory of a run, {folder}; give another {option}")
 
 
 def whole_settings(settings: list[str] | None) -> list[str] | None:

@@ -22,10 +22,20 @@ _FIELDS = (
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _LIST = re.compile(rf"\[\s*{_STRING}(?:[\s,]+{_STRING})*[\s,]*\]", re.DOTALL)
 """A list of texts as Python or numpy writes it; numpy has no commas."""
-_OBJECT = re.compile(r"""\{\s*['"](?:target|ground_truth)['"]\s*:(.*)\}""", re.DOTALL)
+_PARTS = {"[": "]", "{": "}", "(": ")", '"': '"', "'": "'"}
+"""How a text begins and ends that may be a value in JSON or Python."""
+_LONGEST = 20_000
+"""Characters of a text that is read as Python."""
+_NUMBERS = re.compile(r"[\s\d.,e+\-()\[\]{}]+")
+"""An interval as `[0, 1]`, or several, which are one answer where they stand in a list of answers."""
 _UNCLEAR = re.compile(
-    r"""\A(?:[\[{]\s*['"]|array\()"""  # a list or an object that is cut, or of another language
-    r"|(?<=.)(?:\t|\|\|\||\[SEP\]|<\|?[a-z_]{0,20}(?:split|sep)[a-z_]{0,20}\|?>)(?=.)",
+    # a list, an object or a tuple that is cut, or of another language
+    r"""\A["']?[\[{]\s*(?:[\[{(]\s*){0,3}\\?(?:(?:None|nan|True|False|-?\d[\d.]*)[\s,]+|[bu])?['"‘“]"""
+    r"""|\A\(\s*['"‘“](?:[^'"’”]*['"’”]\s*,|.*['"’”][\s,]*\)\Z)"""
+    r"|\A[\[{(]?\s*[\w.]{1,40}\(\s*[\[{]\s*(?:['\"‘“({[\-]|\d)"  # a call, as `array([…])`
+    r"|\A\[\s*-?\d[\d.e+-]*(?:\s+(?:nan|-?\d[\d.e+-]*))+\s*\]\Z"  # numpy's numbers
+    r"|(?<=.)(?:[\t\n\v\f\r\x1c-\x1f]|\|\|\||\[(?:SEP|OR)\]|</s>|<OR>"
+    r"|<\|?[a-z_]{0,20}(?:split|sep)[a-z_]{0,20}\|?>)(?=.)",
     re.DOTALL | re.IGNORECASE,
 )
 
@@ -53,7 +63,7 @@ def _answers(value: Any, depth: int = 0) -> Iterator[str]:
         yield from ("yes", "true") if value else ("no", "false")
     elif isinstance(value, int | float | Decimal):
         yield from _number(value)
-    elif isinstance(value, list | tuple) and depth < 4:
+    elif isinstance(value, list) and depth < 4:  # pyarrow's maps are lists of tuples
         for part in value:
             yield from _answers(part, depth + 1)
     elif isinstance(value, Mapping) and depth < 4:
@@ -80,35 +90,42 @@ def _in_text(text: str, depth: int) -> Iterator[str]:
         for part in text.split(JOINT):
             yield from _in_text(part, depth)
         return
-    try:
-        parsed = json.loads(text) if text.lstrip()[:1] in ("[", "{") else None
-    except (ValueError, RecursionError):
-        parsed = None
-    if isinstance(parsed, dict | list) and not (depth and _is_interval(parsed)):
-        yield from _answers(parsed, depth + 1)
-    elif _LIST.fullmatch(text.strip()):
-        yield from map(_unquoted, re.findall(_STRING, text, re.DOTALL))
-    elif found := _OBJECT.fullmatch(text.strip()):
-        inner = found[1].strip()
-        inner = inner if inner.startswith("[") else f"[{inner}]"
-        if not _LIST.fullmatch(inner):
-            raise UnclearAnswers
-        yield from _in_text(inner, depth)
-    elif _UNCLEAR.search(text.strip()):
+    text = text.strip()
+    parsed = _parsed(text)
+    is_interval = len(parsed or ()) > 1 and _NUMBERS.fullmatch(text) and (depth or isinstance(parsed, tuple))
+    if parsed and not is_interval:
+        yield from _answers(list(parsed) if isinstance(parsed, tuple) else parsed, depth + 1)
+    elif parsed is None and _UNCLEAR.search(text):
         raise UnclearAnswers
-    else:
+    elif parsed != []:
         yield text
 
 
-def _is_interval(parsed: object) -> bool:
-    """Whether it is one answer, as `[0, 1]`, where it stands in a list of answers."""
-    return isinstance(parsed, list) and len(parsed) > 1 and all(type(x) in (int, float) for x in parsed)
+def _parsed(text: str) -> list[Any] | tuple[Any, ...] | dict[Any, Any] | None:
+    """The list, tuple, set (as a tuple) or object that `text` is in JSON, Python or numpy, quoted or not."""
+    if len(text) < 2 or _PARTS.get(text[0]) != text[-1]:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = _python(text)
+    if isinstance(value, str):
+        return _parsed(value.strip())
+    return value if isinstance(value, list | tuple | dict) and text[0] in "[{(" else None
 
 
-def _unquoted(literal: str) -> str:
+def _python(text: str) -> Any:
+    """The value of a literal; None where it is none, or Python would join texts that numpy lists."""
+    if _LIST.fullmatch(text):
+        values = [_python(literal) for literal in re.findall(_STRING, text, re.DOTALL)]
+        return None if None in values else values
+    if len(text) > _LONGEST:
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of `\d` and the like
         try:
-            return str(ast.literal_eval(literal))
-        except (SyntaxError, ValueError):
-            raise UnclearAnswers from None
+            tree = ast.parse(text, mode="eval").body
+            value = ast.literal_eval(ast.Tuple(tree.elts) if isinstance(tree, ast.Set) else tree)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return None
+    return None if re.search(r"_\s*[bu]?_", re.sub(_STRING, "_", text, flags=re.DOTALL)) else value

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,9 +168,16 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
         raise UserError(f"{path}: parquet cannot be read from a pipe; write it to a file first")
     try:
         with pq.ParquetFile(path) as file:
+            _check_unique(path, file.schema_arrow.names)
             yield file
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: expected a parquet file, found {first_line(error)}") from error
+
+
+def _check_unique(path: Path, columns: Sequence[str]) -> None:
+    for name, count in Counter(columns).items():
+        if name and count > 1:
+            raise UserError(f"{path}: expected each column once, found {name!r} {count} times")
 
 
 def columns_of(path: Path) -> list[str]:
@@ -184,7 +192,9 @@ def parquet_rows(path: Path, columns: Iterable[str] = ()) -> Iterator[Record]:
         names = [name for name in columns if name in file.schema_arrow.names] or None
         index = 0
         for batch in file.iter_batches(_ROWS, columns=names):
-            for row in batch.to_pylist():
+            with parsing(path):  # Python has fewer dates
+                rows = batch.to_pylist()
+            for row in rows:
                 yield Record(path, f": row {index}", index, row)
                 index += 1
 
@@ -211,6 +221,7 @@ def table_rows(path: Path, delimiter: str) -> Iterator[Record]:
     with open_text(path, newline="") as file:
         reader = csv.DictReader(file, delimiter=delimiter)
         try:
+            _check_unique(path, reader.fieldnames or ())
             for index, row in enumerate(reader):
                 record = Record(path, f":{reader.line_num}", index, row)
                 if None in row or None in row.values():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from srl.cli.index.shared import IndexDirectory, show_index, stages
-from srl.cli.options import Json, Overwrite, RetrieverSettings, read_settings
+from srl.cli.options import Json, Overwrite, RetrieverSettings, check_new, read_settings
 from srl.cli.output import progress
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def build(
     from srl.index import build_index
     from srl.plugins.import_path import look_in
 
+    check_new(out, overwrite=True, inputs=[corpus])
     look_in(Path.cwd())
     options = read_settings(retriever, settings or [])
     with stages() as report:
@@ -66,6 +67,7 @@ def import_(
     from srl.index import import_index
     from srl.plugins.import_path import look_in
 
+    check_new(out, overwrite=True, inputs=[source, corpus])
     look_in(Path.cwd())
     options = read_settings(retriever, settings or [])
     with stages() as report:
