@@ -97,7 +97,7 @@ def test_a_cassette_and_the_options_of_retrievers_have_absolute_paths(here, monk
         retriever__e5={"model": "encoder", "index": "Flat"},
         retriever__hybrid={"retrievers": {"bm25": {}, "e5": {"model": "encoder"}}},
         retriever__rerank={"model": "encoder", "retriever": "e5", "options": {"model": "encoder"}},
-        search__engines={
+        search__retrievers={
             "web": {
                 "retriever": "web",
                 "options": {"provider": "brave", "ledger": "l.sqlite", "cache": "user"},

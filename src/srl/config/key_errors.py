@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from srl.config.keys import KeyPath, flat, keys, place, plain, takes
@@ -69,14 +70,15 @@ def split_key(key: str, base: KeyPath = ()) -> KeyPath:
 
 
 def _suggestion(path: KeyPath) -> str:
-    """Suggests the closest key: in the same section by the last part or its words, then the same last part
-    anywhere, then by spelling."""
+    """Suggests the closest key: in the same section by the last part, its spelling or its words, then the
+    same last part anywhere, then by spelling."""
     known = [key.name for key in keys()]
     same = [name for name in known if name.split(".")[-1] == path[-1]]
     neighbours = [name for name in known if name.split(".")[:-1] == list(path[:-1])]
     words = set(path[-1].split("_"))
     alike = [name for name in neighbours if _share_all(words, set(name.split(".")[-1].split("_")))]
-    for names in ([name for name in same if name.split(".")[0] == path[0]], alike, same):
+    misspelt = get_close_matches(".".join(path), neighbours, n=1, cutoff=0.9)
+    for names in ([name for name in same if name.split(".")[0] == path[0]], misspelt, alike, same):
         if names:
             return f"; did you mean {' or '.join(map(repr, names[:3]))}?"
     here = ".".join(path)
