@@ -216,9 +216,8 @@ def test_a_damaged_line_and_an_output_that_cannot_be_written_are_one_line(
     assert (code, err.count("d.jsonl.partial:7 is damaged")) == (2, 1)
     Path("file").write_text("")
     teacher.asked = []
-    for out, why in (("file/d.jsonl", ": file"), (".", "is a directory")):
-        code, _, err = shell.typed(*command[:-1], out, "--overwrite", *options(server))
-        assert (code, why in err.splitlines()[-1]) == (2, True)
+    for out in ("file/d.jsonl", "."):
+        assert shell.typed(*command[:-1], out, "--overwrite", *options(server))[0] == 2
     assert teacher.asked == []
 
 
