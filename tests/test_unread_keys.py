@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from srl.config.keys import keys, named_section_of, section_of
 from srl.config.load import typed_keys, with_changes
 from srl.config.sections import Section
 from srl.config.unread import KINDS, READ_BY, Backend, Kind, unread, value_of
+from srl.errors import UserError
+from srl.protocol import EXAMPLES
 from srl.train import evaluate_model
 
 __all__ = ["place"]
@@ -219,6 +222,26 @@ def test_a_typed_key_that_the_run_does_not_read_is_named_in_a_warning(algo, key)
         (["model.path=m", "sft.steps=3", "sft.optim.lr=1e-3"], "sft.steps sft.optim.lr"),
         (["actor={optim: {lr: 1e-3}}", "critic={optim: {lr: 1e-3}}"], "critic.optim.lr"),
         (["actor.clip_ratio=.1", "actor.clip_ratio_high=.3", "search.url=http://h/", "search.retries=1"], ""),
+        (
+            ["algorithm.rollout_correction={rollout_is: 'off', rollout_is_threshold: 3,"
+             " rollout_is_batch_normalize: true}"],
+            "algorithm.rollout_correction.rollout_is_threshold"
+            " algorithm.rollout_correction.rollout_is_batch_normalize",
+        ),
+        (["trainer.test_freq=0", "watch.val_em.threshold=.1", "trainer.keep_best_ckpt=true"],
+         "watch.val_em.threshold trainer.keep_best_ckpt"),
+        (["trainer.sample_freq=0", "trainer.sample_count=3"], "trainer.sample_count"),
+        (["trainer.sample_freq=3", "trainer.sample_count=0"], "trainer.sample_freq"),
+        (["watch.action='off'", "watch.kl={threshold: 2, action: stop}", "watch.grad_norm.patience=2"],
+         "watch.grad_norm.patience"),
+        (["sft.steps=0", "sft.epochs=3", "sft.optim.lr=1e-3"], "sft.epochs sft.optim.lr"),
+        (["trainer.save_freq=0", "trainer.max_ckpt_to_keep=1"], ""),  # a run that is extended has several
+        (["search.url=http://h/", "data.corpus=c.jsonl"], "data.corpus"),
+        (["search.index=i", "data.corpus=c.jsonl"], ""),  # compared
+        (["retriever.e5.model=x", "retriever.bm25.k1=1.5"], "retriever.e5.model"),
+        (["retriever.bm25.k1=1.5", "retriever.name=e5", "retriever.e5.model=x"], "retriever.bm25.k1"),
+        (["reward.format.structure_score=.3"], "reward.format.structure_score"),
+        (["reward.weights={format: 1.0}", "reward.format.structure_score=.3", "algorithm.grpo.epsilon=.1"], ""),
     ],
 )  # fmt: skip
 def test_keys_that_another_key_makes_void_are_named_and_no_others(settings, key):
@@ -226,6 +249,74 @@ def test_keys_that_another_key_makes_void_are_named_and_no_others(settings, key)
     assert set(unread(config, typed_keys({}, settings), "rl", "local", algorithm_plugin("grpo"))) == set(
         key.split()
     )
+
+
+def test_the_options_of_another_algorithm_are_named():
+    (said,) = load_config(algo="ppo", sets=["algorithm.grpo.epsilon=0.1"]).warnings
+    assert "algorithm.grpo.epsilon" in said
+
+
+@pytest.mark.parametrize("kind", ["rl", "eval"])
+def test_the_machines_options_are_those_of_the_retriever_that_built_the_index(place, kind):
+    sets = [f"search.index={place / 'index'}", "retriever.bm25.n_threads=2", "retriever.e5.batch_size=3"]
+    config = load_config(algo="grpo", sets=[*sets, "retriever.name=e5"]).config
+    void = unread(config, typed_keys({}, sets), kind, "local", algorithm_plugin("grpo"))
+    assert set(void) == {"retriever.e5.batch_size"}
+
+
+@pytest.mark.parametrize(
+    ("algo", "sets", "key"),
+    [
+        ("rft", ["sft.mix={a: 1}"], "sft.mix"),
+        ("rft", ["sft.steps=0"], "sft.steps"),
+        ("sft", ["sft.steps=0"], "sft.steps"),
+        ("sft", ["sft.patience=3", "trainer.test_freq=0"], "sft.patience"),
+        ("grpo", ["search.retrievers={a: {url: 'http://h/', options: {k1: 1}}}"], "search.retrievers.a.options"),
+        ("grpo", ["data.examples=EXAMPLES"], "data.examples"),
+        ("grpo", ["data.examples=EXAMPLES", "data.template=search-r1"], "data.examples"),
+        ("grpo", ["data.examples=EXAMPLES", "data.template=few-shot", "rollout.search=false"], "data.examples"),
+        ("grpo", ["data.examples=missing.txt", "data.template=few-shot"], "missing.txt"),
+        ("sft", ["data.examples=JUNK", "data.template=few-shot"], "JUNK"),
+        (
+            "grpo",
+            ["algorithm.rollout_correction.rollout_rs_threshold=3"],
+            "algorithm.rollout_correction.rollout_rs ",
+        ),
+    ],
+)
+def test_what_such_a_run_cannot_do_is_refused_with_its_key(tmp_path, monkeypatch, algo, sets, key):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "EXAMPLES").write_text(EXAMPLES, encoding="utf-8")
+    (tmp_path / "JUNK").write_text("junk", encoding="utf-8")
+    with pytest.raises(UserError, match=re.escape(key)):
+        load_config(algo=algo, sets=sets)
+
+
+def test_worked_examples_go_with_a_prompt_that_has_some(tmp_path):
+    (tmp_path / "shown.txt").write_text(EXAMPLES, encoding="utf-8")
+    sets = [f"data.examples={tmp_path / 'shown.txt'}", "data.template=few-shot"]
+    assert load_config(algo="grpo", sets=[*sets, "rollout.n=2"]).warnings == ()
+    config = load_config(algo="grpo", sets=[*sets, "rollout.n=2"]).config
+    asked = config.with_settings({"data.template": "search-r1"})
+    for kind, void in (("ask", {"data.examples"}), ("eval", set())):  # an evaluation may have a baseline
+        assert set(unread(asked, ["data.examples"], kind, "local", algorithm_plugin("grpo"))) == void
+
+
+@pytest.mark.parametrize(
+    ("algo", "text", "void"),
+    [
+        ("sft", "sft: {steps: 3}\nrft: {questions: 3}\ntrainer: {test_freq: 0}", {"rft.questions"}),
+        ("sft", "trainer: {test_freq: 0, keep_best_ckpt: true}", {"trainer.keep_best_ckpt"}),
+        ("rft", "trainer: {test_freq: 0, keep_best_ckpt: true}", {"trainer.test_freq"}),
+        ("rft", "sft: {patience: 2, filter: em = 1}\nwatch: {action: stop}", {"sft.patience", "watch.action"}),
+    ],
+)
+def test_what_a_file_says_to_another_kind_of_run_is_named(tmp_path, algo, text, void):
+    file = tmp_path / "my.yaml"
+    file.write_text(text, encoding="utf-8")
+    said = " ".join(load_config(file=file, algo=algo).warnings)
+    assert {key for key in KEYS if re.search(rf"(^|\W){re.escape(key)}\b(?! (is|takes))", said)} >= void
+    assert "keep_best_ckpt" not in said or "trainer.keep_best_ckpt" in void
 
 
 def test_a_file_is_typed_where_the_user_wrote_it_but_not_for_other_algorithms(tmp_path):
@@ -261,6 +352,8 @@ def test_a_resumed_run_says_which_change_it_does_not_read(tmp_path):
         sets = ["critic.ppo_max_token_len=9", "cluster.watchdog_s=60", "trainer.save_freq=1"]
         _, lines = with_changes(load_saved(tmp_path), sets, kind, backend)
         assert sum(text.partition("=")[0] in line for text in sets for line in lines) == count
+    _, lines = with_changes(load_saved(tmp_path), ["trainer.sample_freq=0", "trainer.sample_count=3"])
+    assert any("trainer.sample_count" in line for line in lines)
 
 
 def test_an_evaluation_names_what_was_typed_for_training(place, tmp_path, monkeypatch, capsys):

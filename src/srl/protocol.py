@@ -55,6 +55,11 @@ class Template:
         """Whether passages stand in the prompt, so that the episode searches before the first turn."""
         return INFORMATION in self.prompt
 
+    @property
+    def takes_examples(self) -> bool:
+        """Whether worked examples stand in the prompt that others may replace."""
+        return bool(self.examples) and self.searches
+
     def messages(self, question: str, information: str = INFORMATION) -> tuple[dict[str, str], ...]:
         """The chat messages for `question`, which gets its question mark where it lacks one.
 
@@ -74,8 +79,8 @@ class Template:
         return after.rpartition("<answer>")[2].strip() or None
 
     def with_examples(self, examples: Sequence[tuple[str, str]]) -> Template:
-        """This template with other examples, if it has any and searches."""
-        return replace(self, examples=tuple(examples)) if self.examples and self.searches else self
+        """This template with other examples, if it takes any."""
+        return replace(self, examples=tuple(examples)) if self.takes_examples else self
 
     def naming(self, retrievers: Mapping[str, str]) -> Template:
         """This template with the named retrievers (name to description) in its prompt and its feedback."""

@@ -11,8 +11,9 @@ from typing import Any, cast
 from srl.config.algorithm import Algorithm
 from srl.config.keys import Config, KeyPath, flat, plain
 from srl.config.sections import NamedRetriever
-from srl.config.unread import value_of
+from srl.config.unread import NO_EXAMPLES, takes_examples, value_of
 from srl.errors import UserError, parsing
+from srl.protocol import read_examples
 from srl.safe_text import quoted, refuse_credentials
 
 KINDS = ("retriever", "reward", "algorithm")
@@ -202,6 +203,23 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
     return list(_warnings(config, algorithm))
 
 
+def check_training(config: Config, kind: str) -> None:
+    """Raises UserError for what a training run of this `kind` (rl, sft or rft) cannot do."""
+    sft = config.sft
+    if kind in ("sft", "rft") and sft.steps == 0:
+        raise UserError("nothing to fine-tune: sft.steps = 0; set it to the optimiser steps")
+    if kind == "rft" and sft.mix:
+        raise UserError(
+            "sft.mix is not for --algo rft; data.mix gives shares of the questions, sft.filter chooses"
+        )
+    if kind == "sft" and sft.patience and not config.trainer.test_freq:
+        raise UserError("sft.patience counts validations, and there are none: trainer.test_freq = 0")
+    if (examples := config.data.examples) is not None:
+        if not takes_examples(config):
+            raise UserError(f"data.examples = {examples} would not be used: {NO_EXAMPLES}")
+        read_examples(examples)
+
+
 def _check_mini_batch(config: Config, key: str, say: Callable[[str], str]) -> None:
     """A mini-batch below the batch divides it. `say` names a key with its value and origin."""
     size, batch = value_of(config, key), config.data.train_batch_size
@@ -276,6 +294,8 @@ def _check_named(name: str, named: NamedRetriever) -> None:
     if len(given) != 1:
         found = " and ".join(given) if given else "none"
         raise UserError(f"{key} has {found} of url, index and retriever; give one: --set {key}.url=URL")
+    if named.url and named.options:
+        raise UserError(f"{key}.options are for an index or a live retriever; the server has its own")
     _check_urls(f"{key}.url", named.url or ())
 
 

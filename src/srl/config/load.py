@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from srl.config.cross_checks import algorithm_plugin, check_plugins, cross_check
+from srl.config.cross_checks import algorithm_plugin, check_plugins, check_training, cross_check
 from srl.config.key_errors import Setting, flatten, reveal, wrong
 from srl.config.keys import Config, KeyPath, flat, plain
 from srl.config.paths import portable, restored, workspace_of
@@ -66,14 +66,16 @@ def load_config(
     flags: Mapping[str, object] | None = None,
     sets: Sequence[str] = (),
     backend: Backend = "local",
+    *,
+    trains: bool = True,
 ) -> Resolved:
     """The configuration of a run, validated and cross-checked.
 
     `algo` is an algorithm, or one of the kinds of runs `sft` and `rft`, which leave the algorithm of the
     layers. What such a run does not read of what was typed, here or in `file`, is among the warnings.
     `flags` maps dotted keys to values from the command line; None means not given. `sets` are `a.b=value`
-    with the value in YAML. A file with `extends:` extends that instead of `preset`. Raises UserError that
-    names key, value, expectation and origin.
+    with the value in YAML. A file with `extends:` extends that instead of `preset`. Without `trains` it may
+    be what no training run can do. Raises UserError that names key, value, expectation and origin.
     """
     layers = read_layers(preset, Path(file) if file else None)
     kind = kind_of(algo)
@@ -96,6 +98,8 @@ def load_config(
         if not any(path[:depth] in values for depth in range(1, len(path))):
             values.setdefault(path, (value, "default"))
     doubtful = cross_check(config, origins, plugin)
+    if trains:
+        check_training(config, kind)
     warnings = list(doubtful if kind == "rl" else [])
     config = build(values)
     own = [setting for layer in layers if layer.is_typed for setting in layer.settings]

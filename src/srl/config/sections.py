@@ -421,7 +421,9 @@ class RolloutCorrection(Section):
         options = list(dict.fromkeys(re.split(r" *, *", self.rollout_rs))) if self.rollout_rs else []
         given = "" if self.rollout_rs_threshold is None else str(self.rollout_rs_threshold)
         bounds = [part.strip() for part in given.split(",") if part.strip()]
-        if bool(options) != bool(bounds) or len(bounds) not in (0, 1, len(options)):
+        if bool(options) != bool(bounds):
+            raise ValueError(f"set {'rollout_rs_threshold' if options else 'rollout_rs'} too")
+        if len(bounds) not in (0, 1, len(options)):
             raise ValueError(f"{len(options)} options and {len(bounds)} bounds")
         bounds = bounds * len(options) if len(bounds) == 1 else bounds
         return [_rejection(option, bound) for option, bound in zip(options, bounds, strict=True)]

@@ -6,11 +6,16 @@ This is the only place that knows. Whatever is typed and not read is named in a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 from srl.config.algorithm import Algorithm
 from srl.config.key_errors import split_key
 from srl.config.keys import Config, flat
+from srl.config.watch_sections import Watches
+from srl.errors import UserError
+from srl.manifests import read_manifest
+from srl.protocol import TEMPLATES
 
 Kind = Literal["rl", "sft", "rft", "eval", "ask", "teacher", "made"]
 Backend = Literal["local", "verl"]
@@ -115,6 +120,7 @@ INSTEAD: dict[Kind, dict[str, str]] = {
 }
 """What a kind of run does, where it has something else in the place of a key."""
 
+NO_EXAMPLES = "the prompt has no worked examples (data.template=few-shot has, with rollout.search=true)"
 _NO_FILTER = "algorithm.filter_groups.enable is refused"
 _NO_POOLS = "data.pass_rate_pools.enable is refused"
 
@@ -133,6 +139,29 @@ UNREAD_BY_VERL: dict[str, str] = {
 }
 """The keys that `--backend verl` does not read, with the reason."""
 
+SWITCHES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "actor.use_kl_loss": (False, ("actor.kl_loss_type", "actor.kl_loss_coef")),
+    "algorithm.use_kl_in_reward": (False, ("algorithm.kl_penalty", "algorithm.kl_ctrl.")),
+    "algorithm.kl_ctrl.type": ("fixed", ("algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon")),
+    "algorithm.rollout_correction.rollout_is": (
+        "off",
+        (
+            "algorithm.rollout_correction.rollout_is_threshold",
+            "algorithm.rollout_correction.rollout_is_batch_normalize",
+        ),
+    ),
+    "algorithm.filter_groups.enable": (False, ("algorithm.filter_groups.",)),
+    "data.pass_rate_pools.enable": (False, ("data.pass_rate_pools.",)),
+    "reward.overlong_buffer.enable": (False, ("reward.overlong_buffer.",)),
+    "sft.steps": (0, ("sft.",)),
+    "trainer.sample_count": (0, ("trainer.sample_freq",)),
+    "trainer.sample_freq": (0, ("trainer.sample_count",)),
+    "trainer.test_freq": (0, ("trainer.keep_best_ckpt", "watch.val_em.")),
+}
+"""The keys that switch others: the value that is off, and the keys and sections that are then void.
+
+A switch that such a run does not read switches nothing.
+"""
 
 _OF_VERL = dict.fromkeys(("cluster.", "verl"), "verl")
 
@@ -198,12 +227,10 @@ def _of_longest(reasons: Mapping[str, str], key: str) -> str:
 
 def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     """The keys that another key, the algorithm or the index makes void, and the reason."""
+    yield from _of_switches(config, kind)
     actor = config.actor
     if actor.clip_ratio_low is not None and actor.clip_ratio_high is not None:
         yield "actor.clip_ratio", "actor.clip_ratio_low and actor.clip_ratio_high take its place"
-    if not actor.use_kl_loss:
-        yield "actor.kl_loss_type", "actor.use_kl_loss is false"
-        yield "actor.kl_loss_coef", "actor.use_kl_loss is false"
     if actor.policy_loss.loss_mode != "vanilla":
         yield "actor.clip_ratio_c", f"actor.policy_loss.loss_mode is {actor.policy_loss.loss_mode}"
     if actor.loss_agg_mode != "constant":
@@ -211,12 +238,6 @@ def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tu
     for name in ("actor", "critic", "sft"):
         if value_of(config, f"{name}.optim.lr_warmup_steps"):
             yield f"{name}.optim.lr_warmup_steps_ratio", f"{name}.optim.lr_warmup_steps takes its place"
-    if not config.algorithm.use_kl_in_reward:
-        yield "algorithm.kl_penalty", "algorithm.use_kl_in_reward is false"
-        yield "algorithm.kl_ctrl.", "algorithm.use_kl_in_reward is false"
-    elif config.algorithm.kl_ctrl.type == "fixed":
-        for key in ("target_kl", "horizon"):
-            yield f"algorithm.kl_ctrl.{key}", "algorithm.kl_ctrl.type is fixed"
     for key in ("gamma", "lam"):
         if not _takes(algorithm.estimator, key):
             yield f"algorithm.{key}", f"{algorithm.name} does not use it"
@@ -228,10 +249,6 @@ def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tu
     if config.model.lora_rank == config.critic.lora_rank == 0:
         yield "model.lora_alpha", "model.lora_rank is 0"
         yield "model.lora_target_modules", "model.lora_rank is 0"
-    for section in ("algorithm.filter_groups", "data.pass_rate_pools", "reward.overlong_buffer"):
-        if not value_of(config, f"{section}.enable"):
-            names = [name for name in value_of(config, section).model_dump() if name != "enable"]
-            yield from ((f"{section}.{name}", f"{section}.enable is false") for name in names)
     if config.rollout.engine != "openai":
         yield "rollout.openai.", f"rollout.engine is {config.rollout.engine}"
     if config.rollout.engine in ("torch", "openai"):
@@ -239,8 +256,57 @@ def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tu
     if "wandb" not in config.trainer.logger:
         yield "trainer.project_name", "trainer.logger has no wandb"
         yield "trainer.experiment_name", "trainer.logger has no wandb"
+    yield from _of_examples(config, kind)
     yield from _of_fine_tuning(config, kind)
+    yield from _of_plugins(config)
     yield from _of_search(config, kind)
+
+
+def _of_switches(config: Config, kind: Kind) -> Iterator[tuple[str, str]]:
+    """What a switch that is off makes void, in `SWITCHES` and among the watches."""
+    for switch, (off, governed) in SWITCHES.items():
+        if kind in _of_longest(READ_BY, switch).split() and value_of(config, switch) == off:
+            yield from ((key, f"{switch} is {str(off).lower()}") for key in governed)
+            yield switch, ""
+    active = {name for name, _, _ in config.watch.active()}
+    for name in set(Watches.model_fields) - active:
+        for key in ("threshold", "patience"):
+            yield f"watch.{name}.{key}", f"the watch {name} is off"
+    if not config.watch.rolls_back:
+        for key in ("rollback_lr_factor", "max_rollbacks"):
+            yield f"watch.{key}", "no watch rolls back"
+
+
+def _of_examples(config: Config, kind: Kind) -> Iterator[tuple[str, str]]:
+    """Worked examples for a prompt that has none; an evaluation may have a baseline with them."""
+    if kind != "eval" and not takes_examples(config):
+        yield "data.examples", NO_EXAMPLES
+
+
+def takes_examples(config: Config) -> bool:
+    """Whether the prompt has worked examples, those of `data.examples` if it is set."""
+    prompt = TEMPLATES.get(config.data.template or "")
+    return prompt is not None and prompt.takes_examples and config.rollout.search
+
+
+def _of_plugins(config: Config) -> Iterator[tuple[str, str]]:
+    """The options of plugins that are not in use."""
+    in_use = {
+        "algorithm": [config.algorithm.name],
+        "reward": config.reward.weights,
+        "retriever": [_retriever(config)],
+    }
+    for kind, names in in_use.items():
+        for name in set(value_of(config, kind).model_extra) - set(names):
+            yield f"{kind}.{name}.", f"the {kind} {name} is not used"
+
+
+def _retriever(config: Config) -> str:
+    """The retriever that searches: the one that built `search.index`, where that can be read."""
+    if config.search.index is not None:
+        with suppress(UserError, OSError):
+            return str(read_manifest(config.search.index, "index").get("retriever"))
+    return config.retriever.name
 
 
 def _of_fine_tuning(config: Config, kind: Kind) -> Iterator[tuple[str, str]]:
@@ -266,16 +332,17 @@ def _of_search(config: Config, kind: Kind) -> Iterator[tuple[str, str]]:
         for key in ("timeout_s", "retries"):
             yield f"search.{key}", "the search is in this process"
     if search.url is not None:
-        yield "retriever.", "the server at search.url has its own"
+        for key in ("retriever.", "data.corpus"):
+            yield key, "the server at search.url has its own"
     if search.url is not None or search.index is None:
         return
     from srl.plugins import manager
     from srl.plugins.options import runtime_options
 
-    name = config.retriever.name
+    name = _retriever(config)
     model = manager.options_model("retriever", name)
     shaping = set(model.model_fields) - runtime_options(model) if model else set()
-    keys = [] if manager.is_import_path(name) else ["name"]  # typed, it says that the index's code is trusted
+    keys = [] if manager.is_import_path(config.retriever.name) else ["name"]  # typed, it says that the index's code is trusted
     for key in (*keys, *(f"{name}.{option}" for option in shaping)):
         yield (
             f"retriever.{key}",

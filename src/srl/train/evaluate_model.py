@@ -417,7 +417,8 @@ def settings_of(
     given = {key: value for key, value in flags.items() if value is not None}
     if given.keys() & _SEARCHED:
         cleared += ["data.corpus=null", *(f"{key}=null" for key in sorted(_SEARCHED - given.keys()))]
-    return load_config(preset, file, None, {"model.path": model, **talk, **given}, [*cleared, *sets]).config
+    known_flags = {"model.path": model, **talk, **given}
+    return load_config(preset, file, None, known_flags, [*cleared, *sets], trains=False).config
 
 
 def _template_of(known: Mapping[str, Any]) -> object:

@@ -177,13 +177,10 @@ def sft_loop(
     config: Config, policy: LoadedModel, place: Environment, file: Callable[[], Path], note: Note
 ) -> Loop:
     """Fine-tuning on the episodes of `sft.log`, or on the demonstrations in `file()`, which are run here
-    first; from the newest checkpoint where the run is resumed. Raises UserError for 0 steps, patience
-    without validations, and an `sft.mix` that does not fit."""
-    if config.sft.steps == 0:
-        raise UserError("nothing to fine-tune: sft.steps = 0; type --steps with a number above 0")
-    if config.sft.patience and not (config.trainer.test_freq and place.splits.val):
-        what = "trainer.test_freq = 0" if place.splits.val else "data.val_files is not set"
-        raise UserError(f"sft.patience counts validations, and there are none: {what}")
+    first; from the newest checkpoint where the run is resumed. Raises UserError for patience without
+    questions for validations, and an `sft.mix` that does not fit."""
+    if config.sft.patience and not place.splits.val:
+        raise UserError("sft.patience counts validations, and there are none: data.val_files is not set")
     if config.sft.log is not None:
         episodes, counts = _logged(config, policy, note)
     else:

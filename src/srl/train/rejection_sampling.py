@@ -196,14 +196,8 @@ class RejectionSampling:
 
 
 def rft_loop(config: Config, policy: LoadedModel) -> Loop:
-    """The rounds, from the newest checkpoint where the run is resumed. Raises UserError for 0 steps, for
-    `sft.mix` (what a round keeps may lack a source), and for a filter that is not SQL."""
-    if config.sft.steps == 0:
-        raise UserError("nothing to fine-tune: sft.steps = 0; set it to the optimiser steps of a round")
-    if config.sft.mix:
-        raise UserError(
-            "sft.mix is not for --algo rft; data.mix gives shares of the questions, sft.filter chooses"
-        )
+    """The rounds, from the newest checkpoint where the run is resumed. Raises UserError for a filter that is
+    not SQL."""
     check_filter(config.sft.filter)
     first = _copied(policy) if config.rft.start == "first" else None
 
