@@ -339,6 +339,13 @@ def test_a_link_to_itself_is_the_users_error(shell: Shell) -> None:
     assert (code, err.count("\n")) == (2, 1)
 
 
+def test_what_is_nested_too_deeply_is_said_in_words_of_yaml_and_not_of_python(shell: Shell) -> None:
+    (shell.folder / "deep.yaml").write_text("a: " + "[" * 50_000, encoding="utf-8")
+    said = shell.refused("train", "--config", "deep.yaml")
+    assert "deep.yaml" in said
+    assert "recursion" not in said
+
+
 def test_a_suite_whose_recorded_digests_are_a_list_is_one_line(tmp_path) -> None:
     (tmp_path / "digests.json").write_text('{"format": 1, "digests": [1]}', encoding="utf-8")
     with pytest.raises(UserError, match=r"digests\.json"):
@@ -352,6 +359,9 @@ def test_a_suite_whose_recorded_digests_are_a_list_is_one_line(tmp_path) -> None
         (["index", "build", "--set", "k1", "0.9", "--out", "out"], ["k1"]),
         (["index", "search", "where is velmar", "{index}"], ["srl index search {index} 'where is velmar'"]),
         (["ask", "where is velmar", "{model}"], ["srl ask {model} 'where is velmar'"]),
+        (["inspect", "sql", "last", "select 1"], ["--run last"]),
+        (["--json", "inspect", "runs"], ["COMMAND --json"]),
+        (["--limit=3", "inspect", "runs"], ["COMMAND --limit"]),
     ],
 )
 def test_words_in_the_wrong_place_are_told_with_what_to_type(shell, place, arguments, names) -> None:

@@ -477,6 +477,7 @@ def test_key_is_sent_and_never_shown(monkeypatch, caplog):
             r"does not list its models \(HTTP 500: oops\): correct rollout.openai.url,",
         ),
         (Reply({}), "", "does not list its models; name one with"),
+        (Reply(b"", 302), "", r"HTTP 302(?!:)"),
         (Reply(b"later", 503), "a", "HTTP 503: later; try again later"),
         (Reply(b" " * (MAX_ANSWER_BYTES + 1)), "a", "the answer is larger than 67,108,864 bytes; start the"),
         (listing("a", max_model_len=64), "a", "the server's context is 64 tokens"),

@@ -51,6 +51,8 @@ def in_words(error: BaseException) -> str:
         return f"expected text in UTF-8: {error.reason} at byte {error.start}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     return f"no {error}" if isinstance(error, KeyError) else first_line(error)
 
 

@@ -65,6 +65,11 @@ def quoted(said: str | bytes, width: int = LONGEST) -> str:
     return one_line(hidden(text), width)
 
 
+def refusal(status: int, said: str | bytes, width: int = LONGEST) -> str:
+    """`HTTP 500: what the server said`, quoted; the status alone where it said nothing."""
+    return f"HTTP {status}" + (f": {text}" if (text := quoted(said, width)) else "")
+
+
 def hidden(text: str) -> str:
     """`text` with each secret replaced, also if it is quoted as in a URL.
 

@@ -131,6 +131,9 @@ def _in_one_line(error: Any) -> Exception:
     if message.endswith("?"):
         return UserError(message)
     command = error.ctx.command_path if error.ctx else "srl"
+    if hasattr(error, "possibilities") and hasattr(error.ctx.command, "commands"):
+        after = f"{command} COMMAND {error.option_name}"
+        return UserError(f"{message.removesuffix('.')}; an option of a command goes after it: {after}")
     return UserError(f"{message.removesuffix('.')}; type: {command} --help")
 
 

@@ -342,7 +342,10 @@ def _of_search(config: Config, kind: Kind) -> Iterator[tuple[str, str]]:
     name = _retriever(config)
     model = manager.options_model("retriever", name)
     shaping = set(model.model_fields) - runtime_options(model) if model else set()
-    keys = [] if manager.is_import_path(config.retriever.name) else ["name"]  # typed, it says that the index's code is trusted
+    is_trust = manager.is_import_path(
+        config.retriever.name
+    )  # typed, it says that the index's code is trusted
+    keys = [] if is_trust else ["name"]
     for key in (*keys, *(f"{name}.{option}" for option in shaping)):
         yield (
             f"retriever.{key}",

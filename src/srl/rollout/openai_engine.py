@@ -30,7 +30,7 @@ from srl.rollout.engine import (
     check_turn,
     stop_reason,
 )
-from srl.safe_text import keep_secret, quoted
+from srl.safe_text import keep_secret, quoted, refusal
 from srl.serve.client.retry import backoff, repeatable_jitter, retried, retry_after
 from srl.serve.wire import is_loopback
 
@@ -314,7 +314,7 @@ def _read(status: int, wait: str, body: bytes) -> _Outcome:
     if status != 200:
         seconds = min(retry_after(wait) or 0.0, MAX_WAIT_S) if status in (429, 503) else 0.0
         said, code = _message(body[:_ERROR_BYTES])
-        why = f"HTTP {status}: {quoted(said, _QUOTED)}" + (f" ({quoted(code, _QUOTED)})" if code else "")
+        why = refusal(status, said, _QUOTED) + (f" ({quoted(code, _QUOTED)})" if code else "")
         return _Outcome(None, why, status, seconds)
     try:
         found = json.loads(body)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import httpx
 
 from srl.errors import UserError
-from srl.safe_text import quoted
+from srl.safe_text import quoted, refusal
 from srl.serve.client import is_loopback, retrieve_url
 from srl.serve.client.request import MAX_ANSWER_BYTES, page_url
 from srl.serve.wire import DIGEST_HEADER, read_answer, read_digest
@@ -147,7 +147,7 @@ class _Probe:
         if response.status_code == 401:
             raise _ProblemError("HTTP 401: the server needs a token; type: export SRL_SEARCH_TOKEN=…")
         if response.status_code != 200:
-            raise _ProblemError(f"HTTP {response.status_code}: {quoted(response.content, 100)}")
+            raise _ProblemError(refusal(response.status_code, response.content, 100))
         return response.content
 
     def _send(self, method: str, url: str, body: Any = None) -> httpx.Response:

@@ -25,6 +25,7 @@ from srl.cli.inspect.shared import (
     read_holding,
 )
 from srl.cli.options import Overwrite, check_new, exclude
+from srl.errors import UserError
 
 if TYPE_CHECKING:
     from srl.browse.curve import Series
@@ -205,8 +206,9 @@ def watches(run: Run = "last", json: Json = False, wide: Wide = False) -> None:
         output.note("no watch has fired")
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True})
 def sql(
+    context: typer.Context,
     query: Annotated[str, typer.Argument(help="One read-only query in DuckDB's SQL.", show_default=False)],
     runs: Annotated[
         list[str] | None,
@@ -233,6 +235,10 @@ def sql(
     from srl.browse.sql import sql as ask
 
     exclude({"--json": json, "--csv": csv}, "both say how rows are printed")
+    if context.args:
+        raise UserError(
+            f'expected one query in quotes; a run is named by --run: srl inspect sql --run {query} "SELECT …"'
+        )
     logs = paths(runs or ["last"])
     answer = read(logs, lambda log: ask(log, query, unsafe=unsafe), sealed=not unsafe, seconds=_QUERY_S)
     if csv:

@@ -10,7 +10,7 @@ from typing import Literal
 import httpx
 
 from srl.errors import UserError
-from srl.safe_text import quoted
+from srl.safe_text import quoted, refusal
 from srl.serve.client.retry import retry_after
 from srl.serve.wire import DIGEST_HEADER, is_loopback, read_answer, read_digest
 from srl.trajectory import Hit
@@ -108,7 +108,7 @@ def check_status(name: str, code: int, headers: Mapping[str, str], answer: bytes
     """Raises RequestFault for every HTTP status but 200."""
     if code == 200:
         return
-    said = f"HTTP {code}: {quoted(answer, 120)}"
+    said = refusal(code, answer, 120)
     if code in (413, 422) and queries == 1:
         raise RequestFault("rejected", f"the server refused the query: {said}", "request")
     if code == 401:
