@@ -297,16 +297,15 @@ def test_own_examples_stand_in_the_place_of_ours(tmp_path):
     own = "Question: Who?\n<search> who </search>\n\n<answer> me </answer>"
     (tmp_path / "own.txt").write_text(f"{own}\n\nQuestion: What?\n<answer> it </answer>\n", encoding="utf-8")
     sets = ["data.template=few-shot", f"data.examples={tmp_path / 'own.txt'}"]
-    prompt = choose_template(load_config(sets=sets).config).messages("Where?")
+    config = load_config(sets=sets).config
+    prompt = choose_template(config).messages("Where?")
     assert [message["content"] for message in prompt[1:]] == [
         "<search> who </search>\n\n<answer> me </answer>", "Question: What?\n", "<answer> it </answer>",
         "Question: Where?\n",
     ]  # fmt: skip
     for name in ("search-r1", "closed-book"):
-        other = choose_template(load_config(sets=[f"data.template={name}", sets[1]]).config.with_settings(
-            {"rollout.search": TEMPLATES[name].searches}
-        ))  # fmt: skip
-        assert other == TEMPLATES[name]
+        other = {"data.template": name, "rollout.search": TEMPLATES[name].searches}
+        assert choose_template(config.with_settings(other)) == TEMPLATES[name]
 
 
 @pytest.mark.parametrize("text", ["<answer> x </answer>", "Question: Who?\n<search> x </search>", None])

@@ -340,8 +340,9 @@ def _of_search(config: Config, kind: Kind) -> Iterator[tuple[str, str]]:
     from srl.plugins.options import runtime_options
 
     name = _retriever(config)
-    model = manager.options_model("retriever", name)
-    shaping = set(model.model_fields) - runtime_options(model) if model else set()
+    given = config.retriever.options(name)  # an index does not choose what is imported
+    model = manager.options_model("retriever", name) if given else None
+    shaping = given.keys() - runtime_options(model) if model else set()
     is_trust = manager.is_import_path(
         config.retriever.name
     )  # typed, it says that the index's code is trusted

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from srl import __version__
 from srl.config import Config, load_saved, located, save_config, with_changes
+from srl.config.cross_checks import check_training
 from srl.config.unread import kind_of
 from srl.hub_models import hub_name
 from srl.store import RunInfo
@@ -89,6 +90,7 @@ def start(
     """A new run. Its directory is created after all checks, so one that cannot start leaves nothing."""
     began = time.perf_counter()
     trains = load_backend(backend)
+    check_training(config, kind_of(algo))
     trains.check(config)
     with new_cassette(config):
         config = with_paths(config, algo, workspace, terminal)
