@@ -11,7 +11,16 @@ import torch
 from bench import families
 from tests.live_tensors import Live
 from tests.tiny_models import EOS, byte_level_tokenizer, tiny_model
-from transformers import AutoModelForCausalLM, GenerationConfig, Phi3Config, PreTrainedModel, Qwen2Config
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    MptConfig,
+    Phi3Config,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 from srl.config.sections import Model
 from srl.errors import UserError
@@ -430,6 +439,28 @@ def test_tags_that_are_special_tokens_are_refused(tmp_path):
     tokenizer.save_pretrained(tmp_path / "special")
     with pytest.raises(UserError, match=r"special: </answer>, <answer> are special tokens"):
         load_tokenizer(tmp_path / "special")
+
+
+def test_tokenizer_that_does_not_keep_the_tags_is_refused(tmp_path):
+    """WordPiece puts spaces around the brackets, so no tag would be recognised."""
+    pieces = ["[UNK]", "<", ">", "/", "who", "think", "search", "information", "answer"]
+    words = Tokenizer(models.WordPiece(dict(zip(pieces, range(99), strict=False)), unk_token="[UNK]"))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="<think>") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("eos", ["1", [1, "2"], 1.5, True])
+def test_an_eos_that_is_no_number_is_refused_with_its_file(saved, eos):
+    (saved / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}), encoding="utf-8")
+    with pytest.raises(UserError, match=r"generation_config\.json"):
+        load_policy(Model(path=str(saved)), lambda note: None)
+
+
+def test_context_is_the_shortest_that_the_configuration_states():
+    assert context_of(MptConfig(max_seq_len=100, max_position_embeddings=512)) == 100
 
 
 def test_context_ends_where_longrope_changes_its_frequencies():

@@ -317,6 +317,7 @@ def load_tokenizer(
     if not tokenizer.encode("who", add_special_tokens=False):
         raise UserError(f"{path} contains no tokenizer with a vocabulary: expected a tokenizer.json in it")
     _check_tags(tokenizer, Path(path))
+    _check_kept(tokenizer, Path(path))
     notes = _notes(tokenizer, Path(path))
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -345,7 +346,8 @@ def context_of(config: Any) -> int | None:
     ends there.
     """
     text = config.get_text_config()
-    context = getattr(text, "max_position_embeddings", None)
+    stated = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    context = min((each for each in stated if each), default=None)
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     if "longrope" not in (rope.get("rope_type"), rope.get("type")):
         return context
@@ -364,6 +366,19 @@ def _check_tags(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
             'a model writes, so no search or answer would be found; give them "special": false in '
             "tokenizer.json and tokenizer_config.json"
         )
+
+
+def _check_kept(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """Raises UserError where a tag is not decoded as it was encoded, as by WordPiece: `< search >`."""
+    for name in TAGS:
+        tags = f"<{name}>", f"</{name}>"
+        ids = tokenizer.encode("who".join(tags), add_special_tokens=False)
+        decoded = str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        if any(tag not in decoded for tag in tags):
+            raise UserError(
+                f"{path}: the tokenizer decodes {'who'.join(tags)!r} as {decoded!r}, so no search or answer "
+                "would be recognised: a model with this tokenizer cannot be trained to search"
+            )
 
 
 def _notes(tokenizer: PreTrainedTokenizerBase, path: Path) -> list[str]:

@@ -70,7 +70,11 @@ def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec
     tokenizer, notes = load_tokenizer(directory, section.trust_remote_code)
     for text in notes:
         note(text)
-    return Codec(tokenizer, [eos] if isinstance(eos, int) else eos or [])
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if any(type(each) is not int for each in ids):
+        named = Path(section.path or directory, "generation_config.json")
+        raise UserError(f"{named}: eos_token_id is {eos!r}, expected a token id or a list of ids")
+    return Codec(tokenizer, ids)
 
 
 def model_options(section: Model) -> dict[str, Any]:
