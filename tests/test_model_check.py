@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 
@@ -10,11 +11,15 @@ import torch
 from bench import families
 from tests.rows import experience, gradients, trajectory
 from tests.tiny_models import byte_level_tokenizer, tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from srl.errors import UserError
-from srl.model import add_lora, load_model, save_model
+from srl.model import add_lora, check_saved, load_model, save_model
 from srl.rollout.cached_forward import CachedForward, PlainForward
 from srl.rollout.choose_forward import choose_forward
+from srl.rollout.codec import Codec
+from srl.rollout.engine import Sampling
+from srl.rollout.torch_engine import TorchEngine
 from srl.train.model_check import check_model
 from srl.update.actor import ActorLoss, update_actor
 from srl.update.logprobs import batched_stats
@@ -59,13 +64,68 @@ def said_of(model) -> list[str]:
     return notes
 
 
-@pytest.mark.parametrize("change", [later_tokens, other_rows, noise, raises, not_a_number])
+def in_place(module, states):
+    """What RWKV does in its first pass: the weights are then not those of the file."""
+    if not hasattr(module, "divided"):
+        module.divided = True
+        with torch.no_grad():
+            module.mlp.down_proj.weight.div_(2)
+    return 0 * states
+
+
+@pytest.mark.parametrize("change", [later_tokens, other_rows, noise, raises, not_a_number, in_place])
 def test_what_cannot_be_right_is_refused_in_one_line(change):
-    model = first_layer(change)
-    for check in (lambda: choose_forward(model, 4, LONGEST), lambda: said_of(model)):
+    for check in (lambda model: choose_forward(model, 4, LONGEST), said_of):
         with pytest.raises(UserError) as caught:
-            check()
+            check(first_layer(change))
         assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_is_not_added_to_a_model_that_changes_its_weights():
+    with pytest.raises(UserError):
+        add_lora(first_layer(in_place), 4)
+
+
+def too_long(module, states):
+    """What a table of positions does that is shorter than the configuration says."""
+    return states if states.shape[1] < 50 else states[:, torch.tensor(50)]
+
+
+def test_a_model_that_raises_in_an_episode_or_an_update_is_one_line():
+    model = first_layer(lambda module, states: 0 * states)
+    engine = TorchEngine(
+        model, Codec(byte_level_tokenizer()), max_num_seqs=2, max_model_len=LONGEST, deterministic=True
+    )
+    model.model.layers[0].register_forward_pre_hook(
+        lambda module, given: (too_long(module, given[0]), *given[1:])
+    )
+    given = experience([trajectory("p" * 60 + "aa", vocabulary=400)])
+
+    def sample():
+        asyncio.run(engine.generate("0", list(range(60)), Sampling(max_tokens=4)))
+
+    for run in (sample, lambda: batched_stats(model, given.batch, given.mask, max_tokens=100)):
+        with pytest.raises(UserError) as caught:
+            run()
+        assert "Qwen2" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_tokens_that_the_model_does_not_embed_are_refused():
+    engine = TorchEngine(tiny_model(), Codec(byte_level_tokenizer()), max_num_seqs=2, max_model_len=LONGEST)
+    with pytest.raises(UserError, match="400"):
+        asyncio.run(engine.generate("0", [3, 400], Sampling(max_tokens=4)))
+
+
+def test_a_model_that_gives_the_logits_of_its_router_is_as_any_other(tmp_path):
+    model = families.build("mixtral")
+    model.config.output_router_logits = True
+    save_model(model, byte_level_tokenizer(), tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    assert isinstance(choose_forward(loaded, 4, LONGEST), CachedForward)
+    assert said_of(loaded) == []
+    save_model(loaded, byte_level_tokenizer(), tmp_path / "saved")
+    check_saved(loaded, tmp_path / "saved")
 
 
 def test_a_backward_pass_that_raises_is_refused():
@@ -128,6 +188,24 @@ def test_no_cache_where_an_episode_passes_a_window(family, caplog):
     with caplog.at_level(logging.WARNING):
         assert isinstance(choose_forward(model, 4, LONGEST), PlainForward)
     assert len(caplog.records) == 1
+
+
+def of_sizes(family, **sizes):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **families.SIZES | sizes)).eval()
+
+
+def test_the_check_goes_beyond_the_tokens_that_sparse_attention_chooses():
+    sizes = families.LATENT | {"index_topk": 24, "index_n_heads": 2, "index_head_dim": 16}
+    with pytest.raises(UserError):
+        choose_forward(of_sizes("glm_moe_dsa", **sizes), 4, LONGEST)
+
+
+def test_no_cache_where_an_episode_passes_a_step_of_the_attentions_temperature():
+    layers = {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]}
+    experts = {"num_local_experts": 4, "intermediate_size_mlp": 48}
+    model = of_sizes("llama4_text", floor_scale=24, attn_scale=1.0, **layers, **experts)
+    assert isinstance(choose_forward(model, 4, LONGEST), PlainForward)
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,8 @@ def load_model(
     if info["missing_keys"]:
         raise UserError(f"{path} is incomplete: no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
     model.to(target).eval()
+    if hasattr(model.config.get_text_config(), "output_router_logits"):  # more outputs, which nobody reads
+        model.config.get_text_config().output_router_logits = False
     if lora_rank > 0:
         add_lora(model, lora_rank, lora_alpha, lora_target_modules)
     if cast_lm_head_to_fp32:
@@ -420,9 +422,26 @@ def add_lora(
         with warnings.catch_warnings(action="ignore"):  # PEFT's, of settings that it corrects itself
             model.add_adapter(config)
         if model.device.type != "meta":
-            _probe(model)
+            with weights_kept(model):
+                _probe(model)
     except Exception as error:
         raise UserError(f"LoRA on {names!r} of {type(model).__name__} failed: {error_line(error)}") from error
+
+
+@contextmanager
+def weights_kept(model: nn.Module) -> Iterator[None]:
+    """Raises UserError where what runs inside changes a weight, as RWKV's first forward pass does."""
+    before = _norms(model)
+    yield
+    if changed := [name for name, norm in _norms(model).items() if norm != before[name]]:
+        raise UserError(f"{type(model).__name__}: a forward pass changes the weights ({changed[0]})")
+
+
+def _norms(model: nn.Module) -> dict[str, str]:
+    """The norm of each weight, as text: NaN is then equal to itself."""
+    norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
+    weights = model.named_parameters()
+    return {name: str(float(norm(weight.detach()))) for name, weight in weights if weight.is_floating_point()}
 
 
 def has_lora(model: PreTrainedModel) -> bool:
@@ -648,11 +667,12 @@ def _hold_one_block(plain: PreTrainedModel, weights: Mapping[str, Tensor], devic
 
 @torch.no_grad()
 def _probe(model: PreTrainedModel, device: torch.device | None = None) -> Tensor:
-    """The first output, of a causal language model the logits `(2, 8, V)`, for some random ids; float32."""
+    """The logits `(2, 8, V)`, of a trunk its states, for some random ids; float32."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.get_text_config().vocab_size, (2, 8), generator=generator)
-    output: Tensor = model(input_ids=ids.to(device or model.device), use_cache=False)[0]
-    return output.float()
+    output: Any = model(input_ids=ids.to(device or model.device), use_cache=False)
+    logits: Tensor = output.logits if hasattr(output, "logits") else output.last_hidden_state
+    return logits.float()
 
 
 def save_model(

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from srl.errors import UserError
-from srl.model import context_of, error_line
+from srl.model import context_of, error_line, weights_kept
 
 _Result = TypeVar("_Result")
 
 ENDS = 8
 """Positions at the end of each row whose outputs are compared."""
-WINDOW = re.compile("(window|window_size|chunk_size|block_size|local_attention)$")
-"""The end of the name of each number of a configuration that may be a window."""
+WINDOW = re.compile("(window|window_size|chunk_size|block_size|local_attention|index_topk|floor_scale)$")
+"""The end of the name of each number of a configuration that may be a window, or a length from which a model
+computes otherwise."""
 SHORTEST = 20
 """Ids of the long rows of a model without windows."""
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
@@ -57,7 +58,8 @@ def ends_of(model: nn.Module, expected: Probe) -> Tensor:
 def probe(model: nn.Module, longest: int) -> Probe:
     """Three rows through `model`, a causal model or its trunk, longer than its windows below `longest` ids.
 
-    Raises UserError where the model raises, its outputs are not finite, or later ids change earlier outputs.
+    Raises UserError where the model raises, changes its weights, its outputs are not finite, or later ids
+    change earlier outputs.
     """
     config, random = text_config(model), torch.Generator().manual_seed(0)
     first, second, third = torch.randint(
@@ -68,9 +70,11 @@ def probe(model: nn.Module, longest: int) -> Probe:
     rows = [first, [*first[:half], *second[:own]], third[: max(count, half + own - 1)]]
     shared = list(range(half - count + own, half))  # places before which two rows are alike
     last = [list(range(len(row) - count, len(row))) for row in rows]
-    whole, *others = attempt(model, lambda: [
-        _outputs(model, row, places) for row, places in zip(rows, [shared + last[0], *last[1:]], strict=True)
-    ])  # fmt: skip
+    with weights_kept(model):
+        whole, *others = attempt(model, lambda: [
+            _outputs(model, row, places)
+            for row, places in zip(rows, [shared + last[0], *last[1:]], strict=True)
+        ])  # fmt: skip
     ends = torch.stack([whole[len(shared) :], *others])
     if not bool(ends.isfinite().all()):
         name = type(model).__name__
@@ -92,9 +96,7 @@ def attempt(model: nn.Module, run: Callable[[], _Result]) -> _Result:
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error_line(error)}"
-        raise UserError(
-            f"{type(model).__name__} raises in a forward pass of random tokens: {what}"
-        ) from error
+        raise UserError(f"{type(model).__name__} raises in a forward pass: {what}") from error
 
 
 def text_config(model: nn.Module) -> Any:

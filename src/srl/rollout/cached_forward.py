@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from srl.probe import kept_logits
+from srl.probe import attempt, kept_logits
 from srl.rollout.attention import Bucket, grouped_attention
 from srl.rollout.kv_cache import SlotCache, Stored
 from srl.rollout.slot_table import Rows, SlotTable
@@ -233,9 +233,10 @@ class CachedForward:
         if len(buckets) > 1:
             keywords["buckets"] = [(first, last, min(length, width)) for first, last, length in buckets]
         if pick is None:
-            return self.model(input_ids=sent[0], **keywords, **self._last_only).logits[:, -1].float()
+            out = attempt(self.model, lambda: self.model(input_ids=sent[0], **keywords, **self._last_only))
+            return out.logits[:, -1].float()
         with _picked(self._head, sent[4], sent[5]):
-            logits = self.model(input_ids=sent[0], **keywords).logits
+            logits = attempt(self.model, lambda: self.model(input_ids=sent[0], **keywords)).logits
         return (logits[sent[4], sent[5]] if self._head is None else logits[:, 0]).float()
 
     def _share(self, table: SlotTable, rows: Rows, leaders: Rows, leader_of: Rows) -> None:
@@ -322,7 +323,8 @@ class PlainForward:
         )  # pads repeat the last id
         ids = torch.from_numpy(table.ids[rows[:, None], positions]).to(self.model.device)
         spread = int(lengths.max() - lengths.min())
-        output = self.model(input_ids=ids, use_cache=False, **kept_logits(self.model, spread + 1))
+        kept = kept_logits(self.model, spread + 1)
+        output = attempt(self.model, lambda: self.model(input_ids=ids, use_cache=False, **kept))
         last = torch.from_numpy(lengths - lengths.max() - 1).to(ids.device)  # (B,), counted from the end
         return output.logits[torch.arange(len(rows), device=ids.device), last].float()
 

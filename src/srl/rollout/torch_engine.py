@@ -131,7 +131,8 @@ class TorchEngine(Engine):
         self.model, self.codec = model, codec
         self.max_num_seqs, self.max_model_len = max_num_seqs, max_model_len
         self.deterministic = deterministic
-        vocabulary = max(model.config.get_text_config().vocab_size, len(codec.tokenizer))
+        self._embedded: int = model.config.get_text_config().vocab_size
+        vocabulary = max(self._embedded, len(codec.tokenizer))
         self._stops = StopFinder(codec, vocabulary)
         self._is_eos = np.isin(np.arange(vocabulary), list(codec.eos_ids))
         if deterministic and model.device.type == "cuda":
@@ -179,8 +180,8 @@ class TorchEngine(Engine):
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """One turn of the episode `request_id`, whose ids so far are `token_ids`.
 
-        Raises UserError if the turn does not fit `max_model_len`, ValueError if the call breaks the `Engine`
-        protocol, and any error that the model raises.
+        Raises UserError if the turn does not fit `max_model_len`, has ids that the model does not embed, or
+        the model raises; ValueError if the call breaks the `Engine` protocol.
         """
         self._check(request_id, token_ids, sampling)
         order = _by_key(sampling.key) if self.deterministic else (self._calls,)
@@ -208,6 +209,11 @@ class TorchEngine(Engine):
 
     def _check(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
         check_turn(request_id, token_ids, sampling, self.max_model_len)
+        if max(token_ids) >= self._embedded:
+            raise UserError(
+                f"token {max(token_ids)} in a prompt or passage, but the model embeds only {self._embedded}: "
+                "give the model with its own tokenizer"
+            )
         if request_id in self._open:
             raise ValueError(f"{request_id}: its last turn is still being generated")
         row = self._row_of.get(request_id)

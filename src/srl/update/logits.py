@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from srl.model import Float32Head
+from srl.probe import attempt
 from srl.update import packing
 from srl.update.batch import Batch, micro_batches, row_batch
 
@@ -42,7 +43,7 @@ def head_on_trunk(model: PreTrainedModel, batch: Batch, wanted: Tensor) -> tuple
 
 def whole_model(model: PreTrainedModel, batch: Batch, wanted: Tensor) -> tuple[Tensor, Head]:
     """The model's own logits at every position: correct for any model, at the cost of memory."""
-    logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False).logits
+    logits = _run(model, batch).logits
     return logits[:, :-1][wanted], nn.Identity()
 
 
@@ -107,9 +108,14 @@ def states_before(model: nn.Module, batch: Batch, wanted: Tensor) -> Tensor:
 
 def last_hidden_state(model: nn.Module, batch: Batch) -> Tensor:
     """The trunk's output `(B, T, D)`, before the language-model head."""
-    return trunk(model)(
-        input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
-    ).last_hidden_state
+    states: Tensor = _run(trunk(model), batch).last_hidden_state
+    return states
+
+
+def _run(model: PreTrainedModel, batch: Batch) -> Any:
+    """What `model` returns for the padded rows of `batch`."""
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "use_cache": False}
+    return attempt(model, lambda: model(**inputs))
 
 
 def trunk(model: nn.Module) -> PreTrainedModel:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from srl.probe import Probe, probe, probe_length
+from srl.probe import Probe, attempt, probe, probe_length
 from srl.update import block_attention
 from srl.update.batch import Batch, micro_batches, row_batch
 
@@ -139,10 +139,11 @@ def packed_states(trunk: PreTrainedModel, batch: Batch, exact: bool = False) -> 
     """
     real, layout = batch.attention_mask != 0, Layout.of(batch)  # (B, T)
     positions = torch.arange(real.shape[1], device=real.device).expand_as(real)
-    out = trunk(
-        input_ids=batch.input_ids[real][layout.first][None], position_ids=positions[real][layout.first][None],
-        attention_mask=layout.as_mask(exact), use_cache=False,
-    )  # fmt: skip
+    inputs = {
+        "input_ids": batch.input_ids[real][layout.first][None], "use_cache": False,
+        "position_ids": positions[real][layout.first][None], "attention_mask": layout.as_mask(exact),
+    }  # fmt: skip
+    out = attempt(trunk, lambda: trunk(**inputs))
     states: Tensor = out.last_hidden_state[0]
     return states.index_select(0, layout.places) if layout.shares else states
 
