@@ -439,9 +439,10 @@ def weights_kept(model: nn.Module) -> Iterator[None]:
 
 def _norms(model: nn.Module) -> dict[str, str]:
     """The norm of each weight, as text: NaN is then equal to itself."""
-    norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
     weights = model.named_parameters()
-    return {name: str(float(norm(weight.detach()))) for name, weight in weights if weight.is_floating_point()}
+    return {
+        name: str(float(weight.detach().norm())) for name, weight in weights if weight.is_floating_point()
+    }
 
 
 def has_lora(model: PreTrainedModel) -> bool:
