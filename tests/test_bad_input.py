@@ -362,6 +362,8 @@ def test_a_suite_whose_recorded_digests_are_a_list_is_one_line(tmp_path) -> None
         (["inspect", "sql", "last", "select 1"], ["--run last"]),
         (["--json", "inspect", "runs"], ["COMMAND --json"]),
         (["--limit=3", "inspect", "runs"], ["COMMAND --limit"]),
+        (["train", "--preset", "tiny", "--quiet"], ["srl --quiet train"]),
+        (["inspect", "runs", "-v"], ["srl -v inspect"]),
     ],
 )
 def test_words_in_the_wrong_place_are_told_with_what_to_type(shell, place, arguments, names) -> None:

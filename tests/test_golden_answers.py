@@ -99,7 +99,8 @@ def test_a_town_with_an_apostrophe_in_a_list_is_one_answer():
 @pytest.mark.parametrize(
     "value",
     [
-        "a ||| b", "a [SEP] b", "a<sep>b", "a <|split|> b", "a<answer_split>b", "a\tb", "['a', 'b'",
+        "a ||| b", "a [SEP] b", "a<|endoftext|>b", "a<br>b", "a\u2028b",
+        "a<sep>b", "a <|split|> b", "a<answer_split>b", "a\tb", "['a', 'b'",
         "['a', b]",
         "array(['a'], dtype=object)", '{"question": "a"}', {"question": "a"}, "{'target': array(['a'])}",
         b"a",

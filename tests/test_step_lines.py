@@ -57,10 +57,16 @@ def test_it_is_said_after_the_first_step_and_again_where_it_persists():
 
 
 def test_time_left_is_that_of_all_steps_with_what_is_between_them(monkeypatch):
-    """Steps of 2 s with 8 s of validation after the first: 28 of 30 steps at (2 + 8 + 2) / 2 s are left."""
-    now, out = iter([102.0, 112.0]), StringIO()
+    """Steps of 2 s with 8 s of validation after the first: 28 of 30 steps at (2 + 8 + 2) / 2 s are left. A
+    validation and a test come once more."""
+    now, out = iter([102.0, 112.0, 114.0]), StringIO()
     monkeypatch.setattr(report.time, "monotonic", lambda: next(now))
     terminal = Terminal(Console(file=out, width=200))
     for step in (1, 2):
         terminal.step(step, config("trainer.total_training_steps=30"), LEARNING)
-    assert re.findall(r"(\S+(?: \S+)?) left", out.getvalue().replace("  ", "\n")) == ["58s", "2m 48s"]
+    for name, seconds in {"val": 9.0, "test": 30.0}.items():
+        figures = {f"{name}/em": 0.5, f"{name}/f1": 0.5, "timing_s/testing": seconds}
+        terminal.evaluation(name, 0, figures)
+    terminal.step(3, config("trainer.total_training_steps=30"), LEARNING)
+    left = re.findall(r"(\S+(?: \S+)?) left", out.getvalue().replace("  ", "\n"))
+    assert left == ["58s", "2m 48s", "2m 45s"]

@@ -573,7 +573,11 @@ def check_merging(model: PreTrainedModel) -> None:
     kept = [weight.detach().clone() for weight in trained]
     try:
         _randomise_adapters(model)
-        _check_same(model, lambda: _with_weights_of(model), "its adapter cannot be merged into its weights")
+        _check_same(
+            model,
+            lambda: _with_weights_of(model),
+            "its adapter cannot be merged into its weights (model.lora_target_modules chooses others)",
+        )
     finally:
         for weight, before in zip(trained, kept, strict=True):
             weight.data.copy_(before)

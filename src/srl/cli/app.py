@@ -131,6 +131,9 @@ def _in_one_line(error: Any) -> Exception:
     if message.endswith("?"):
         return UserError(message)
     command = error.ctx.command_path if error.ctx else "srl"
+    name = getattr(error, "option_name", None)
+    if any(name in parameter.opts for parameter in error.ctx.find_root().command.params if error.ctx.parent):
+        return UserError(f"{name} goes before the command: srl {name} {command.removeprefix('srl ')} …")
     if hasattr(error, "possibilities") and hasattr(error.ctx.command, "commands"):
         after = f"{command} COMMAND {error.option_name}"
         return UserError(f"{message.removesuffix('.')}; an option of a command goes after it: {after}")

@@ -107,6 +107,7 @@ class Terminal:
         self.console = console or Console(file=cast("Any", Stderr()), highlight=False)
         self.quiet = quiet
         self._began: tuple[int, float] | None = None
+        self._evaluations = dict[str, float]()
         self._nothing = 0
 
     def note(self, text: str) -> None:
@@ -129,11 +130,12 @@ class Terminal:
         self._progress(step, total, values, f"  {values['perf/throughput']:,.0f} tokens/s")
 
     def _progress(self, step: int, total: int, values: Mapping[str, float], rate: str = "") -> None:
-        """A step's line, with the time that the steps left will take: as long as those since the first one,
-        with the validations between them."""
+        """A step's line, with the time left: steps take as long as those since the first one, with the
+        validations between them, and the evaluations at the end as long as the latest ones."""
         now = time.monotonic()
         first, began = self._began = self._began or (step - 1, now - values["timing_s/step"])
-        left = duration((now - began) / max(step - first, 1) * (total - step))
+        pace = (now - began) / max(step - first, 1)
+        left = duration(pace * (total - step) + sum(self._evaluations.values()))
         self.note(
             f"step {step:>{len(str(total))}}/{total}  {_learning(values)}  |  {_health(values)}{rate}"
             f"  {left} left"
@@ -141,6 +143,7 @@ class Terminal:
 
     def evaluation(self, name: str, step: int, values: Mapping[str, float]) -> None:
         """EM in all and by kind of question, F1, and searches of a validation or test."""
+        self._evaluations[name] = values.get("timing_s/testing", 0.0)
         parts = [f"{name} at step {step}:  EM {values[f'{name}/em']:.3f}"]
         detail = [
             f"{key.rpartition('/')[2]} {value:.3f}"
