@@ -26,6 +26,7 @@ from srl.config.sections import Model
 from srl.errors import UserError
 from srl.model import (
     add_lora,
+    check_tags,
     context_of,
     count_parameters,
     has_lora,
@@ -434,11 +435,11 @@ def test_tags_that_are_special_tokens_are_refused(tmp_path):
     tokenizer = copy.deepcopy(byte_level_tokenizer())
     tokenizer.add_tokens(["<search>", "</search>"])
     tokenizer.save_pretrained(tmp_path / "plain")
-    load_tokenizer(tmp_path / "plain")
+    check_tags(load_tokenizer(tmp_path / "plain")[0], tmp_path / "plain")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<answer>", "</answer>"]})
     tokenizer.save_pretrained(tmp_path / "special")
     with pytest.raises(UserError, match=r"special: </answer>, <answer> are special tokens"):
-        load_tokenizer(tmp_path / "special")
+        check_tags(load_tokenizer(tmp_path / "special")[0], tmp_path / "special")
 
 
 def test_tokenizer_that_does_not_keep_the_tags_is_refused(tmp_path):
@@ -448,7 +449,7 @@ def test_tokenizer_that_does_not_keep_the_tags_is_refused(tmp_path):
     words.pre_tokenizer, words.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(tmp_path)
     with pytest.raises(UserError, match="<think>") as caught:
-        load_tokenizer(tmp_path)
+        check_tags(load_tokenizer(tmp_path)[0], tmp_path)
     assert "\n" not in str(caught.value)
 
 

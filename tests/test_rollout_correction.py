@@ -242,7 +242,7 @@ def test_an_adapter_merged_in_less_than_float32_is_another_sampler(dtype, exact)
         (["rollout_is_threshold=3_2"], f"{KEY}.rollout_is_threshold is '3_2', expected number > 0"),
         (["rollout_rs=geo"], f"{KEY}.rollout_rs is 'geo', expected null, or one or several of token_k1"),
         (["rollout_rs=token_k1"], f"{KEY}.rollout_rs = token_k1"),
-        (["rollout_rs_threshold=2"], "0 options and 1 bounds"),
+        (["rollout_rs_threshold=2"], "set rollout_rs"),
         (["rollout_rs=token_k3", "rollout_rs_threshold=0.1_2"], "token_k3 takes an upper bound only"),
         (["rollout_rs=token_k1", "rollout_rs_threshold=0.5"], "2.0_0.5: expected 0 < lower ≤ upper"),
     ],

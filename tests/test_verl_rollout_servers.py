@@ -18,6 +18,7 @@ from tests.verl_runs import finished, said, write_config
 from srl import store
 from srl.data.parquet import write_questions
 from srl.errors import UserError
+from srl.files import MARK
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.store import read_records
@@ -168,12 +169,15 @@ def test_what_killed_servers_left_is_removed_and_what_others_use_is_kept(tmp_pat
     workspace = Workspace(tmp_path / "ws")
     with ExitStack() as others, ExitStack() as ours:
         used = _with_folder(made(), workspace, CODEC, others).run
-        (workspace.root / f"{FOLDER}left").mkdir()
+        for name in ("left", "foreign"):
+            (workspace.root / f"{FOLDER}{name}").mkdir()
+        (workspace.root / f"{FOLDER}left" / MARK).touch()
         folder = _with_folder(made(), workspace, CODEC, ours).run
-        assert sorted(workspace.root.iterdir()) == sorted([used, folder])
+        foreign = workspace.root / f"{FOLDER}foreign"
+        assert sorted(workspace.root.iterdir()) == sorted([used, folder, foreign])
         assert (folder / "config.yaml").is_file()
         assert (folder / "tokenizer").is_dir()
-    assert list(workspace.root.iterdir()) == []
+    assert list(workspace.root.iterdir()) == [foreign]
 
 
 QUESTIONS = 18

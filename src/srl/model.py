@@ -318,8 +318,6 @@ def load_tokenizer(
         raise UserError(f"{path} contains no tokenizer that can be loaded: {error_line(error)}") from error
     if not tokenizer.encode("who", add_special_tokens=False):
         raise UserError(f"{path} contains no tokenizer with a vocabulary: expected a tokenizer.json in it")
-    _check_tags(tokenizer, Path(path))
-    _check_kept(tokenizer, Path(path))
     notes = _notes(tokenizer, Path(path))
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -358,8 +356,11 @@ def context_of(config: Any) -> int | None:
     return min((each for each in found if each), default=None)
 
 
-def _check_tags(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Raises UserError where a tag is a special token: what is written is decoded without these."""
+def check_tags(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """Raises UserError where a policy's tags would not be recognised in what is decoded.
+
+    Special tokens are left out of it, and WordPiece puts spaces around brackets: `< search >`.
+    """
     known = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     tags = sorted(tag for name in TAGS for tag in (f"<{name}>", f"</{name}>") if tag in known)
     if tags:
@@ -368,17 +369,14 @@ def _check_tags(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
             'a model writes, so no search or answer would be found; give them "special": false in '
             "tokenizer.json and tokenizer_config.json"
         )
-
-
-def _check_kept(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Raises UserError where a tag is not decoded as it was encoded, as by WordPiece: `< search >`."""
     for name in TAGS:
-        tags = f"<{name}>", f"</{name}>"
-        ids = tokenizer.encode("who".join(tags), add_special_tokens=False)
+        first, last = f"<{name}>", f"</{name}>"
+        turn = f"{first}who{last}"
+        ids = tokenizer.encode(turn, add_special_tokens=False)
         decoded = str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-        if any(tag not in decoded for tag in tags):
+        if first not in decoded or last not in decoded:
             raise UserError(
-                f"{path}: the tokenizer decodes {'who'.join(tags)!r} as {decoded!r}, so no search or answer "
+                f"{path}: the tokenizer decodes {turn!r} as {decoded!r}, so no search or answer "
                 "would be recognised: a model with this tokenizer cannot be trained to search"
             )
 

@@ -19,7 +19,15 @@ from srl.config.sections import Model, OpenAi
 from srl.errors import UserError
 from srl.files import json_object
 from srl.hub_models import hub_name
-from srl.model import context_of, has_lora, load_model, load_tokenizer, model_digest, pick_device
+from srl.model import (
+    check_tags,
+    context_of,
+    has_lora,
+    load_model,
+    load_tokenizer,
+    model_digest,
+    pick_device,
+)
 from srl.plugins import manager
 from srl.reward import Overlong, RewardMix
 from srl.rollout.codec import Codec, TextCodec
@@ -68,6 +76,7 @@ def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec
     directory = section.tokenizer or section.path
     assert directory is not None, "model.path is filled in before the model is loaded"
     tokenizer, notes = load_tokenizer(directory, section.trust_remote_code)
+    check_tags(tokenizer, Path(directory))
     for text in notes:
         note(text)
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
