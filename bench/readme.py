@@ -189,17 +189,20 @@ def quality() -> str:
 
 def families() -> str:
     """What the check says of each family, and how far sampling and training are apart where it passes."""
+    rows = load("families")["rows"]
     lines = []
-    for name, row in load("families")["rows"].items():
-        if row["outcome"] == "refused":
-            lines.append([name, f"refused: {row['why'].partition(': what is')[0]}", "", ""])
-        else:
-            ways = [] if row["cached"] else ["no cache"]
-            ways += [] if row["packed"] else ["padded rows"]
-            passed = ", ".join(ways) or "right"
-            lines.append([name, passed, f"{row['gap']:.0e}", f"{row['clipfrac']:.3f}"])
-    headers = ["family", "outcome", "largest gap of log-probs", "clipped in the first update"]
-    return table(headers, lines)
+    for name in (name for name in rows if not name.endswith(", LoRA")):
+        both = rows[name], rows[f"{name}, LoRA"]
+        gaps = [row["gap"] for row in both if row["outcome"] != "refused"]
+        lines.append([name, *map(_outcome, both), f"{max(gaps):.0e}" if gaps else ""])
+    return table(["family", "all weights", "LoRA", "largest gap"], lines)
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    if row["outcome"] == "refused":
+        return "refused"
+    ways = [*([] if row["cached"] else ["no cache"]), *([] if row["packed"] else ["padded rows"])]
+    return ", ".join(ways) or "right"
 
 
 PAGES = ("README.md", "docs/models.md", "docs/retrieval.md", "docs/search-server.md", "docs/scale.md",
