@@ -132,7 +132,8 @@ def _in_one_line(error: Any) -> Exception:
         return UserError(message)
     command = error.ctx.command_path if error.ctx else "srl"
     name = getattr(error, "option_name", None)
-    if any(name in parameter.opts for parameter in error.ctx.find_root().command.params if error.ctx.parent):
+    above = error.ctx.find_root().command.params if error.ctx and error.ctx.parent else []
+    if any(name in parameter.opts for parameter in above):
         return UserError(f"{name} goes before the command: srl {name} {command.removeprefix('srl ')} …")
     if hasattr(error, "possibilities") and hasattr(error.ctx.command, "commands"):
         after = f"{command} COMMAND {error.option_name}"
