@@ -54,7 +54,7 @@ class TooSlow(UserError):  # noqa: N818 - what is wrong with a query
     """A query was stopped at its limit of seconds."""
 
 
-TRIES = 3
+TRIES = 8
 """How often a log is read whose files the writer moves."""
 
 
