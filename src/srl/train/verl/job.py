@@ -58,7 +58,7 @@ class DeviceSupport(Protocol):
         """Values of verl's configuration, on top of the translated ones."""
         ...
 
-    def problems(self, model_config: Mapping[str, Any], rollout: str) -> Iterator[str]:
+    def problems(self, sizes: Mapping[str, Any], rollout: str) -> Iterator[str]:
         """Why verl's rollout engine `rollout` cannot run a model with this `config.json`."""
         ...
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from srl.train.verl.job import TORCH, Job, Row
+from srl.train.verl.job import TORCH, Job, Row, model_config
 
 if TYPE_CHECKING:
     from srl.config import Config
@@ -22,6 +22,8 @@ ENVIRONMENT = {"VERL_PLATFORM": "cpu", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Selects our platform; without the second variable all processes of vLLM bind to the same core."""
 VLLM_CACHE_BYTES = 2**30
 """Key-value cache of each copy of the model in vLLM, which would otherwise take a share of the memory."""
+SMALLEST_BUCKET = 64
+"""Mebibytes of shared memory in which weights travel to vLLM."""
 _ROLLOUT = "actor_rollout_ref.rollout"
 _FSDP = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")
 
@@ -43,16 +45,24 @@ def settings(config: Config, job: Job) -> Iterator[Row]:
     yield f"{_ROLLOUT}.free_cache_engine", False, ""
     yield f"{_ROLLOUT}.enforce_eager", True, ""
     yield f"{_ROLLOUT}.enable_sleep_mode", False, ""
-    yield f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", 64, ""
+    bucket = _bucket_megabytes(model_config(config.model.path))
+    yield f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", bucket, ""
     if config.cluster.rollout == "vllm":
         yield f"{_ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes", VLLM_CACHE_BYTES, ""
 
 
-def problems(model_config: Mapping[str, Any], rollout: str) -> Iterator[str]:
+def _bucket_megabytes(sizes: Mapping[str, Any]) -> int:
+    """Room for the largest weight of a model with this `config.json`, in float32, which verl does not cut."""
+    text = sizes.get("text_config", sizes)
+    rows = max(text.get("vocab_size", 0), text.get("intermediate_size", 0))
+    return max(SMALLEST_BUCKET, -(-4 * rows * text.get("hidden_size", 0) // 2**20))
+
+
+def problems(sizes: Mapping[str, Any], rollout: str) -> Iterator[str]:
     """Why verl's rollout engine `rollout` cannot run a model with this `config.json` on a CPU."""
     from srl.train.verl.without_gpu.vllm_cpu import unsupported_heads
 
-    if rollout == "vllm" and (why := unsupported_heads(model_config)):
+    if rollout == "vllm" and (why := unsupported_heads(sizes)):
         yield why
 
 
