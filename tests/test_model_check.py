@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import replace
 
 import pytest
@@ -179,15 +178,6 @@ def test_recomputed_layers_have_no_dropout(tmp_path):
         found.append(gradients(model))
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, msg=name)
-
-
-@pytest.mark.parametrize("family", ["mistral", "gemma2", "llama4_text"])
-def test_no_cache_where_an_episode_passes_a_window(family, caplog):
-    model = families.build(family).eval()
-    assert isinstance(choose_forward(model, 4, families.WINDOW), CachedForward)
-    with caplog.at_level(logging.WARNING):
-        assert isinstance(choose_forward(model, 4, LONGEST), PlainForward)
-    assert len(caplog.records) == 1
 
 
 def of_sizes(family, **sizes):

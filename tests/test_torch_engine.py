@@ -147,14 +147,14 @@ def test_the_key_decides_the_draw_and_the_name_does_not():
     assert same == again != other
 
 
-def test_more_episodes_than_slots_all_end_and_never_hold_more_than_there_are():
+def test_more_episodes_than_slots_all_end_and_nothing_is_fed_twice():
     engine = new_engine(tiny_model(), max_num_seqs=2)
-    held = []
-    advance = engine._advance
+    fed, held, advance = [], [], engine._advance
 
     def counted(rows):
+        fed.extend((engine._table.known - engine._table.fed)[rows])
+        held.append(len(engine._row_of))
         advance(rows)
-        held.append((len(rows), len(engine._forward.assigned.slot_of), len(engine._row_of)))
 
     engine._advance = counted
 
@@ -163,63 +163,28 @@ def test_more_episodes_than_slots_all_end_and_never_hold_more_than_there_are():
 
     results = run(engine, *(episode(engine, f"e{index}", search=search) for index in range(9)))
     assert [len(turns) for turns in results] == [3] * 9
-    assert [max(column) for column in zip(*held, strict=True)] == [2, 2, 4]
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
-def test_episode_that_waits_for_its_search_gives_its_slot_away_and_comes_back_to_its_own_cache(kind):
-    model = tiny_model(kind, dtype=torch.float64)
-    alone = [run(one := new_engine(model), episode(one, name))[0] for name in ("waits", "next")]
-    engine, fed = new_engine(model, max_num_seqs=1), []
-    advance = engine._advance
-    engine._advance = lambda rows: (
-        fed.extend((engine._table.known - engine._table.fed)[rows]) or advance(rows)
-    )
-
-    async def main():
-        it_waits, next_is_done = asyncio.Event(), asyncio.Event()
-
-        async def search(turn):
-            it_waits.set()
-            await next_is_done.wait()
-
-        waits = asyncio.create_task(episode(engine, "waits", search=search))
-        await it_waits.wait()
-        other = await episode(engine, "next")  # the only slot is that of the one that waits
-        next_is_done.set()
-        return [await waits, other]
-
-    together = asyncio.run(main())
-    assert tokens(together) == tokens(alone)
-    for ours, theirs in zip(together[0], alone[0], strict=True):
-        assert ours.logprobs == pytest.approx(theirs.logprobs, rel=1e-5, abs=1e-7)
-    assert sum(fed) == 2 * (5 + 2 * 4 + 3 * 6 - 1), "nothing is fed twice"
-
-
-def test_new_episodes_wait_while_as_many_as_may_be_are_under_way():
-    engine = new_engine(tiny_model(), max_num_seqs=2)
-
-    async def main():
-        go_on = asyncio.Event()
-        tasks = [
-            asyncio.create_task(episode(engine, f"e{i}", search=lambda turn: go_on.wait())) for i in range(9)
-        ]
-        await ticks(500)
-        under_way = len(engine._row_of)
-        go_on.set()
-        await asyncio.gather(*tasks)
-        return under_way
-
-    assert asyncio.run(main()) == 4
-
-
-def test_deterministic_engine_gives_no_slot_away():
-    engine = new_engine(tiny_model(), max_num_seqs=2, deterministic=True)
-    held = []
-    advance = engine._advance
-    engine._advance = lambda rows: held.append(len(engine._row_of)) or advance(rows)
-    run(engine, *(episode(engine, f"e{index}", search=ticks) for index in range(9)))
     assert max(held) == 2
+    sampled = [sum(len(turn.token_ids) for turn in turns) for turns in results]
+    assert sum(fed) == sum(5 + 2 * 4 + count - 1 for count in sampled)
+
+
+@pytest.mark.parametrize("cost", [1.0, 40.0])
+def test_requests_wait_until_they_have_lost_what_a_feed_costs_the_others(cost, monkeypatch):
+    engine, fed, asked = new_engine(Bigram(torch.zeros(400, 400)), max_num_seqs=20), [], []
+    monkeypatch.setattr(type(engine._forward), "feed_cost", cost)
+    advance = engine._advance
+    engine._advance = lambda rows: fed.append(len(rows)) or advance(rows)
+
+    async def main():
+        others = [engine.generate(f"e{i}", [5, 6], Sampling(max_tokens=60)) for i in range(19)]
+        tasks = [asyncio.create_task(other) for other in others]
+        while len(fed) < 5:
+            await asyncio.sleep(0)
+        asked.append(len(fed))
+        await asyncio.gather(*tasks, engine.generate("late", [5, 6], Sampling(max_tokens=1)))
+
+    asyncio.run(main())
+    assert fed.index(1) - asked[0] == (19 if cost == 1 else 60 - asked[0])
 
 
 def test_slow_search_holds_up_its_own_episode_only():

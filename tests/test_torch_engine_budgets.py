@@ -9,17 +9,22 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from bench import families
 from tests.tiny_models import byte_level_tokenizer, tiny_model
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from srl.errors import UserError
 from srl.model import add_lora, new_model
-from srl.rollout import choose_forward, rollout_weights, torch_engine
-from srl.rollout.cached_forward import LENGTHS, CachedForward, PlainForward, arrange
+from srl.rollout import rollout_weights, torch_engine
+from srl.rollout.attention import slot_attention
+from srl.rollout.cached_forward import CachedForward
 from srl.rollout.codec import Codec
+from srl.rollout.decode_graphs import DecodeGraphs
 from srl.rollout.engine import Sampling
-from srl.rollout.rollout_weights import MergedLora, is_onednn_faster, onednn_linears
-from srl.rollout.sampling import draw
+from srl.rollout.rollout_weights import MergedLora, onednn_linears
+from srl.rollout.sampling import Draws
 from srl.rollout.slot_table import SlotTable
 from srl.rollout.torch_engine import TorchEngine
 
@@ -36,7 +41,17 @@ VIEWS = {
     "_unsafe_view",
     "unbind",
 }
-VIEWS |= {"alias", "detach", "split", "permute", "squeeze", "as_strided", "split_with_sizes", "lift_fresh"}
+VIEWS |= {
+    "alias",
+    "detach",
+    "split",
+    "permute",
+    "squeeze",
+    "as_strided",
+    "split_with_sizes",
+    "lift_fresh",
+    "device",
+}
 READS = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal"}
 
 
@@ -75,13 +90,10 @@ def shake(model):
                 parameter.normal_(std=0.3)
 
 
-def decoding(model, lengths=(20, 30, 25, 12, 22, 21)):
+def decoding(model, lengths=(20, 30, 25, 12, 22, 21), **options):
     """A forward and a table whose rows have been fed and have drawn one token each."""
-    forward, table, rows = (
-        CachedForward(model, len(lengths), 1200),
-        SlotTable(len(lengths)),
-        np.arange(len(lengths)),
-    )
+    forward = CachedForward(model, len(lengths), 1200, **options)
+    table, rows = SlotTable(len(lengths)), np.arange(len(lengths))
     for row, length in enumerate(lengths):
         ids = np.random.default_rng(row).integers(2, 400, length).tolist()
         table.begin(row, ids, Sampling(max_tokens=9, key=(row,)), 0)
@@ -93,8 +105,7 @@ def decoding(model, lengths=(20, 30, 25, 12, 22, 21)):
 
 def one_step(forward, table, rows) -> Operations:
     with torch.no_grad(), Operations() as operations:
-        logits = forward.feed(table, rows)
-        draw(logits, table.temperature[rows], table.top_p[rows], table.uniform(rows))
+        forward.sample(table, rows)
     return operations
 
 
@@ -106,7 +117,7 @@ def test_decode_step_has_its_budget_of_operations_and_an_adapter_costs_none():
     lora = MergedLora(model)
     lora.merge()
     merged = one_step(*decoding(model)).names.total()
-    assert plain.names.total() <= 34 * LAYERS + 50
+    assert plain.names.total() <= 34 * LAYERS + 53  # 3 make one tensor of what is read
     assert merged == plain.names.total() < apart
 
 
@@ -134,10 +145,10 @@ def test_prefill_of_prompts_makes_no_mask():
     assert not [shape for _, shape in operations.made if shape[-2:] == (length, length)]
 
 
-def test_rows_read_little_more_than_their_own_length():
+def test_neighbours_in_the_cache_are_read_together_and_no_wider_than_their_longest():
     lengths = (1000, 30, 40, 900, 20, 60)
     forward, table, rows = decoding(model_with(), lengths)
-    widths = []
+    rows, widths = rows[[0, 1, 2, 4, 5]], []
 
     class Seen(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -147,28 +158,90 @@ def test_rows_read_little_more_than_their_own_length():
 
     with torch.no_grad(), Seen():
         logits = forward.feed(table, rows)
-    assert widths == [(2, 1008), (4, 64)] * LAYERS
-    for row, length in enumerate(lengths):
+    assert widths == [(3, 1008), (2, 64)] * LAYERS
+    for index, row in enumerate(rows):
         with torch.no_grad():
-            alone = forward.model(torch.tensor([table.ids[row, : length + 1].tolist()])).logits[:, -1]
-        torch.testing.assert_close(logits[row : row + 1], alone, rtol=1e-4, atol=1e-4)
+            ids = table.ids[row, : lengths[row] + 1].tolist()
+            alone = forward.model(torch.tensor([ids])).logits[:, -1]
+        torch.testing.assert_close(logits[index : index + 1], alone, rtol=1e-4, atol=1e-4)
 
 
-def test_rows_are_arranged_by_length_and_those_that_can_stay_do():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        count = int(rng.integers(1, 12))
-        slots, lengths = rng.permutation(16)[:count], rng.integers(1, 2000, count)
-        new, buckets = arrange(slots, lengths, LENGTHS)
-        assert sorted(new.tolist()) == list(range(count))
-        assert [first for first, _, _ in buckets] == [0, *(last for _, last, _ in buckets[:-1])]
-        by_slot = lengths[np.argsort(new)]
-        for first, last, width in buckets:
-            group = by_slot[first:last]
-            assert group.max() <= width < group.max() + 16
-            assert group.min() * 1.51 >= group.max() or group.max() <= LENGTHS[0]
-        again, _ = arrange(new, lengths, LENGTHS)
-        assert again.tolist() == new.tolist()
+def test_body_of_a_graph_has_its_budget_of_operations_and_reads_nothing():
+    """The body is run on tensors without values: what asks for one raises."""
+    with FakeTensorMode(), torch.no_grad():
+        config = AutoConfig.for_model("llama", **families.SIZES | {"num_hidden_layers": LAYERS})
+        model = AutoModelForCausalLM.from_config(config)
+        forward = CachedForward(model, ROWS, 256, graphs=True, in_place=False)
+        inputs = torch.zeros(6, ROWS, dtype=torch.float64)
+        with slot_attention(forward.model, forward.cache.access), Operations() as operations:
+            out = forward._step(inputs, 128, Draws(True, True, True, True))
+    assert out.shape == (2, ROWS)
+    assert operations.names.total() <= 36 * LAYERS + 80
+    assert not READS & set(operations.names)
+
+
+def test_a_step_that_reads_from_the_gpu_is_seen_by_such_a_run():
+    model = new_model("llama", vocab_size=400, layers=1, width=32, heads=4, ffn=48)
+    model.model.layers[0].register_forward_pre_hook(lambda module, given: float(given[0].sum()) or None)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        forward = CachedForward(model, ROWS, 256, graphs=True, in_place=False)
+        with slot_attention(model, forward.cache.access), pytest.raises(UserError):
+            forward._step(torch.zeros(6, ROWS, dtype=torch.float64), 128, Draws(True, True, True, True))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_steps_with_static_shapes_draw_the_same_tokens(kind):
+    """Rows leave, come back with new ids and change their kind of draw; buckets are filled up."""
+    model = tiny_model(kind, dtype=torch.float64)
+    engines = [TorchEngine(model, CODEC, max_num_seqs=11, max_model_len=300, graphs=static)
+               for static in (False, True)]  # fmt: skip
+    first, second = ([turn for _, turn in talk(engine)] for engine in engines)
+    assert [turn.token_ids for turn in first] == [turn.token_ids for turn in second]
+    for ours, theirs in zip(first, second, strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-9)
+    engines[1].reset()
+    assert [turn.token_ids for _, turn in talk(engines[1])] == [turn.token_ids for turn in first]
+
+
+def test_a_graph_that_cannot_be_captured_is_one_line_and_decoding_goes_on(caplog, monkeypatch):
+    model = tiny_model(dtype=torch.float64)
+
+    def refused(*given):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore about it")
+
+    monkeypatch.setattr(DecodeGraphs, "_captured", refused)
+    engine = TorchEngine(model, CODEC, max_num_seqs=11, max_model_len=300, graphs=True)
+    with caplog.at_level("WARNING"):
+        turns = talk(engine)
+    (record,) = caplog.records
+    assert "\n" not in record.getMessage()
+    plain = TorchEngine(model, CODEC, max_num_seqs=11, max_model_len=300, graphs=False)
+    assert [turn.token_ids for _, turn in turns] == [turn.token_ids for _, turn in talk(plain)]
+
+
+def talk(engine):
+    """Three turns of 23 episodes of all lengths, some greedy and some with top-p."""
+
+    async def one(index):
+        rng, ids, turns = np.random.default_rng(index), [], []
+        for turn in range(3):
+            ids += rng.integers(2, 400, 2 + 5 * (index % 4)).tolist()
+            sampling = Sampling(
+                3 + index % 9, temperature=(0.0, 1.0, 0.7)[index % 3], top_p=(1.0, 0.8)[index % 2],
+                key=(index, turn),
+            )  # fmt: skip
+            turns.append((len(ids), await engine.generate(f"e{index}", list(ids), sampling)))
+            ids += turns[-1][1].token_ids
+        engine.finish(f"e{index}")
+        return turns
+
+    async def main():
+        return [turn for turns in await asyncio.gather(*map(one, range(23))) for turn in turns]
+
+    return asyncio.run(main())
+
+
+CODEC = Codec(byte_level_tokenizer())
 
 
 def converse(engine, count=4, length=8):
@@ -271,16 +344,15 @@ def test_onednn_computes_what_pytorch_does_and_is_gone_afterwards():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_trial_chooses_the_faster_library_and_says_no_to_wrong_results(monkeypatch):
-    model = wide_model()
-    times = iter([3.0, 1.0, 1.1, 1.0])
-    monkeypatch.setattr(rollout_weights, "_seconds", lambda compute: next(times))
-    assert is_onednn_faster(model, 4)
-    assert not is_onednn_faster(model, 4)
-    monkeypatch.setattr(rollout_weights, "_seconds", lambda compute: pytest.fail("no trial is wanted"))
-    assert not is_onednn_faster(tiny_model(), 4), "all layers are small"
-    monkeypatch.setattr(rollout_weights, "_onednn_linear", lambda layer, states: layer(states) + 1)
-    assert not is_onednn_faster(model, 4)
+@pytest.mark.parametrize(("maker", "ours"), [("GenuineIntel", False), ("AuthenticAMD", True)])
+def test_library_is_chosen_by_the_maker_of_the_processor(monkeypatch, tmp_path, maker, ours):
+    about = tmp_path / "cpuinfo"
+    about.write_text(f"vendor_id\t: {maker}\n")
+    monkeypatch.setattr(rollout_weights, "CPU_INFO", about)
+    engine = TorchEngine(wide_model(), CODEC, max_num_seqs=2, max_model_len=100)
+    with Operations() as operations:
+        asyncio.run(engine.generate("a", [5, 6, 7], Sampling(max_tokens=2)))
+    assert (operations.names["_linear_pointwise"] > 0) is ours
 
 
 REDUCED = ("allow_tf32", "allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
@@ -315,25 +387,8 @@ def test_deterministic_engine_on_a_gpu_sets_what_it_needs_or_says_that_it_cannot
         torch_engine.make_cuda_deterministic()
 
 
-@pytest.mark.parametrize("own", ["sdpa", "flash_attention_2"])
-def test_flash_attention_that_would_leave_no_cache_is_refused(own, monkeypatch):
-    """The model's own kernel is for GPUs, so the name is set after the pass that needs it."""
-    model = tiny_model()
-
-    def no_cache(*given, **options):
-        model.config._attn_implementation_internal = own
-        raise ValueError("a cache that the model does not know")
-
-    monkeypatch.setattr(choose_forward, "CachedForward", no_cache)
-    if own == "sdpa":
-        assert isinstance(choose_forward.choose_forward(model, 2, 100), PlainForward)
-        return
-    with pytest.raises(UserError):
-        choose_forward.choose_forward(model, 2, 100)
-
-
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
-def test_model_set_to_flash_attention_decodes_with_grouped_attention(kind):
+def test_model_set_to_flash_attention_decodes_with_ours(kind):
     """The probe's reference needs the model's own kernel, which is for GPUs; it is replaced here."""
     model, ids = tiny_model(kind), torch.arange(20)[None] + 3
     with torch.no_grad():
@@ -345,8 +400,3 @@ def test_model_set_to_flash_attention_decodes_with_grouped_attention(kind):
         logits = forward.feed(table, np.array([0]))
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     assert model.config._attn_implementation == "flash_attention_2"
-
-
-def test_deterministic_engine_makes_no_trial(monkeypatch):
-    monkeypatch.setattr(rollout_weights, "_seconds", lambda compute: pytest.fail("a trial by time"))
-    new_engine(new_model("qwen2", vocab_size=400, layers=1, width=512, heads=4, ffn=512), deterministic=True)

@@ -9,14 +9,15 @@ import logging
 import numpy as np
 import pytest
 import torch
+from bench import families
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     MambaConfig,
     MambaForCausalLM,
-    MistralConfig,
 )
 
 from srl.advantage import masked_mean
@@ -183,19 +184,16 @@ def test_feeding_some_rows_leaves_what_is_stored_as_it_was_to_the_bit():
             table.begin(row, list(range(2, 2 + length)), turn, 0)
         forward.feed(table, np.arange(4))
         table.append(np.arange(4), np.full(4, 50), np.zeros(4, dtype=np.float32))
-        slots = forward.assigned.slots(np.arange(4))
-        before = [layer.keys[slots].clone() for layer in forward.cache.layers]
+        before = [layer.keys.clone() for layer in forward.cache.layers]
         forward.feed(table, np.array([1, 2, 3]))  # a step in which row 0 is idle
         table.append(np.array([1, 2, 3]), np.full(3, 51), np.zeros(3, dtype=np.float32))
         table.begin(1, [*range(2, 8), 50, 51, *range(60, 80)], turn, 0)
         table.begin(2, [*range(2, 11), 50, 51, *range(60, 70)], turn, 0)
         forward.feed(table, np.array([1, 2]))  # a long span and a shorter one, padded
-    moved = forward.assigned.slots(np.arange(4))
-    assert (moved != slots).any()
     for layer, keys in zip(forward.cache.layers, before, strict=True):
         for row, length in enumerate(lengths):
-            assert torch.equal(layer.keys[moved[row], :, :length], keys[row, :, :length])
-        assert not layer.keys[moved[0], :, lengths[0] :].any()
+            assert torch.equal(layer.keys[row, :, :length], keys[row, :, :length])
+        assert not layer.keys[0, :, lengths[0] :].any()
 
 
 def test_a_few_rows_among_many_idle_slots_are_gathered_and_right():
@@ -206,46 +204,29 @@ def test_a_few_rows_among_many_idle_slots_are_gathered_and_right():
     assert_as_full_forward(model, episodes, greedy=True)
 
 
-def test_samples_of_one_prompt_share_its_prefill_and_then_go_their_own_ways():
-    model = tiny_model()
-    prompt = plans(1, seed=5)[0][0][0] + [11, 12, 13]
-    table, rows = SlotTable(4), np.array([2, 0, 3])
-    forward = CachedForward(model, 4, 100)
-    fed = []
-    run = forward._run
-    forward._run = lambda slots, *rest: fed.append(slots) or run(slots, *rest)
-    with torch.no_grad():
-        for row in rows:
-            table.begin(row, prompt, Sampling(max_tokens=3), 0)
-        logits = forward.feed(table, rows)
-        assert [group.tolist() for group in fed] == [[forward.assigned.slot_of[2]]]
-        table.append(rows, np.array([20, 21, 22]), np.zeros(3, dtype=np.float32))
-        logits = forward.feed(table, np.sort(rows))
-        expected = model(torch.tensor([[*prompt, token] for token in (21, 20, 22)])).logits[:, -1]
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-
-
 class Fed:
     """A cached forward over a table, which counts the ids that go through the model."""
 
     def __init__(self, model, slots):
         self.model, self.table, self.forward = model, SlotTable(slots), CachedForward(model, slots, 200)
-        self.ids, run = [], self.forward._run
-        self.forward._run = lambda slots, ids, positions, kept, *rest: (
-            self.ids.append(int(np.asarray(kept).sum())) or run(slots, ids, positions, kept, *rest)
-        )
+        self.ids = 0
+        model.get_input_embeddings().register_forward_pre_hook(self._count)
+
+    def _count(self, module, inputs):
+        self.ids += inputs[0].numel()
 
     def turn(self, rows, texts, tokens):
         """Begin a turn of each row, compare the logits with a full forward's, and let `tokens` be drawn."""
-        self.ids.clear()
         for row, text in zip(rows, texts, strict=True):
             self.table.begin(row, text, Sampling(max_tokens=1), 0)
         with torch.no_grad():
+            self.ids = 0
             logits = self.forward.feed(self.table, np.array(rows))
+            fed = self.ids
             full = torch.cat([self.model(torch.tensor([text])).logits[:, -1] for text in texts])
         torch.testing.assert_close(logits, full, rtol=1e-4, atol=1e-4)
         self.table.append(np.array(rows), np.array(tokens), np.zeros(len(rows), dtype=np.float32))
-        return list(self.ids)
+        return fed
 
 
 def span(first, length):
@@ -253,50 +234,21 @@ def span(first, length):
 
 
 def test_samples_that_have_written_the_same_read_on_together():
-    fed, prompt, passage = Fed(tiny_model(), 3), span(1, 30), span(2, 40)
-    assert fed.turn([0, 1, 2], [prompt] * 3, [5, 5, 6]) == [30]
+    fed, prompt, passage = Fed(tiny_model(), 4), span(1, 30), span(2, 40)
+    assert fed.turn([2, 0, 3], [prompt] * 3, [5, 5, 6]) == 30
     texts = [[*prompt, 5, *passage], [*prompt, 5, *passage], [*prompt, 6, *passage]]
-    assert sum(fed.turn([0, 1, 2], texts, [7, 8, 9])) == 2 * 41
+    assert fed.turn([2, 0, 3], texts, [7, 8, 9]) == 2 * 41
     texts = [[*text, token, *passage] for text, token in zip(texts, [7, 8, 9], strict=True)]
-    assert sum(fed.turn([0, 1, 2], texts, [7, 8, 9])) == 3 * 41
-
-
-def test_row_that_begins_as_another_computes_the_rest_only():
-    fed, prompt, passage = Fed(tiny_model(), 3), span(1, 30), span(2, 40)
-    fed.turn([2], [prompt], [5])
-    fed.turn([2], [[*prompt, 5, *passage]], [6])
-    assert fed.turn([0], [[*prompt, 5, *passage[:20], 9, 9]], [6]) == [2]
-    assert fed.turn([1], [[*prompt, 5, *passage]], [6]) == [1]
-    assert sum(fed.turn([0], [[*prompt, 5, *passage[:20], 9, 9, 6, *passage]], [6])) == 41
-
-
-def test_new_rows_compute_their_common_beginning_once():
-    fed, examples = Fed(tiny_model(), 10), span(1, 60)
-    texts = [[*examples, *span(3 + row, 5)] for row in range(10)]
-    assert fed.turn(range(10), texts, [5] * 10) == [60, 10 * 5]
-
-
-def test_short_common_beginnings_are_computed_by_each_row():
-    fed, rows = Fed(tiny_model(), 4), range(4)
-    assert fed.turn(rows, [[*span(1, 12), *span(3 + row, 5)] for row in rows], [5] * 4) == [4 * 17]
+    assert fed.turn([2, 0, 3], texts, [7, 8, 9]) == 3 * 41
 
 
 def test_groups_to_pad_hold_everyone_once_and_are_at_most_a_quarter_padding():
     counts = np.random.default_rng(0).integers(1, 500, 100)
-    groups = list(padded_groups(counts, 2000))
+    groups = list(padded_groups(counts, 2000, 0.75))
     assert sorted(np.concatenate(groups).tolist()) == list(range(100))
     for group in groups:
         assert counts[group].max() * len(group) <= 2000 or len(group) == 1
         assert 4 * counts[group].min() >= 3 * counts[group].max()
-
-
-def sliding(window):
-    config = MistralConfig(
-        vocab_size=VOCABULARY, num_hidden_layers=2, hidden_size=32, num_attention_heads=4,
-        num_key_value_heads=2, intermediate_size=48, sliding_window=window,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config).eval()
 
 
 def mamba():
@@ -305,21 +257,41 @@ def mamba():
     return MambaForCausalLM(config).eval()
 
 
-@pytest.mark.parametrize("make", [lambda: sliding(40), mamba], ids=["sliding window", "state space"])
-def test_model_that_our_cache_does_not_fit_computes_all_again_and_says_so(make, caplog):
-    model = make()
+def test_model_that_our_cache_does_not_fit_computes_all_again_and_says_so(caplog):
+    model = mamba()
     with caplog.at_level(logging.WARNING):
         engine = new_engine(model)
     assert isinstance(engine._forward, PlainForward)
-    assert "without a key-value cache" in caplog.text
+    assert len([record for record in caplog.records if record.name.startswith("srl")]) == 1
     assert_as_full_forward(model, converse_all(engine, plans(4)), greedy=True)
 
 
-def test_window_that_no_episode_reaches_keeps_the_cache():
-    model = sliding(300)
+WINDOWED = ["mistral", "starcoder2", "phi3", "gemma2", "gemma3_text", "gemma4_text", "olmo3", "cohere2"]
+WINDOWED += ["exaone4", "modernbert-decoder", "llama4_text", "gpt_oss"]
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["in place", "by index"])
+@pytest.mark.parametrize("family", WINDOWED)
+def test_windows_and_chunks_are_masks_over_the_one_cache(family, graphs):
+    """Episodes are up to ten times as long as a window, and rows of all lengths share the steps."""
+    model = of_sizes(family, **families.FAMILIES[family] | {"sliding_window": families.WINDOW})
+    engine = new_engine(model, graphs=graphs)
+    assert isinstance(engine._forward, CachedForward)
+    episodes = converse_all(engine, plans(6))
+    assert max(len(ids) for ids, _ in episodes) > 5 * families.WINDOW
+    assert_as_full_forward(model, episodes, greedy=True)
+
+
+def test_model_with_an_attention_of_its_own_has_a_cache_that_is_read_by_index():
+    model = of_sizes("nemotron")
     engine = new_engine(model)
     assert isinstance(engine._forward, CachedForward)
     assert_as_full_forward(model, converse_all(engine, plans(4)), greedy=True)
+
+
+def of_sizes(family, **sizes):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **families.SIZES | sizes)).eval()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

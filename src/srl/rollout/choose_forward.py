@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from srl.errors import UserError
 from srl.model import error_line
 from srl.probe import Probe, attempt, probe
-from srl.rollout.cached_forward import CachedForward, PlainForward
+from srl.rollout.cached_forward import CachedForward, Forward, PlainForward
 from srl.rollout.engine import Sampling
-from srl.rollout.slot_table import Rows, SlotTable
+from srl.rollout.slot_table import SlotTable
 
 STEPS = (7, 6, 5, 0)
 """Ids still to come after each step: a prompt, two single ids, then a span."""
@@ -28,45 +26,33 @@ STEPS = (7, 6, 5, 0)
 _log = logging.getLogger(__name__)
 
 
-class Forward(Protocol):
-    """Feeds the ids that are known and not yet fed."""
-
-    def feed(self, table: SlotTable, rows: Rows) -> Tensor: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def release(self) -> None: ...
-
-
 @torch.no_grad()
-def choose_forward(model: PreTrainedModel, slots: int, max_length: int) -> Forward:
-    """A cached forward whose logits equal those of each row alone, if possible with grouped attention.
+def choose_forward(
+    model: PreTrainedModel, slots: int, max_length: int, *, graphs: bool | None = None
+) -> Forward:
+    """A cached forward whose logits equal those of each row alone; otherwise the plain one, and a warning.
 
-    Otherwise the plain one, and a warning. Raises UserError where the plain one is wrong too, and for flash
-    attention, which cannot take its place.
+    `graphs` are those of `CachedForward`. Raises UserError where the plain one is wrong too.
     """
     expected, name = probe(model, max_length), type(model).__name__
     plain = PlainForward(model)
     if why := attempt(model, lambda: _mismatch(plain, expected, left=(3,))):
         raise UserError(f"{name}: rows in a batch do not get the logits of rows alone, they differ {why}")
-    longest = len(expected.rows[0])
-    for grouped in (True, False):
+    for in_place in (True, False):
         try:
-            forward = CachedForward(model, len(expected.rows), longest, grouped=grouped)
+            forward = CachedForward(
+                model, len(expected.rows), len(expected.rows[0]), graphs=False, in_place=in_place
+            )
             why = (apart := _mismatch(forward, expected)) and f"its logits differ {apart}"
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a model's own code raises at a cache that it does not know
             why = f"it raises {type(error).__name__}: {error_line(error)}"
         if why is None:
-            return CachedForward(model, slots, max_length, grouped=grouped)
-        _log.debug("no cache with grouped=%s for %s: %s", grouped, name, why)
-        own: str = getattr(model.config.get_text_config(), "_attn_implementation", None) or ""
-        if own.startswith("flash_attention"):
-            raise UserError(f"{name} cannot generate with {own}: {why}; set model.attn_implementation=sdpa")
+            return CachedForward(model, slots, max_length, graphs=graphs, in_place=in_place)
     _log.warning(
-        "%s runs without a key-value cache, so every token recomputes its whole sequence: with one %s",
+        "%s runs without a key-value cache, so every token recomputes its whole sequence: with one %s; "
+        "rollout.engine=vllm may have one that fits",
         name,
         why,
     )

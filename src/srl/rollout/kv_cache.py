@@ -1,7 +1,7 @@
 """A key-value cache with one slot for each episode, kept between the episode's turns.
 
 A forward pass writes every new key and value at its slot and position; padding goes to a spare slot. Nothing
-is ever shifted. Whole slots can be moved, and taken out of the cache and put back.
+is ever moved: slots are read where they are.
 """
 
 from __future__ import annotations
@@ -17,28 +17,32 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 BLOCK = 64
 """Slots grow by whole blocks of positions."""
 
-Stored = list[tuple[Tensor, Tensor]]
-"""The keys and values of one slot, each (heads, length, dim), layer by layer, in host memory."""
+Span = tuple[slice, slice, int]
+"""(rows of the batch, the slots that they have, width): neighbours, read in place up to `width` positions."""
 
 
 class CacheAccess:
     """Where one forward pass writes in the cache and what it reads; shared by all layers.
 
     `slot` and `position` (B, Q) are the places of the new keys; slot number `slots` is the spare one.
-    `rows` (B,) are the slots to attend to, None for the first B. They have `past` positions at most, `width`
-    with the new ones. With `past` 0 the new keys are all there is, and none are read.
+    `rows` (B,) are the slots to attend to, `past` positions at most, `width` with the new ones; with `spans`
+    they are read in place. With `past` 0 the new keys are all there is, and none are read.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
         self.slots, self.capacity = slots, capacity
         self.slot = self.position = torch.zeros((0, 0), dtype=torch.long)
-        self.rows: Tensor | None = None
+        self.rows = torch.zeros(0, dtype=torch.long)
+        self.spans: list[Span] = []
         self.width = self.past = 0
         self._places: dict[int, Tensor] = {}
 
-    def set(self, slot: Tensor, position: Tensor, rows: Tensor | None, width: int, past: int) -> None:
+    def set(
+        self, slot: Tensor, position: Tensor, rows: Tensor, width: int, past: int, spans: Sequence[Span] = ()
+    ) -> None:
         """Say what the next forward reads and writes."""
         self.slot, self.position, self.rows, self.width, self.past = slot, position, rows, width, past
+        self.spans = list(spans)
         self._places.clear()
 
     def places(self, heads: int) -> Tensor:
@@ -73,18 +77,17 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values (B, heads, Q, dim); return those to attend to, (B, heads, width, dim)."""
+        """Write keys and values (B, heads, Q, dim); return those to attend to (…, heads, T, dim)."""
         if not self.is_initialized or self.device != key_states.device or self.dtype != key_states.dtype:
             self.lazy_initialization(key_states, value_states)
         return self._exchange(self.keys, key_states), self._exchange(self.values, value_states)
 
     def _exchange(self, buffer: Tensor, states: Tensor) -> Tensor:
-        batch, heads, _, dim = states.shape
-        buffer.view(-1, dim).index_copy_(0, self.access.places(heads), states.reshape(-1, dim))
-        if not self.access.past:
+        access, (_, heads, _, dim) = self.access, states.shape
+        buffer.view(-1, dim).index_copy_(0, access.places(heads), states.reshape(-1, dim))
+        if not access.past:
             return states
-        seen = buffer[:, :, : self.access.width]
-        return seen[:batch] if self.access.rows is None else seen.index_select(0, self.access.rows)
+        return buffer if access.spans else buffer[:, :, : access.width].index_select(0, access.rows)
 
     def grow(self) -> None:
         """Copy the stored keys and values into buffers of the new capacity."""
@@ -93,16 +96,8 @@ class SlotLayer(CacheLayerMixin):
         self.keys[:, :, : old_keys.shape[2]] = old_keys
         self.values[:, :, : old_values.shape[2]] = old_values
 
-    def copy(self, source: Tensor, target: Tensor, length: int) -> None:
-        """Give the slots `target` (N,) the first `length` positions of the slots `source` (N,).
-
-        All are read before any is written, so slots can be exchanged.
-        """
-        for buffer in (self.keys, self.values):
-            buffer[target, :, :length] = buffer[source, :, :length]
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return (self.access.width if self.access.past else query_length), 0
+        return self.access.width, 0
 
     def get_seq_length(self) -> int:
         return self.access.past
@@ -116,11 +111,11 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """`slots` rows of keys and values that grow together up to `max_length` positions."""
+    """`slots` rows of keys and values. They grow together from `capacity` positions to `max_length`."""
 
-    def __init__(self, slots: int, max_length: int) -> None:
+    def __init__(self, slots: int, max_length: int, capacity: int = 4 * BLOCK) -> None:
         self.max_length = max_length
-        self.access = CacheAccess(slots, _blocks(min(max_length, 4 * BLOCK)))
+        self.access = CacheAccess(slots, _blocks(min(max_length, capacity)))
         make_layer: Any = partial(SlotLayer, self.access)  # transformers calls it as if it were the class
         super().__init__(layer_class_to_replicate=make_layer)
 
@@ -131,30 +126,11 @@ class SlotCache(Cache):
             for layer in self._made():
                 layer.grow()
 
-    def copy(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
-        """Give the slots `target` the first `length` positions of the slots `source`; they may overlap."""
-        places: dict[torch.device, tuple[Tensor, Tensor]] = {}  # sent once, not once a layer
+    def copy(self, source: Tensor, target: Tensor, length: int) -> None:
+        """Give the slots `target` (N,) the first `length` positions of the slots `source` (N,)."""
         for layer in self._made():
-            device = layer.keys.device
-            if device not in places:
-                places[device] = torch.tensor(source, device=device), torch.tensor(target, device=device)
-            layer.copy(*places[device], length)
-
-    def take(self, slot: int, length: int) -> Stored:
-        """A copy in host memory of the first `length` positions of a slot.
-
-        From a GPU it is there only when the stream gets to it: for `put` alone, which comes later in it.
-        """
-        return [
-            (_to_host(layer.keys[slot, :, :length]), _to_host(layer.values[slot, :, :length]))
-            for layer in self._made()
-        ]
-
-    def put(self, slot: int, stored: Stored) -> None:
-        """Write what `take` gave into a slot."""
-        for layer, (keys, values) in zip(self._made(), stored, strict=True):
-            layer.keys[slot, :, : keys.shape[1]] = keys.to(layer.device, non_blocking=True)
-            layer.values[slot, :, : values.shape[1]] = values.to(layer.device, non_blocking=True)
+            for buffer in (layer.keys, layer.values):
+                buffer[target, :, :length] = buffer[source, :, :length]
 
     def _made(self) -> list[SlotLayer]:
         """The layers with buffers; a model may skip some."""
@@ -168,10 +144,6 @@ class SlotCache(Cache):
     def release(self) -> None:
         """Free the memory; the next forward starts with empty buffers."""
         self.layers.clear()
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    return tensor.to("cpu", copy=True, non_blocking=True)
 
 
 def _blocks(length: int) -> int:

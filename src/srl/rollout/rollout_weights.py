@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +16,27 @@ from srl.model import StoredWeight, stored_weights
 
 LARGE = 1 << 14
 """The fewest elements of a weight that oneDNN multiplies."""
-GAIN = 1.15
-"""How many times faster oneDNN must be to take the place of PyTorch's own choice."""
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 class MergedLora:
     """Merges a model's LoRA adapter into its weights and takes it out again.
 
     Subtracting the adapter would leave rounding errors in the weights. So the weights as they were are kept,
-    in host memory, and put back to the bit. A weight that something else uses too, such as a tied embedding,
-    stays apart from its adapter.
+    in host memory, and put back to the bit. Of a model on a GPU the copy is pinned and stays: frozen weights
+    do not change. A weight that something else uses too, such as a tied embedding, stays apart from its
+    adapter.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self._kept: list[tuple[StoredWeight, Tensor]] = []
+        self._merged: list[StoredWeight] = []
+        self._base: dict[int, Tensor] = {}  # by the id of the weight
 
     @torch.no_grad()
     def merge(self) -> None:
         """Have each adapted layer compute with one matrix, W + ΔW summed in float32, if it does not yet."""
-        if self._kept:
+        if self._merged:
             return
         weights = stored_weights(self.model)
         users = Counter(id(weight.held) for weight in weights)
@@ -43,7 +44,9 @@ class MergedLora:
             for weight in weights:
                 disabled = any(layer.disable_adapters for layer in weight.layers)
                 if weight.adapters and users[id(weight.held)] == 1 and not disabled:
-                    self._kept.append((weight, weight.held.to("cpu", copy=True)))
+                    if id(weight.held) not in self._base:
+                        self._base[id(weight.held)] = _host_copy(weight.held)
+                    self._merged.append(weight)
                     weight.held.copy_(weight.merged())
                     for layer, adapter in weight.adapters:
                         layer.merged_adapters.append(adapter)
@@ -54,12 +57,25 @@ class MergedLora:
     @torch.no_grad()
     def restore(self) -> None:
         """Put the weights back as they were before `merge`."""
-        while self._kept:
-            weight, base = self._kept[-1]
-            weight.held.copy_(base)
+        while self._merged:
+            weight = self._merged[-1]
+            weight.held.copy_(self._base[id(weight.held)], non_blocking=True)
             for layer in weight.layers:
                 layer.merged_adapters.clear()
-            self._kept.pop()
+            if not weight.held.is_cuda:
+                del self._base[id(weight.held)]
+            self._merged.pop()
+
+
+def _host_copy(weight: Tensor) -> Tensor:
+    copy = torch.empty_like(weight, device="cpu", pin_memory=weight.is_cuda)
+    return copy.copy_(weight)
+
+
+def mkl_is_slow() -> bool:
+    """True on processors of other makers than Intel: MKL, PyTorch's choice, has its fast code for Intel's."""
+    both = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
+    return both and CPU_INFO.is_file() and "GenuineIntel" not in CPU_INFO.read_text()
 
 
 @contextmanager
@@ -82,38 +98,3 @@ def _large_layers(model: nn.Module) -> list[nn.Linear]:
 
 def _onednn_linear(layer: nn.Linear, states: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(states, layer.weight, layer.bias, "none", [], "")
-
-
-@torch.no_grad()
-def is_onednn_faster(model: nn.Module, rows: int) -> bool:
-    """Whether oneDNN beats PyTorch's own float32 matrix product, by a trial on some layers of the model.
-
-    MKL, PyTorch's choice, has its fastest code for processors of one maker only. False where the two differ.
-    """
-    layers = _large_layers(model)[:8]
-    cpu = all(layer.weight.device.type == "cpu" for layer in layers)
-    if not layers or not cpu or not torch.backends.mkldnn.is_available():
-        return False
-    inputs = [(torch.ones(rows, 1, layer.in_features), layer) for layer in layers]
-
-    def theirs() -> list[Tensor]:
-        return [nn.functional.linear(states, layer.weight, layer.bias) for states, layer in inputs]
-
-    def ours() -> list[Tensor]:
-        return [_onednn_linear(layer, states) for states, layer in inputs]
-
-    try:
-        same = all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(theirs(), ours(), strict=True))
-    except (AttributeError, RuntimeError):  # a build of PyTorch without this operator
-        return False
-    return same and _seconds(theirs) > GAIN * _seconds(ours)
-
-
-def _seconds(compute: Callable[[], object]) -> float:
-    """The least time of several runs, which other programs disturb least."""
-    times = []
-    for _ in range(7):
-        start = time.perf_counter()
-        compute()
-        times.append(time.perf_counter() - start)
-    return min(times)

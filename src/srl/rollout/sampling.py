@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,32 +33,36 @@ def turn_uniforms(key: Sequence[int | str], count: int) -> NDArray[np.float64]:
     return (bits >> np.uint64(11)) * np.float64(2.0**-53)
 
 
-def draw(
-    logits: Tensor,
-    temperature: NDArray[np.float64],
-    top_p: NDArray[np.float64],
-    uniforms: NDArray[np.float64],
-) -> tuple[Tensor, Tensor]:
-    """One token for each row of `logits` (B, V), and its log-prob; the other arguments are (B,).
+class Draws(NamedTuple):
+    """Which steps the draws of a batch need. True can only cost time, so rows of all kinds may be mixed."""
 
-    Temperature 0 takes the largest logit. The log-prob is log_softmax(logits / temperature) in
-    float32 (temperature 1 for greedy rows), before top-p. They reach the device in one transfer, and nothing
-    is read back.
+    greedy: bool = True
+    sampled: bool = True
+    scaled: bool = True
+    truncated: bool = True
+
+
+def draw(logits: Tensor, numbers: Tensor, draws: Draws) -> Tensor:
+    """(2, B) float64: one token for each row of `logits` (B, V), and its log-prob.
+
+    `numbers` (3, B) float64 are the uniform, the temperature and top-p of each row. Temperature 0 takes the
+    largest logit. The log-prob is log_softmax(logits / temperature) in float32 (temperature 1 for greedy
+    rows), before top-p. Nothing is read back from a GPU.
     """
-    greedy = temperature == 0
-    scales = np.where(greedy, 1.0, temperature)
-    sent = torch.from_numpy(np.stack([scales, top_p, uniforms, greedy])).to(logits.device, non_blocking=True)
-    scale, limit, uniform, is_greedy = sent[..., None].unbind()  # (B, 1) each
-    scaled = logits.float() if (scales == 1).all() else logits.float() / scale.float()
-    logprobs = torch.log_softmax(scaled, dim=-1)  # (B, V)
-    if greedy.all():
-        tokens = logits.argmax(-1)
+    uniform, temperature, top_p = numbers
+    logits = logits.float()
+    if draws.scaled:
+        scaled = logits / torch.where(temperature == 0, 1.0, temperature).float()[:, None]
     else:
+        scaled = logits
+    logprobs = torch.log_softmax(scaled, dim=-1)  # (B, V)
+    tokens = logits.argmax(-1) if draws.greedy else None
+    if draws.sampled:
         probs = logprobs.exp()
-        tokens = _invert(probs if (top_p >= 1).all() else _truncate(probs, limit), uniform)
-        if greedy.any():
-            tokens = torch.where(is_greedy[:, 0] != 0, logits.argmax(-1), tokens)
-    return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
+        drawn = _invert(_truncate(probs, top_p[:, None]) if draws.truncated else probs, uniform[:, None])
+        tokens = drawn if tokens is None else torch.where(temperature == 0, tokens, drawn)
+    assert tokens is not None, "rows are greedy or sampled"
+    return torch.stack([tokens.double(), logprobs.gather(-1, tokens[:, None])[:, 0].double()])
 
 
 def _truncate(probs: Tensor, limit: Tensor) -> Tensor:

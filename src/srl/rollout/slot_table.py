@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from srl.rollout.engine import Sampling
-from srl.rollout.sampling import turn_uniforms
+from srl.rollout.sampling import Draws, turn_uniforms
 
 Rows = NDArray[np.int64]
 
@@ -52,9 +52,25 @@ class SlotTable:
         self.stop_set[row] = stop_set
         self.active[row] = True
 
-    def uniform(self, rows: Rows) -> NDArray[np.float64]:
-        """The uniforms (B,) for the next token of each row."""
-        return self.uniforms[rows, self.known[rows]]
+    def is_decoding(self, rows: Rows) -> bool:
+        """True if each of the rows has exactly one new id, after others."""
+        return bool((self.fed[rows] > 0).all() and (self.known[rows] - self.fed[rows] == 1).all())
+
+    def step_inputs(self, rows: Rows) -> NDArray[np.float64]:
+        """(6, B): last id, its position, row; uniform, temperature and top-p of the token to draw."""
+        last = self.known[rows] - 1
+        uniforms = self.uniforms[rows, last + 1]
+        return np.stack(
+            [self.ids[rows, last], last, rows, uniforms, self.temperature[rows], self.top_p[rows]]
+        )
+
+    def draws(self, rows: Rows) -> Draws:
+        """What drawing a token for each of the rows needs."""
+        greedy = self.temperature[rows] == 0
+        scaled, truncated = self.temperature[rows] != 1, self.top_p[rows] < 1
+        return Draws(
+            bool(greedy.any()), not greedy.all(), bool(scaled[~greedy].any()), bool(truncated[~greedy].any())
+        )
 
     def append(self, rows: Rows, tokens: Rows, logprobs: NDArray[np.float32]) -> None:
         """Add one sampled token to each row; all ids before it count as fed."""

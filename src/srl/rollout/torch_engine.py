@@ -29,18 +29,13 @@ from srl.rollout.engine import (
     StopReason,
     check_turn,
 )
-from srl.rollout.rollout_weights import MergedLora, is_onednn_faster, onednn_linears
-from srl.rollout.sampling import draw
+from srl.rollout.rollout_weights import MergedLora, mkl_is_slow, onednn_linears
 from srl.rollout.slot_table import Rows, SlotTable
 
-ADMIT_SHARE = 8
-"""Waiting requests are fed when there is one for every 8 active rows. Feeding costs about one step."""
-ADMIT_AGE = 8
-"""They are also fed when the first of them has waited for 8 steps."""
-HELD = 2
-"""Episodes that may be under way, for each slot: one that waits for a search gives its slot away."""
 SMALL_CACHE = 2**26
 """Bytes of a cache on a CPU that is kept while the engine sleeps: new buffers would cost more."""
+ROOM = 0.8
+"""On a GPU the cache, and the graphs that read it, stay if all fits into this share of the memory."""
 QUIET_TICKS = 8
 """Rounds of the event loop without a call after which all episodes are assumed to wait for something."""
 
@@ -101,20 +96,22 @@ class _Request:
 class TorchEngine(Engine):
     """An `Engine` that runs a causal language model in this process, on the model's device.
 
-    An episode has a row of the table from its first turn to `finish`. At most `max_num_seqs` rows are active,
-    and as many have a slot of the cache. A turn feeds only new tokens. While an episode waits for its search
-    another may use its slot; its keys and values are kept aside until it comes back. Waiting requests are fed
-    together, those of episodes under way first. Each step then draws one token for every active row and lets
-    the episodes run; their searches come back as new requests.
+    An episode has a row of the table, and the slot of the cache with the same number, from its first turn to
+    `finish`; at most `max_num_seqs` are under way. A turn feeds only new tokens. Waiting requests are fed
+    together, when they have lost as many steps of a row as a feed costs the active ones. Each step then draws
+    one token for every active row and lets the episodes run; their searches come back as new requests.
 
     A LoRA adapter is merged into the weights from the first turn on. Call `reset` (or `sleep`) when the
     rollout ends, also by an error, and before the weights change: it takes the adapter out again.
 
-    With `deterministic=True` timing has no influence. No slot is given away, and rows and batches follow the
-    order of the requests' keys. When turns have ended, the engine waits for the next requests of their
-    episodes before it feeds anything, however long their searches take. The same episodes then go through the
-    same batches, and on one thread their completions are the same bit for bit in every process. Episodes must
-    start together or when others finish, and between turns an episode may wait for its search only.
+    `graphs` says whether decoding steps are CUDA graphs; None: on a GPU, where they can be captured and
+    nothing has to be deterministic.
+
+    With `deterministic=True` timing has no influence: rows and batches follow the order of the requests'
+    keys. When turns have ended, the engine waits for the next requests of their episodes before it feeds
+    anything, however long their searches take. The same episodes then go through the same batches, and on one
+    thread their completions are the same bit for bit in every process. Episodes must start together or when
+    others finish, and between turns an episode may wait for its search only.
     """
 
     traits = EngineTraits(same_weights=True, token_ids=True)
@@ -127,6 +124,7 @@ class TorchEngine(Engine):
         max_num_seqs: int,
         max_model_len: int,
         deterministic: bool = False,
+        graphs: bool | None = None,
     ) -> None:
         self.model, self.codec = model, codec
         self.max_num_seqs, self.max_model_len = max_num_seqs, max_model_len
@@ -138,30 +136,32 @@ class TorchEngine(Engine):
         if deterministic and model.device.type == "cuda":
             make_cuda_deterministic()
         self._lora = MergedLora(model)
-        self._forward = choose_forward(model, max_num_seqs, max_model_len)
-        fast = not deterministic and is_onednn_faster(model, max_num_seqs)
+        if deterministic:
+            graphs = False
+        self._forward = choose_forward(model, max_num_seqs, max_model_len, graphs=graphs)
+        fast = not deterministic and model.device.type == "cpu" and mkl_is_slow()
         self._linears = onednn_linears if fast else nullcontext
         self._scheduler: asyncio.Task[None] | None = None
         self._calls = 0
+        self._has_slept = False
         self._forget()
 
     def _forget(self) -> None:
-        rows = self.max_num_seqs * (1 if self.deterministic else HELD)
-        self._table = SlotTable(rows)
-        self._free = list(range(rows))  # a heap: the lowest row first
+        self._table = SlotTable(self.max_num_seqs)
+        self._free = list(range(self.max_num_seqs))  # a heap: the lowest row first
         self._row_of: dict[str, int] = {}  # the episodes that hold a row
         self._open: dict[str, _Request] = {}  # turns asked for and not ended
         self._at: dict[int, _Request] = {}  # those being generated, by row
         self._told: set[int] = set()  # the rows whose caller is told of every token
         self._new: list[_Request] = []  # a heap: first turns, waiting for a row
         self._back: list[_Request] = []  # later turns, waiting to be fed
-        self._left = self._age = 0  # turns ended since requests were last fed; steps since the first
+        self._left = self._lost = (
+            0  # since requests were last fed: turns ended, and steps lost by waiting rows
+        )
 
     def reset(self) -> None:
-        """Forget every episode, take the adapter out of the weights, and free the cache's GPU memory."""
+        """Forget every episode, and take the adapter out of the weights."""
         self._fail(RuntimeError("the engine was reset while a turn was being generated"))
-        if self.model.device.type != "cpu":  # on a CPU, new buffers cost more than keeping the old ones
-            self._forward.release()
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the weights into the model. Raises SrlError, as `load_state`."""
@@ -170,9 +170,18 @@ class TorchEngine(Engine):
 
     def sleep(self) -> None:
         self.reset()
-        if self._forward.nbytes > SMALL_CACHE:
+        if not self._has_room():
             self._forward.release()
             return_free_memory()
+        self._has_slept = True
+
+    def _has_room(self) -> bool:
+        """Whether the cache can stay; on a GPU beside the most that the process has needed."""
+        device, size = self.model.device, self._forward.nbytes
+        if device.type != "cuda":
+            return size <= SMALL_CACHE
+        needed = torch.cuda.max_memory_allocated(device) + size
+        return self._has_slept and needed <= ROOM * torch.cuda.mem_get_info(device)[1]
 
     def close(self) -> None:
         self.reset()
@@ -235,7 +244,7 @@ class TorchEngine(Engine):
                 while self._can_advance():
                     self._admit()
                     self._advance(np.flatnonzero(self._table.active))
-                    self._age = self._age + 1 if self._pending() else 0
+                    self._lost += self._pending()
                     await self._let_episodes_run()
         except BaseException as error:
             self._fail(error)
@@ -261,17 +270,16 @@ class TorchEngine(Engine):
         return len(self._row_of) - self._active() - len(self._back)
 
     def _admissible(self) -> int:
-        waiting = len(self._back) + min(len(self._new), len(self._free))
-        return min(waiting, self.max_num_seqs - self._active())
+        return len(self._back) + min(len(self._new), len(self._free))
 
     def _pending(self) -> int:
         """The number of requests to feed; in deterministic mode the number of ended turns."""
         return self._left if self.deterministic else self._admissible()
 
     def _is_due(self) -> bool:
+        """Whether feeding now costs the active rows no more than the pending ones have lost."""
         active, pending = self._active(), self._pending()
-        many, long = pending * ADMIT_SHARE >= active, self._age >= ADMIT_AGE
-        return not active or (pending > 0 and (many or long))
+        return not active or (pending > 0 and self._lost >= self._forward.feed_cost * active)
 
     def _can_advance(self) -> bool:
         if self.deterministic and self._is_due() and self._away():
@@ -279,13 +287,12 @@ class TorchEngine(Engine):
         return bool(self._active() or self._admissible())
 
     def _admit(self) -> None:
-        """Feed the requests for which there is room: those that have a row, then new ones while rows last."""
+        """Feed the requests of episodes that have a row, and new ones while rows last."""
         if not self._is_due():
             return
-        self._left = self._age = 0
-        room, back = self.max_num_seqs - self._active(), sorted(self._back)
-        requests, self._back = back[:room], back[room:]
-        while self._new and self._free and len(requests) < room:
+        self._left = self._lost = 0
+        requests, self._back = sorted(self._back), []
+        while self._new and self._free:
             request = heapq.heappop(self._new)
             if self._open.get(request.id) is request:
                 self._row_of[request.id] = heapq.heappop(self._free)
@@ -303,16 +310,11 @@ class TorchEngine(Engine):
         """Feed each row its new tokens and draw one more for it."""
         if not len(rows):
             return
-        table = self._table
         with torch.no_grad():
-            logits = self._forward.feed(table, rows)  # (B, V)
-            drawn = draw(logits, table.temperature[rows], table.top_p[rows], table.uniform(rows))
-            tokens, logprobs = (
-                torch.stack([tensor.double() for tensor in drawn]).cpu().numpy()
-            )  # the one read
+            drawn, logprobs = self._forward.sample(self._table, rows)
         if not np.isfinite(logprobs).all():
             raise LogitsNotFinite
-        table.append(rows, tokens := tokens.astype(np.int64), logprobs.astype(np.float32))
+        self._table.append(rows, tokens := drawn.astype(np.int64), logprobs.astype(np.float32))
         self._tell(rows)
         self._end_turns(rows, tokens)
 
