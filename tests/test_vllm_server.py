@@ -22,7 +22,7 @@ from tests.test_vllm_engine import with_vllm
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.model import save_model
-from srl.rollout.openai_engine import OpenAiEngine, OpenAiServer, ServerOptions, find_model, returns_ids
+from srl.rollout.openai_engine import OpenAiEngine, OpenAiServer, find_model, returns_ids
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
 ENVIRONMENT = {
@@ -91,11 +91,9 @@ class TestVllmServer(EngineContract):
         self.server = server
 
     def start(self, model, codec, folder):
-        options = ServerOptions(self.server.url(), MODEL, retries=0)
-        assert asyncio.run(find_model(options, MAX_MODEL_LEN)) == MODEL
-        assert asyncio.run(returns_ids(options, codec))
-        engine = OpenAiEngine(
-            codec, OpenAiServer(options), token_ids=True, max_num_seqs=4, max_model_len=MAX_MODEL_LEN
-        )
+        server = OpenAiServer(self.server.url(), MODEL, retries=0)
+        assert asyncio.run(find_model(server, MAX_MODEL_LEN)) == MODEL
+        assert asyncio.run(returns_ids(server, codec))
+        engine = OpenAiEngine(codec, server, token_ids=True, max_model_len=MAX_MODEL_LEN)
         yield Subject(engine, model, codec, self.server.stop)
         engine.close()

@@ -85,6 +85,21 @@ def keep_secret(variables: Iterable[str]) -> None:
     _variables.update(variables)
 
 
+def header_secret(*variables: str) -> str:
+    """The value of the first of these environment variables that is set, else an empty string.
+
+    From now on it is hidden in errors and logs. Raises UserError where an HTTP header cannot hold it.
+    """
+    keep_secret(variables)
+    for name in variables:
+        value = os.environ.get(name, "").strip()
+        if not all("!" <= letter <= "~" for letter in value):
+            raise UserError(f"{name} is not a valid token: it has characters that HTTP headers forbid")
+        if value:
+            return value
+    return ""
+
+
 def safe_json(text: str) -> str:
     """JSON `text` with control characters as JSON escapes; line ends are kept."""
     return text if text.isprintable() else "".join(map(_json_visible, text))

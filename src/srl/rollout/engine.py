@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from srl.errors import SrlError, UserError
 from srl.rollout.codec import Codec
@@ -73,33 +74,16 @@ def stop_reason(token_ids: Sequence[int], stop: Sequence[str], codec: Codec) -> 
 
 
 def check_turn(request_id: str, token_ids: Sequence[int], sampling: Sampling, max_model_len: int) -> None:
-    """Raises UserError if the turn may exceed `max_model_len`, ValueError if its sampling makes no sense."""
+    """Raises UserError if the turn may exceed `max_model_len`."""
     if len(token_ids) + sampling.max_tokens > max_model_len:
         raise UserError(
             f"episode {request_id}: {len(token_ids)} tokens and up to {sampling.max_tokens} new ones do "
             f"not fit max_model_len={max_model_len}; raise data.max_response_length or ask for less"
         )
-    if not token_ids or sampling.max_tokens < 1:
-        raise ValueError(f"{request_id}: a turn needs a token to follow and room for one more")
-    if sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
-        raise ValueError(f"{request_id}: temperature must be at least 0 and top_p in (0, 1]: {sampling}")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineTraits:
-    """What a caller may rely on.
-
-    `same_weights`: it generates with the tensors of the trainer's own model, so nothing is copied and `sync`
-    is not called. `token_ids`: the ids that it returns are those that were sampled, so they can be trained
-    on.
-    """
-
-    same_weights: bool
-    token_ids: bool
-
-
-class Engine(Protocol):
-    """Generates one turn at a time. A subclass inherits methods that do nothing, except `generate`.
+class Engine:
+    """Generates one turn at a time. A subclass has its own `generate`; other methods do nothing.
 
     `request_id` is the same for all turns of an episode. Each call's `token_ids` begins with the ids and the
     completion of the call before, so an engine can keep a KV cache. `finish` ends the episode. A caller that
@@ -110,13 +94,16 @@ class Engine(Protocol):
     calls `wake`. No turn is being generated then.
     """
 
-    traits: EngineTraits
+    same_weights = False
+    """Whether it generates with the tensors of the trainer's own model; then `sync` is not called."""
+    token_ids = True
+    """Whether the ids that it returns are those that were sampled, so that they can be trained on."""
 
-    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion: ...
+    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        raise NotImplementedError
 
     def finish(self, request_id: str) -> None:
         """Forget the episode."""
-        return
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Generate with these weights from now on, and forget every cache; also while asleep.
@@ -131,19 +118,15 @@ class Engine(Protocol):
 
     def sleep(self) -> None:
         """Free the memory that an update can use, caches first."""
-        return
 
     def wake(self) -> None:
         """Be ready to generate after `sleep`, with the weights as they are now."""
-        return
 
     def reset(self) -> None:
         """Forget every episode; turns that are being generated fail."""
-        return
 
     def close(self) -> None:
         """Free everything. The engine is not used again."""
-        return
 
 
 Script = Callable[[str, int], str]
@@ -156,23 +139,17 @@ class ScriptedEngine(Engine):
     Its log-probs are 0. A turn longer than its token limit is cut there, as a model's would be.
     """
 
-    traits = EngineTraits(same_weights=True, token_ids=True)
+    same_weights = True
 
     def __init__(self, codec: Codec, script: Script) -> None:
-        self.codec = codec
-        self.script = script
-        self.turns: dict[str, int] = {}
+        self.codec, self.script, self.turns = codec, script, Counter[str]()
 
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        turn = self.turns.get(request_id, 0)
-        self.turns[request_id] = turn + 1
-        ids = self.codec.encode_text(self.script(request_id, turn), after=token_ids)
-        kept = tuple(ids[: sampling.max_tokens])
-        reason: StopReason = "stop" if len(kept) == len(ids) else "length"
-        return Completion(kept, (0.0,) * len(kept), reason)
+        text = self.script(request_id, self.turns[request_id])
+        self.turns[request_id] += 1
+        ids = tuple(self.codec.encode_text(text, after=token_ids))
+        kept = ids[: sampling.max_tokens]
+        return Completion(kept, (0.0,) * len(kept), "stop" if kept == ids else "length")
 
     def finish(self, request_id: str) -> None:
         self.turns.pop(request_id, None)
-
-    def reset(self) -> None:
-        self.turns.clear()

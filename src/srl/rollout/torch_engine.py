@@ -23,7 +23,6 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import (
     Completion,
     Engine,
-    EngineTraits,
     LogitsNotFinite,
     Sampling,
     StopReason,
@@ -114,7 +113,7 @@ class TorchEngine(Engine):
     others finish, and between turns an episode may wait for its search only.
     """
 
-    traits = EngineTraits(same_weights=True, token_ids=True)
+    same_weights = True
 
     def __init__(
         self,

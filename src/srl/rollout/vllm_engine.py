@@ -29,7 +29,6 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import (
     Completion,
     Engine,
-    EngineTraits,
     LogitsNotFinite,
     OnTokens,
     Sampling,
@@ -113,8 +112,6 @@ class VllmEngine(Engine):
     what `max_num_seqs` of the longest episodes need, at most that share of the free memory. Raises UserError
     where vLLM is missing, of another version, or does not run this model.
     """
-
-    traits = EngineTraits(same_weights=False, token_ids=True)
 
     def __init__(
         self,

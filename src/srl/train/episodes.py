@@ -106,7 +106,7 @@ class EpisodeRunner:
 
     def give_weights(self, model: PreTrainedModel) -> None:
         """Have the engine generate with the weights of `model` where it has a copy of its own."""
-        if not self.engine.traits.same_weights:
+        if not self.engine.same_weights:
             self.engine.sync(merged_weights(model))
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:

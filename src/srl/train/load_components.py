@@ -6,7 +6,7 @@ Questions and prompt templates are loaded in `srl.train.questions`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from srl import interrupts
 from srl.advantage import Algorithm
 from srl.config import Config
 from srl.config.cross_checks import context_errors, truncation_errors
-from srl.config.sections import Model, OpenAi
+from srl.config.sections import Model
 from srl.errors import UserError
 from srl.files import json_object
 from srl.hub_models import hub_name
@@ -48,8 +48,6 @@ from srl.workspace import Workspace
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
-
-    from srl.rollout.openai_engine import ServerOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,45 +180,34 @@ def load_generation(config: Config, note: Note) -> Generation:
 
 def _load_server(config: Config, note: Note) -> Generation:
     """The engine for the server of `rollout.openai`, which is asked for its models. Raises UserError."""
-    from srl.rollout.openai_engine import OpenAiEngine, OpenAiServer, find_model, returns_ids
+    from srl.rollout.openai_engine import OpenAiEngine, OpenAiServer, find_key, find_model, returns_ids
 
-    section, longest = config.model, config.data.max_episode_tokens
-    options = _server_options(config.rollout.openai)
-    options = replace(options, model=interrupts.run(find_model(options, longest)))
+    section, openai, longest = config.model, config.rollout.openai, config.data.max_episode_tokens
+    server = OpenAiServer(
+        url=str(openai.url), model=openai.model or "", api=openai.api, key=find_key(openai.key_variable),
+        timeout_s=openai.timeout_s, retries=openai.retries, max_concurrent=config.rollout.max_num_seqs,
+        requests_per_minute=openai.requests_per_minute, price_in=openai.price_in, price_out=openai.price_out,
+    )  # fmt: skip
+    server.model = interrupts.run(find_model(server, longest))
     named = section.tokenizer or section.path
-    if named is None or options.api == "chat":
-        why = "chat sends text" if options.api == "chat" else "model.tokenizer is not set"
+    if named is None or openai.api == "chat":
+        why = "chat sends text" if openai.api == "chat" else "model.tokenizer is not set"
         note(f"no tokenizer is used ({why}): lengths are counted in pieces of three bytes")
         codec: Codec = TextCodec()
         ids = False
     else:
         codec = load_codec(section, _generation_eos(Path(section.path or named)), note)
-        ids = interrupts.run(returns_ids(options, codec))
+        ids = interrupts.run(returns_ids(server, codec))
         if not ids:
-            note(f"{options.url} returns no token ids: prompts are sent as text")
-    server = OpenAiServer(options)
-    engine = OpenAiEngine(
-        codec, server, token_ids=ids, max_num_seqs=config.rollout.max_num_seqs, max_model_len=longest,
-        note=note,
-    )  # fmt: skip
-    return Generation(engine, codec, f"{options.model} at {options.url}", server.used)
+            note(f"{server.url} returns no token ids: prompts are sent as text")
+    engine = OpenAiEngine(codec, server, token_ids=ids, max_model_len=longest, note=note)
+    return Generation(engine, codec, f"{server.model} at {server.url}", server.used)
 
 
 def _generation_eos(directory: Path) -> int | list[int] | None:
     """The ids that end a text by the directory's generation config; None where it has none."""
     file = directory / "generation_config.json"
     return json_object(file.read_bytes(), str(file)).get("eos_token_id") if file.is_file() else None
-
-
-def _server_options(section: OpenAi) -> ServerOptions:
-    """The section `rollout.openai`, with the key from the environment. Raises UserError."""
-    from srl.rollout.openai_engine import ServerOptions, find_key
-
-    return ServerOptions(
-        url=str(section.url), model=section.model or "", api=section.api, **find_key(section.key_variable),
-        timeout_s=section.timeout_s, retries=section.retries, price_in=section.price_in,
-        requests_per_minute=section.requests_per_minute, price_out=section.price_out,
-    )  # fmt: skip
 
 
 def load_engine(config: Config, policy: LoadedModel, note: Note) -> Engine:
@@ -262,7 +249,7 @@ def samples_as_trained(engine: Engine, model: PreTrainedModel) -> bool:
 
     An adapter that is merged into weights of less than float32 is rounded, a small one away.
     """
-    return engine.traits.same_weights and not (has_lora(model) and model.dtype.itemsize < 4)
+    return engine.same_weights and not (has_lora(model) and model.dtype.itemsize < 4)
 
 
 def load_learner(config: Config, policy: LoadedModel, same_weights: bool = True) -> Learner:

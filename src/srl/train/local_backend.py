@@ -528,7 +528,7 @@ def _prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal
     for error in truncation_errors(config, engine_name(config)):
         raise UserError(error)
     engine = load_engine(config, policy, terminal.note)
-    if not engine.traits.token_ids:
+    if not engine.token_ids:
         raise UserError(
             f"rollout.engine = {config.rollout.engine} returns text, and training needs the sampled token "
             "ids; set rollout.engine=torch"

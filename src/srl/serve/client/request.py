@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import httpx
 
 from srl.errors import UserError
-from srl.safe_text import quoted, refusal
+from srl.safe_text import header_secret, quoted, refusal
 from srl.serve.client.retry import retry_after
 from srl.serve.wire import DIGEST_HEADER, is_loopback, read_answer, read_digest
 from srl.trajectory import Hit
@@ -122,10 +121,7 @@ def check_status(name: str, code: int, headers: Mapping[str, str], answer: bytes
 
 def bearer_token() -> str:
     """The bearer token for search servers, from the environment; may be empty. Raises UserError."""
-    found = os.environ.get(TOKEN_VARIABLE, "").strip()
-    if not all("!" <= letter <= "~" for letter in found):
-        raise UserError(f"{TOKEN_VARIABLE} is not a valid token: it has characters that HTTP headers forbid")
-    return found
+    return header_secret(TOKEN_VARIABLE)
 
 
 def new_client(

@@ -49,7 +49,7 @@ async def generate(
     async def run_episodes() -> None:
         await stream(
             wanted, engine, search, codec=codec, template=template, options=options, seed=seed,
-            at_once=min(at_once, len(wanted)), on_done=ended.put,
+            phase="eval", at_once=min(at_once, len(wanted)), on_done=ended.put,
         )  # fmt: skip
         await ended.put(None)
 

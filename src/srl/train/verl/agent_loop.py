@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from srl.config import Config, load_saved
 from srl.errors import SrlError
-from srl.rollout.episode import run_episode
-from srl.rollout.many_episodes import resample_if_failed
+from srl.rollout.many_episodes import run_again_if_failed
 from srl.store import Record
 from srl.train.episodes import Environment
 from srl.train.load_components import load_codec, load_environment
@@ -87,15 +85,11 @@ class SearchLoop(AgentLoopBase):
         if phase != TRAIN:
             options = options.for_evaluation(known.config.eval.temperature)
         engine = VerlEngine(self.server_manager.generate, environment.codec, self.backend)
-
-        def episode(attempt: int) -> Awaitable[Trajectory]:
-            return run_episode(
-                question, engine, environment.search, codec=environment.codec,
-                template=environment.template, options=options, seed=known.config.trainer.seed, step=step,
-                sample=int(row["session_id"]), phase=phase, attempt=attempt,
-            )  # fmt: skip
-
-        trajectory = await resample_if_failed(episode)
+        trajectory = await run_again_if_failed(
+            question, int(row["session_id"]), engine, environment.search, codec=environment.codec,
+            template=environment.template, options=options, seed=known.config.trainer.seed, step=step,
+            phase=phase,
+        )  # fmt: skip
         began = time.perf_counter()
         (score,) = await environment.reward.score([trajectory])
         scoring = time.perf_counter() - began

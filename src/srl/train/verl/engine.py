@@ -9,10 +9,8 @@ from typing import Any
 
 from srl.config import Config
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling, stop_reason
+from srl.rollout.engine import Completion, Engine, Sampling, stop_reason
 from srl.train.verl.job import TORCH
-
-TRAITS = EngineTraits(same_weights=False, token_ids=True)
 
 
 @dataclass(slots=True)
@@ -27,7 +25,6 @@ class VerlEngine(Engine):
     backend: str
     steps: list[int] = field(default_factory=list)
     seconds: float = 0.0
-    traits: EngineTraits = TRAITS
 
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """One turn; the ids are kept whole through the token that completes the stop string."""

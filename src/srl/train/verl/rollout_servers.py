@@ -24,11 +24,11 @@ from srl.errors import SrlError, UserError
 from srl.files import MARK, locked
 from srl.hub_models import hub_name
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling
+from srl.rollout.engine import Completion, Engine, Sampling
 from srl.train.load_components import Generation, load_codec
 from srl.train.make_missing import Note
 from srl.train.verl.config_check import server_config
-from srl.train.verl.engine import TRAITS, VerlEngine, eos_ids
+from srl.train.verl.engine import VerlEngine, eos_ids
 from srl.train.verl.failures import reason
 from srl.train.verl.job import TORCH, Job, precision, rollout_name
 from srl.train.verl.launch import check_installed, environment, job_of, ray_cluster, set_environment
@@ -57,7 +57,6 @@ class ServersEngine(Engine):
     codec: Codec
     backend: str
     patience_s: float
-    traits: EngineTraits = TRAITS
     _ask: Ask | None = None
     _ends: ExitStack = field(default_factory=ExitStack)
 

@@ -11,7 +11,6 @@ import unicodedata
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -193,7 +192,7 @@ class Judge:
         try:
             completion = await self.engine.generate(case.key, ids, sampling)
         except RefusedError as error:
-            raise self._no_verdict(f"refused the request: {error.why}", Verdict("")) from error
+            raise self._no_verdict(f"refused the request: {error}", Verdict("")) from error
         except UserError as error:
             self._given_up = self._given_up or str(error)
             raise
@@ -270,20 +269,18 @@ class JudgeReward:
         return self._judge
 
     async def _open(self) -> Judge:
-        from srl.rollout.openai_engine import OpenAiEngine, OpenAiServer, ServerOptions, find_key, find_model
+        from srl.rollout.openai_engine import OpenAiEngine, OpenAiServer, find_key, find_model
 
         given, codec = self.options, WholeTexts()
-        options = ServerOptions(
-            url=given.url, model=given.model or "", api="chat", timeout_s=given.timeout_s,
-            retries=given.retries, requests_per_minute=given.requests_per_minute, price_in=given.price_in,
-            price_out=given.price_out, section=SECTION, **find_key(given.key_variable, SECTION),
+        server = OpenAiServer(
+            url=given.url, model=given.model or "", api="chat", key=find_key(given.key_variable, SECTION),
+            timeout_s=given.timeout_s, retries=given.retries, max_concurrent=given.max_concurrent,
+            requests_per_minute=given.requests_per_minute, price_in=given.price_in, price_out=given.price_out,
+            section=SECTION,
         )  # fmt: skip
-        model = await find_model(options, 0)
-        server = OpenAiServer(replace(options, model=model))
-        engine = OpenAiEngine(
-            codec, server, token_ids=False, max_num_seqs=given.max_concurrent, max_model_len=_MANY
-        )
-        return Judge(engine, codec, model, self._prompt, given, server.used)
+        server.model = await find_model(server, 0)
+        engine = OpenAiEngine(codec, server, token_ids=False, max_model_len=_MANY)
+        return Judge(engine, codec, server.model, self._prompt, given, server.used)
 
 
 class WholeTexts(TextCodec):
