@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from srl.errors import UserError
 from srl.model import error_line
 from srl.probe import attempt, kept_logits
 from srl.rollout.attention import slot_attention
@@ -106,17 +107,15 @@ class CachedForward(Forward):
             try:
                 with slot_attention(self.model, self.cache.access):
                     longest = int(table.known[rows].max())
-                    return self._graphs.step(
-                        table.step_inputs(rows), min(longest, self.cache.access.capacity), table.draws(rows)
-                    )
-            except RuntimeError as error:
+                    return self._graphs.step(table.step_inputs(rows), longest, table.draws(rows))
+            except (RuntimeError, UserError) as error:  # of a capture, or of the model in it
                 _log.warning("decoding goes on without CUDA graphs: %s", error_line(error))
                 self._graphs = None
         return super().sample(table, rows)
 
     def _step(self, inputs: Tensor, width: int, draws: Draws) -> Tensor:
         """A whole decoding step, (2, B) from `SlotTable.step_inputs` (6, B): nothing is read from the GPU."""
-        return draw(self._decode(inputs, width), inputs[3:], draws)
+        return draw(self._decode(inputs, min(width, self.cache.access.capacity)), inputs[3:], draws)
 
     def _decode(self, inputs: Tensor, width: int, spans: Sequence[Span] = ()) -> Tensor:
         ids, positions, slots = inputs[:3].long()[:, :, None]  # (B, 1) each

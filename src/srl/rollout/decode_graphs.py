@@ -79,33 +79,35 @@ class DecodeGraphs:
 
         if not on_gpu:
             return _Graph(host, inputs, out, run)
-        eager_s = self._warmed_up(run)
+        eager_s = self._warm_up(run)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             run()
         self._pool = graph.pool()
-        self.feed_cost = max(1.0, eager_s / _seconds(graph.replay))
+        if eager_s is not None:
+            self.feed_cost = max(1.0, eager_s / _seconds(graph.replay))
         return _Graph(host, inputs, out, graph.replay)
 
-    def _warmed_up(self, run: Callable[[], None]) -> float:
-        """The seconds of an eager step, on a stream of its own, which may not wait for the GPU."""
-        side, mode = torch.cuda.Stream(), torch.cuda.get_sync_debug_mode()
+    def _warm_up(self, run: Callable[[], None]) -> float | None:
+        """Run the step eagerly, on a stream of its own; before the first graph, the seconds of a second run,
+        which raises RuntimeError where it waits for the GPU."""
+        side, seconds = torch.cuda.Stream(), None
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             run()
-            seconds = _seconds(run)
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                run()
-            finally:
-                torch.cuda.set_sync_debug_mode(mode)
+            if not self._graphs:
+                seconds = _seconds(run, checked=True)
         torch.cuda.current_stream().wait_stream(side)
         return seconds
 
 
-def _seconds(run: Callable[[], None]) -> float:
+def _seconds(run: Callable[[], None], checked: bool = False) -> float:
     torch.cuda.synchronize()
-    began = time.perf_counter()
-    run()
+    began, mode = time.perf_counter(), torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error" if checked else mode)
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
     torch.cuda.synchronize()
     return time.perf_counter() - began
