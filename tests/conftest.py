@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
@@ -37,15 +38,9 @@ def _unsynced(descriptor: int) -> None:
 
 os.fsync = _unsynced
 
-try:
-    from hypothesis import HealthCheck, settings
-except ImportError:  # in the environment of `make test-vllm`
-    pass
-else:  # a machine with other work takes its time over an example
-    settings.register_profile(
-        "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-    )
-    settings.load_profile("patient")
+# A machine with other work takes its time over an example.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
