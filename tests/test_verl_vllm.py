@@ -111,6 +111,19 @@ def test_rollout_that_is_not_installed_is_told_before_anything_is_made(monkeypat
     check_installed(load_config(None, None, "grpo", {}, ["model.device=cpu"]).config)
 
 
+def test_vllm_of_another_version_is_one_line_before_anything_is_made(packages, monkeypatch):
+    from importlib import util
+
+    monkeypatch.setattr(util, "find_spec", lambda name: object())
+    config = load_config(None, None, "grpo", {}, ["cluster.rollout=vllm", "model.device=cpu"]).config
+    packages["vllm"] = "0.24.0"
+    check_installed(config)
+    packages["vllm"] = "0.12.0"
+    with pytest.raises(UserError, match=r"0\.12\.0") as refused:
+        check_installed(config)
+    assert "\n" not in str(refused.value)
+
+
 def test_rollout_of_another_cluster_need_not_be_installed_here(monkeypatch):
     from importlib import util
 

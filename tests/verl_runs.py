@@ -37,7 +37,7 @@ def srl(*arguments: str, workspace: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "SRL_WORKSPACE": str(workspace), "OMP_NUM_THREADS": "1"}
     environment.pop(VARIABLE, None)
     out = (workspace.parent / f"{workspace.name}.out").open("a")
-    command = [str(Path(sys.executable).parent / "srl"), *arguments]
+    command = [sys.executable, "-P", "-m", "srl", *arguments]
     return subprocess.Popen(
         command,
         stdout=out,

