@@ -371,21 +371,6 @@ def test_turn_that_does_not_fit_is_refused_with_the_numbers():
     assert len(run(engine, engine.generate("a", [5] * 15, Sampling(max_tokens=5)))[0].token_ids) == 5
 
 
-@pytest.mark.parametrize(
-    ("ids", "sampling"),
-    [
-        ([], Sampling(max_tokens=3)),
-        ([5], Sampling(max_tokens=0)),
-        ([5], Sampling(max_tokens=3, temperature=-1.0)),
-        ([5], Sampling(max_tokens=3, top_p=0.0)),
-    ],
-)
-def test_turn_that_means_nothing_is_refused(ids, sampling):
-    engine = new_engine(tiny_model())
-    with pytest.raises(ValueError):
-        run(engine, engine.generate("a", ids, sampling))
-
-
 def test_ids_that_are_not_the_episodes_own_are_refused():
     engine = new_engine(tiny_model())
 
