@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from srl.errors import UserError
+from srl.safe_text import one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,23 +75,14 @@ class Codec:
 
     def _apply(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The chat template's text. Raises UserError if the template fails."""
+        asked, apply = [dict(message) for message in messages], self.tokenizer.apply_chat_template
         try:
-            text: Any = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-            )
+            return str(apply(asked, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # a template is a program of its own
-            why = f"{type(error).__name__}: {' '.join(str(error).split()).removesuffix('.')}"
             raise UserError(
-                f"the chat template in {self._template_file()} does not work: {why}; correct it, or "
-                "remove it to give prompts as plain text"
+                f"the chat template in {self.tokenizer.name_or_path} does not work: {type(error).__name__}: "
+                f"{one_line(str(error))}; correct it, or remove it to give prompts as plain text"
             ) from error
-        return text  # a string, as `tokenize` is off and this is one conversation
-
-    def _template_file(self) -> Path:
-        """The file that the chat template was read from."""
-        directory = Path(str(self.tokenizer.name_or_path))
-        file = directory / "chat_template.jinja"
-        return file if file.is_file() else directory / "tokenizer_config.json"
 
     def _bos(self) -> list[int]:
         """The BOS id where this tokenizer puts one before a text, else an empty list."""
@@ -129,15 +120,12 @@ class Codec:
         """The text of `ids` for a server, which puts BOS before it: special tokens by name, no first BOS."""
         bos = self.tokenizer.bos_token_id
         rest = list(ids[1:] if bos is not None and ids[:1] == [bos] else ids)
-        text: Any = self.tokenizer.decode(rest, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text  # a string, as `ids` is one sequence
+        return str(self.tokenizer.decode(rest, clean_up_tokenization_spaces=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens; spaces are kept as they are."""
-        text: Any = self.tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text  # a string, as `ids` is one sequence
+        tokenizer, ids = self.tokenizer, list(ids)
+        return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 class TextCodec(Codec):
