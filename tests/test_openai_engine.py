@@ -218,6 +218,8 @@ def test_what_no_retry_mends_ends_the_run_in_one_line(status, requests):
 
 NO_TURN = {
     "garbage": (Reply(b"\xff\x00 not json"), 3),
+    "deep": (Reply(b"[" * 200_000), 3),
+    "large": (Reply(b" " * 5_000 + b"[]"), 3),
     "list": (Reply([1]), 1),
     "500": (BROKEN, 3),
     "no choices": (Reply({"model": MODEL, "choices": []}), 1),
@@ -234,7 +236,8 @@ OTHER_IDS = {
 
 
 @pytest.mark.parametrize("name", NO_TURN)
-def test_bad_answer_is_a_fault_of_the_turn_after_retries_where_they_may_help(name):
+def test_bad_answer_is_a_fault_of_the_turn_after_retries_where_they_may_help(name, monkeypatch):
+    monkeypatch.setattr("srl.rollout.openai_engine.MAX_ANSWER_BYTES", 300_000 if name == "deep" else 5_000)
     reply, requests = NO_TURN[name]
     made = Made(reply)
     with pytest.raises(EngineFault) as caught:
@@ -256,6 +259,21 @@ def test_lost_connection_is_a_fault_after_retries_once_the_server_has_answered(l
     with pytest.raises(EngineFault):
         made.turn()
     assert len(made.sent) == 4
+
+
+def test_answer_that_never_ends_is_a_fault_after_the_time_out():
+    made = Made(completion("x"), timeout_s=0.05, retries=0)
+    made.turn()
+
+    async def drips():
+        while True:
+            yield b" "
+            await asyncio.sleep(0)
+
+    made.answer = lambda request: httpx.Response(200, content=drips())
+    made.server.transport = httpx.MockTransport(made.answer)
+    with pytest.raises(EngineFault):
+        made.turn()
 
 
 def test_server_that_is_not_there_is_asked_once():

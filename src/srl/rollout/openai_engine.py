@@ -34,6 +34,9 @@ FAILED_IN_A_ROW = 20
 """Turns that fail one after the other before the server is given up."""
 MAX_WAIT_S = 60.0
 """The longest back-off, and the longest wait for `Retry-After`, which is added to it."""
+MAX_ANSWER_BYTES = 64 << 20
+_FAULTS = (httpx.HTTPError, TimeoutError, ValueError, RecursionError)
+"""What a request may raise; the last two for an answer that is not JSON."""
 _QUOTED = 200
 """Characters of a server's answer that a message quotes."""
 
@@ -96,7 +99,7 @@ class OpenAiServer:
         async with self._slots:
             try:
                 return await retrying(self._attempt, method, path, payload)
-            except (httpx.HTTPError, ValueError) as error:
+            except _FAULTS as error:
                 raise self._error(error) from error
 
     def _enter_loop(self) -> None:
@@ -108,7 +111,7 @@ class OpenAiServer:
             base_url=self.url,
             transport=self.transport,
             headers={"Authorization": f"Bearer {self.key}"} if self.key else None,
-            timeout=self.timeout_s,
+            timeout=None,
             limits=httpx.Limits(),
             trust_env=not is_loopback(httpx.URL(self.url).host),
         )
@@ -122,11 +125,20 @@ class OpenAiServer:
             await self.sleep(start - now)
         self._used["requests"] += 1
         self._used["failed_requests"] += 1  # until there is an answer
-        response = await self._client.request(method, path, json=payload)
-        self._is_there = True
-        if response.status_code in (429, 503):  # everybody waits, not only this request
-            wait_s = min(retry_after(response.headers.get("Retry-After", "")) or 0.0, MAX_WAIT_S)
+        body = bytearray()
+        async with (
+            asyncio.timeout(self.timeout_s),
+            self._client.stream(method, path, json=payload) as streamed,
+        ):
+            self._is_there = True
+            async for chunk in streamed.aiter_bytes():
+                body += chunk
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES:,} bytes")
+        if streamed.status_code in (429, 503):  # everybody waits, not only this request
+            wait_s = min(retry_after(streamed.headers.get("Retry-After", "")) or 0.0, MAX_WAIT_S)
             self._next = max(self._next, self.clock() + wait_s)
+        response = httpx.Response(streamed.status_code, content=bytes(body), request=streamed.request)
         answer = response.raise_for_status().json()
         self._used["failed_requests"] -= 1
         usage = answer.get("usage") if isinstance(answer, dict) else None
@@ -135,7 +147,7 @@ class OpenAiServer:
             self._used[name] += tokens if isinstance(tokens, int) else 0
         return answer
 
-    def _error(self, error: httpx.HTTPError | ValueError) -> EngineFault | UserError:
+    def _error(self, error: Exception) -> EngineFault | UserError:
         if not isinstance(error, httpx.HTTPStatusError):
             said = f"{self.url}: no answer: {quoted(in_words(error), _QUOTED)}"
             hint = f"; start the server, or correct {self.section}.url"
@@ -152,7 +164,7 @@ def _may_pass(error: BaseException) -> bool:
     """Whether another try may help."""
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in (408, 425, 429) or error.response.is_server_error
-    return isinstance(error, (httpx.HTTPError, ValueError))
+    return isinstance(error, _FAULTS)
 
 
 def find_key(variable: str | None, section: str = "rollout.openai") -> str:
