@@ -14,8 +14,9 @@ from tests.tiny_models import byte_level_tokenizer
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from srl.errors import SrlError, UserError
-from srl.model import merged_weights
+from srl.model import add_lora, merged_weights
 from srl.rollout.codec import Codec
+from srl.rollout.delivery import NotDelivered, check_held, sampled
 from srl.rollout.engine import Completion, Engine, Sampling
 
 MAX_MODEL_LEN = 96
@@ -174,6 +175,30 @@ class EngineContract:
         (sampled,) = subject.run(subject.turn(ids, temperature=1.0))
         expected = logprobs(other, ids, sampled.token_ids, 1.0)
         assert sampled.logprobs == pytest.approx(expected, abs=self.tolerance)
+
+    @pytest.mark.parametrize("adapted", [["v_proj"], ["up_proj"], ["down_proj"]])
+    def test_weights_that_are_not_the_trainers_are_found_out(self, subject, adapted):
+        """A sync that is dropped, one in which nothing is sent, and one that leaves out the adapter."""
+        engine, trained = subject.engine, self.model(seed=1)
+        add_lora(trained, 4, target_modules=adapted)
+        for name, weight in trained.named_parameters():
+            if "lora_B" in name:
+                weight.data.normal_()
+        sample: dict[str, Any] = {}
+        weights = list(sampled(merged_weights(trained), sample))
+        if not self.weights_can_change:
+            assert engine.digests(sample) is None
+            return
+        with pytest.raises(NotDelivered):
+            check_held(sample, engine.digests(sample))
+        engine.sync(weights)
+        assert len(engine.digests(sample)) == len(sample) == 7 * trained.config.num_hidden_layers
+        check_held(sample, engine.digests(sample))
+        with pytest.raises(NotDelivered):
+            check_held({}, engine.digests({}))
+        engine.sync(merged_weights(self.model(seed=1)))
+        with pytest.raises(NotDelivered, match=adapted[0]):
+            check_held(sample, engine.digests(sample))
 
     def test_engine_that_slept_says_what_it_said_before(self, subject):
         ids = letters(subject)

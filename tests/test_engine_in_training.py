@@ -8,12 +8,14 @@ from tests.training import config, train
 
 import srl.store
 from srl.config import load_config
-from srl.errors import UserError
-from srl.model import load_model
+from srl.errors import EXIT_CHECK_FAILED, UserError, with_notes
+from srl.model import load_model, merged_weights
+from srl.rollout.delivery import NotDelivered
 from srl.rollout.engine import EngineFault
 from srl.rollout.torch_engine import TorchEngine
 from srl.safe_text import hidden
 from srl.train import load_components
+from srl.train.resume import resume_with
 
 
 class OwnCopy(TorchEngine):
@@ -51,6 +53,23 @@ class FailsOnce(OwnCopy):
         return await super().generate(request_id, token_ids, sampling)
 
 
+class DropsTheSecondSync(OwnCopy):
+    """Takes the weights of the second sync and goes on with those of the first."""
+
+    def sync(self, weights):
+        super().sync(
+            weights if not self.calls else [(name, self.model.state_dict()[name]) for name, _ in weights]
+        )
+
+
+class LeavesOutTheAdapter(OwnCopy):
+    """Takes the weights of the policy as it was, whatever was trained since."""
+
+    def sync(self, weights):
+        start = merged_weights(load_model(self.model.config.name_or_path, device="cpu"))
+        super().sync(start if list(weights) else ())
+
+
 class AnswersInText(OwnCopy):
     same_weights = token_ids = False
 
@@ -78,6 +97,18 @@ def test_engine_with_weights_of_its_own_gets_the_new_ones_after_each_update(sett
     for values in metrics_of(only_run(workspace)).values():
         assert values["rollout/logprob_diff/max"] < 1e-4, "the engine's weights are not the trainer's"
         assert values["actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("engine", [DropsTheSecondSync, LeavesOutTheAdapter])
+def test_run_ends_where_the_engine_does_not_get_what_was_trained(setting, workspace, made, engine):  # noqa: F811
+    made.append(engine)
+    with pytest.raises(NotDelivered) as caught:
+        train(config(setting, "grpo", model__lora_rank=4), workspace)
+    run = only_run(workspace)
+    assert resume_with(run) in with_notes(caught.value)
+    assert "\n" not in with_notes(caught.value)
+    assert caught.value.exit_code == EXIT_CHECK_FAILED
+    assert made[1].calls == ["sync", "sleep", "sync", "close"], "nothing was sampled after the update"
 
 
 def test_episodes_that_the_engine_fails_are_left_out_of_the_update_and_named_in_the_log(

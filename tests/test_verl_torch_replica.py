@@ -12,8 +12,11 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 from srl.errors import SrlError, UserError
 from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
+from srl.rollout.delivery import NotDelivered
 from srl.rollout.engine import Completion, Sampling
 from srl.rollout.torch_engine import TorchEngine, load_state
+from srl.train.verl.delivery import deliver
+from srl.train.verl.job import RUN_VARIABLE
 from srl.train.verl.without_gpu.torch_server import ServerOptions, TorchServer, as_array
 
 KEY = [7, "train", 3, "question", 1, 0, 0]
@@ -121,6 +124,24 @@ def test_weights_without_a_step_keep_the_last_one(server, directory):
     asyncio.run(server.update_weights(state, 5))
     asyncio.run(server.update_weights(state))
     assert server.global_steps == 5
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the update", "what was sent"])
+def test_server_finds_out_that_it_holds_other_weights(server, directory, lost, monkeypatch):
+    monkeypatch.setenv(RUN_VARIABLE, str(directory))
+
+    async def send(weights) -> None:
+        if lost == "nothing":
+            await server.update_weights(dict(weights))
+        elif lost == "what was sent":
+            list(weights)
+
+    update = deliver(changed(directory).items(), send, server.check_delivery)
+    if lost == "nothing":
+        asyncio.run(update)
+        return
+    with pytest.raises(NotDelivered, match="resume with"):
+        asyncio.run(update)
 
 
 def test_tied_weight_may_come_under_one_of_its_names(server, directory):

@@ -191,11 +191,12 @@ def test_weight_of_a_packed_layer_is_gone_unless_it_is_kept(monkeypatch):
 
 @with_vllm
 @pytest.mark.timeout(LIMIT_S + 60)
-def test_grpo_runs_on_the_vllm_of_verl(tmp_path):
+@pytest.mark.parametrize("rank", [0, 8], ids=["weights", "adapter"])
+def test_grpo_runs_on_the_vllm_of_verl(tmp_path, rank):
     sets = {
         "cluster.rollout": "vllm", "cluster.n_gpus_per_node": 1, "trainer.total_training_steps": 2,
         "data.train_batch_size": 4, "actor.ppo_mini_batch_size": 4, "rollout.n": 2, "eval.val_questions": 4,
-        "eval.test_questions": 4,
+        "eval.test_questions": 4, "model.lora_rank": rank,
         "actor.entropy_coeff": 0.01,  # moves the weights even where all episodes of a group score the same
     }  # fmt: skip
     arguments = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
@@ -214,4 +215,4 @@ def test_grpo_runs_on_the_vllm_of_verl(tmp_path):
     assert searches > 0
     assert metrics["rollout/logprob_diff/max", 1] < 1e-4
     assert metrics["rollout/logprob_diff/max", 2] < 1e-4, "the second step's weights did not arrive"
-    assert metrics["actor/ref_kl", 2] > 1e-3, "the first step changed nothing, so this shows nothing"
+    assert metrics["actor/ref_kl", 2] > 1e-4, "the first step changed nothing, so this shows nothing"

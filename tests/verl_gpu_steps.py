@@ -1,8 +1,9 @@
-"""Two steps of our trainer as on a GPU: `python verl_gpu_steps.py FOLDER`, where a run's configuration is.
+"""Two steps of our trainer as on a GPU: `python verl_gpu_steps.py FOLDER N`, where a run's configuration is.
 
 Of verl everything between the trainer and the engine is real: the manager of weights, the worker's
 `update_weights`, vLLM's replica, server and adapter, and the sender and receiver of buckets. Stand-ins are
-vLLM itself, Ray, and what computes. `answer.json` has what the engine was asked, in order, and what arrived.
+vLLM itself, Ray, and what computes. From step N on vLLM loses new weights. `answer.json` has what the engine
+was asked, in order, and what arrived.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+
+from srl.rollout.delivery import NotDelivered
 
 JOB = f"test{os.getpid()}"
 BUCKET = 2**18
@@ -85,8 +88,10 @@ class Engine:
     async def collective_rpc(self, method: str, args: Any, kwargs: Any, timeout: Any) -> None:
         try:
             assert self.awake == {"weights"}, f"{method} while {self.awake} are awake"
-            self.story.append("update")
-            await asyncio.to_thread(getattr(self.extension, method), **kwargs)
+            self.story.append(method.partition("_")[0])
+            await asyncio.to_thread(getattr(self.extension, method), *args, **kwargs or {})
+        except NotDelivered as error:  # vLLM hands on what an error says
+            raise RuntimeError(str(error)) from None
         except BaseException:  # the sender would wait for ever
             traceback.print_exc()
             os._exit(1)
@@ -110,26 +115,49 @@ class Engine:
         return nothing
 
 
-class Model(torch.nn.Module):
-    """vLLM's model: it keeps what it is given."""
+class Layer(torch.nn.Module):
+    """A linear layer of vLLM's (8, 16), with room for an adapter of rank 8."""
+
+    tp_size, output_partition_sizes, params_dtype = 1, (8,), torch.float32
 
     def __init__(self) -> None:
         super().__init__()
+        self.weight, self.quant_method = torch.zeros(8, 16), SimpleNamespace(apply=torch.nn.functional.linear)
+        self.quant_method.apply = lambda layer, states: states @ layer.weight.T
+        self.lora_a_stacked, self.lora_b_stacked = [torch.zeros(1, 1, 8, 16)], [torch.zeros(1, 1, 8, 8)]
+
+
+class Model(torch.nn.Module):
+    """vLLM's model: it keeps what it is given, and has one layer. From the update `loses_from` on the layer
+    takes no more weights."""
+
+    def __init__(self, loses_from: int) -> None:
+        super().__init__()
         self.got, self.model = dict[str, torch.Tensor](), SimpleNamespace(layers=())
+        self.layers = torch.nn.ModuleList([torch.nn.ModuleDict({"o_proj": Layer()})])
+        self.loses_from, self.layer = loses_from, self.layers[0]["o_proj"]
 
     def load_weights(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         self.got |= {name: tensor.clone() for name, tensor in weights}
+        places = {
+            ".lora_A": self.layer.lora_a_stacked[0][0, 0],
+            ".lora_B": self.layer.lora_b_stacked[0][0, 0],
+        }
+        for name, tensor in self.got.items():
+            if tensor.ndim == 2 and int(tensor[0, 0]) < self.loses_from:
+                factor = 2 if ".lora_B" in name else 1
+                places.get(name[-14:-7], self.layer.weight).copy_(tensor * factor)
 
 
-def extension() -> Any:
-    """verl's part of vLLM's worker."""
-    from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension as Extension
+def extension(loses_from: int) -> Any:
+    """Our part of vLLM's worker, around verl's."""
+    from srl.train.verl.vllm_delivery import CheckedWorker
 
-    made = object.__new__(Extension)
+    made = object.__new__(CheckedWorker)
     config = SimpleNamespace(
         speculative_config=None, quant_config=None, parallel_config=None, model_config=None
     )  # fmt: skip
-    made.model_runner = SimpleNamespace(model=Model(), vllm_config=config)
+    made.model_runner = SimpleNamespace(model=Model(loses_from), vllm_config=config)
     made.device, made.local_rank, made._is_qat_model, made._is_modelopt_qat = (
         torch.device("cpu"),
         0,
@@ -173,8 +201,14 @@ class Weights:
         self.lora, self.step = lora, 0
 
     def get_per_tensor_param(self, **_: Any) -> tuple[Any, Any]:
-        sent = ((name, torch.full((size,), self.step, dtype=dtype)) for name, size, dtype in SENT)
-        return sent, {"r": 8} if self.lora else None
+        layer = (
+            "base_model.model.layers.0.o_proj.lora_A.weight",
+            "base_model.model.layers.0.o_proj.lora_B.weight",
+        )
+        shapes = {layer[0]: (8, 16), layer[1]: (8, 8)} if self.lora else {"layers.0.o_proj.weight": (8, 16)}
+        sent = [(name, torch.full((size,), self.step, dtype=dtype)) for name, size, dtype in SENT]
+        sent += [(name, torch.full(shape, float(self.step))) for name, shape in shapes.items()]
+        return iter(sent), {"r": 8, "lora_alpha": 16} if self.lora else None
 
 
 def ready(answer: Any) -> Any:
@@ -202,7 +236,7 @@ def threaded(work: Coroutine[Any, Any, Any]) -> Any:
     return answers[0]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, loses_from: int) -> None:
     sys.meta_path.insert(0, VllmFinder())
     version = metadata.version
     metadata.version = lambda name: StandIn.__version__ if name == "vllm" else version(name)
@@ -234,6 +268,7 @@ def main(folder: Path) -> None:
 
     from verl.checkpoint_engine.base import CheckpointEngineManager
     from verl.workers.engine_workers import ActorRolloutRefWorker
+    from verl.workers.rollout import base
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import RolloutMode
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
@@ -242,7 +277,8 @@ def main(folder: Path) -> None:
         config=rollout, model_config=model, rollout_mode=RolloutMode.HYBRID, workers=[], replica_rank=0,
         node_rank=0, gpus_per_node=1, nnodes=1, cuda_visible_devices="0",
     )  # fmt: skip
-    server.engine = engine = Engine(extension())
+    base._ROLLOUT_REGISTRY["vllm", "async"] = "srl.train.verl.vllm_delivery.CheckedAdapter"
+    server.engine = engine = Engine(extension(loses_from))
     handle, replica = Handle(server), object.__new__(vLLMReplica)
     replica.servers = [handle]
     ray.get_actor = lambda name: handle
@@ -258,12 +294,18 @@ def main(folder: Path) -> None:
     checkpoints = omega_conf_to_dataclass(rollout.checkpoint_engine)
     checkpoints.backend = "naive"
     manager = CheckpointEngineManager(checkpoints, group, [replica])
-    train(config, composed, manager, handle, weights)
+    lost = ""
+    try:
+        train(config, composed, manager, handle, weights)
+    except NotDelivered as error:
+        lost = str(error)
     got = [
         [name, len(tensor), str(tensor.dtype), tensor.unique().tolist()]
         for name, tensor in engine.extension.model_runner.model.got.items()
+        if tensor.ndim == 1
     ]
-    answer = {"story": engine.story, "got": got, "version": server.global_steps, "too_large": too_large()}
+    answer = {"story": engine.story, "got": got, "version": server.global_steps, "too_large": too_large(),
+              "lost": lost}  # fmt: skip
     (folder / "answer.json").write_text(json.dumps(answer))
 
 
@@ -353,7 +395,7 @@ def train(config: Any, composed: Any, manager: Any, handle: Handle, weights: Wei
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]), int(sys.argv[2]))
     except BaseException:
         traceback.print_exc()
         os._exit(1)

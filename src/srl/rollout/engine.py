@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +12,8 @@ from srl.rollout.codec import Codec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from srl.rollout.delivery import Sample
 
 
 StopReason = Literal["stop", "eos", "length"]
@@ -115,6 +117,10 @@ class Engine:
             "the weights of this engine cannot be changed, so it cannot be used in training; "
             "set rollout.engine=torch"
         )
+
+    def digests(self, sample: Sample) -> Mapping[str, str] | None:
+        """`held_digests` of the weights that the engine has of a sample; None if it cannot say."""
+        return None
 
     def sleep(self) -> None:
         """Free the memory that an update can use, caches first."""

@@ -20,6 +20,7 @@ from srl.errors import SrlError, UserError
 from srl.model import return_free_memory
 from srl.rollout.choose_forward import choose_forward
 from srl.rollout.codec import Codec
+from srl.rollout.delivery import Sample, column_numbers, held_digests
 from srl.rollout.engine import (
     Completion,
     Engine,
@@ -166,6 +167,12 @@ class TorchEngine(Engine):
         """Copy the weights into the model. Raises SrlError, as `load_state`."""
         self.reset()
         load_state(self.model, dict(weights))
+
+    def digests(self, sample: Sample) -> dict[str, str]:
+        own = self.model.state_dict()
+        return held_digests(
+            (name, own[name][:, column_numbers(width)]) for name, ((_, width), _) in sample.items()
+        )
 
     def sleep(self) -> None:
         self.reset()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata, util
 from itertools import count
 from math import isfinite
@@ -26,6 +27,7 @@ from srl.errors import SrlError, UserError
 from srl.install import pip_install
 from srl.model import Float32Head, merged_weights, plain_config
 from srl.rollout.codec import Codec
+from srl.rollout.delivery import Sample, column_numbers, held_digests
 from srl.rollout.engine import (
     Completion,
     Engine,
@@ -180,6 +182,10 @@ class VllmEngine(Engine):
         if not self._away:
             self.reset()
 
+    def digests(self, sample: Sample) -> dict[str, str]:
+        (held,) = self._call(self._vllm.apply_model, partial(digests_of, sample=sample))
+        return held
+
     def sleep(self) -> None:
         """Give the GPU's memory back, weights included; on a CPU there is nothing to do."""
         if self._on_gpu and not self._away:
@@ -268,12 +274,12 @@ class VllmEngine(Engine):
         self._end_all(error)
         return error
 
-    def _call(self, work: Callable[..., object], *arguments: object) -> None:
-        """Have `work` done in vLLM's thread, after what was asked of it before. Raises SrlError."""
+    def _call(self, work: Callable[..., Any], *arguments: object) -> Any:
+        """What `work` answers in vLLM's thread, after what was asked of it before. Raises SrlError."""
         if self._broken is not None:
             raise self._broken
         try:
-            self._thread.submit(work, *arguments).result()
+            return self._thread.submit(work, *arguments).result()
         except Exception as error:
             raise self._fail(error) from error
 
@@ -382,6 +388,36 @@ def _pack_embeddings(model: torch.nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, VocabParallelEmbedding):
             layer.quant_method.process_weights_after_loading(layer)
+
+
+@torch.no_grad()
+def digests_of(model: torch.nn.Module, sample: Sample) -> dict[str, str]:
+    """`Engine.digests` of vLLM's `model`, for which it calls the layers that generate.
+
+    Left out are layers that vLLM names otherwise, and those that are spread over several GPUs.
+    """
+    layers: dict[str, Any] = dict(model.named_modules())
+    fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
+    places = {part: (name, number) for name, parts in fused.items() for number, part in enumerate(parts)}
+    columns = {}
+    for name, ((rows, width), _) in sample.items():
+        path, _, factor = name.removeprefix("base_model.model.").removesuffix(".weight").partition(".lora_")
+        parent, _, leaf = path.rpartition(".")
+        whole, number = places.get(leaf, (leaf, 0))
+        layer = layers.get(f"{parent}.{whole}")
+        inner: Any = getattr(layer, "base_layer", layer)
+        if getattr(inner, "tp_size", 0) != 1:
+            continue
+        numbers, sizes = column_numbers(width), inner.output_partition_sizes
+        if factor:  # zeros, which no trained adapter is, where vLLM has none here
+            stacked = getattr(layer, f"lora_{factor.lower()}_stacked", None)
+            columns[name] = torch.zeros(1) if stacked is None else stacked[number][0, 0][:rows, numbers]
+        elif inner.weight.device.type == "cpu":  # the weight is packed, and may be gone
+            units = torch.nn.functional.one_hot(torch.tensor(numbers), width).to(inner.params_dtype)
+            columns[name] = inner.quant_method.apply(inner, units).split(sizes, dim=-1)[number].T
+        else:
+            columns[name] = inner.weight.split(sizes)[number][:, numbers]
+    return held_digests(columns.items())
 
 
 def _request(token_ids: list[int], sampling: Sampling, codec: Codec) -> tuple[TokensInput, SamplingParams]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from srl import interrupts
 from srl.config import Config
@@ -17,6 +17,7 @@ from srl.progress import counted
 from srl.protocol import Template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
+from srl.rollout.delivery import NotDelivered, check_held, sampled
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.many_episodes import rollout
@@ -24,7 +25,7 @@ from srl.serve.named_retrievers import aclose
 from srl.store import LogWriter, Record
 from srl.train.background_writes import BackgroundWrites
 from srl.train.report import Reporter, Terminal
-from srl.train.resume import too_many_failures
+from srl.train.resume import resume_with, too_many_failures
 from srl.train.run_directory import Progress
 from srl.trajectory import Phase, Question, Score, SearchTool, Trajectory, failed_episodes
 
@@ -105,9 +106,19 @@ class EpisodeRunner:
             self.engine.reset()
 
     def give_weights(self, model: PreTrainedModel) -> None:
-        """Have the engine generate with the weights of `model` where it has a copy of its own."""
-        if not self.engine.same_weights:
-            self.engine.sync(merged_weights(model))
+        """Have the engine generate with the weights of `model` where it has a copy of its own.
+
+        Raises NotDelivered where it holds others afterwards.
+        """
+        if self.engine.same_weights:
+            return
+        try:
+            sample: dict[str, Any] = {}
+            self.engine.sync(sampled(merged_weights(model), sample))
+            check_held(sample, self.engine.digests(sample))
+        except NotDelivered as error:
+            error.add_note(resume_with(self.log.directory.parent))
+            raise
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
         """One score for each trajectory of the last `roll_out`, in order. A missing one is told."""

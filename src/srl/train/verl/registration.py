@@ -110,7 +110,10 @@ def _algorithm_versions(config: Config) -> dict[str, str]:
 
 
 def _register_loop(run: Path) -> None:
-    """Register our agent loop by its class path, with the run it is for; the first episode imports it."""
+    """Register our agent loop by its class path, with the run it is for; the first episode imports it. And
+    the adapter that checks what vLLM holds."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+    from verl.workers.rollout import base
 
+    base._ROLLOUT_REGISTRY["vllm", "async"] = "srl.train.verl.vllm_delivery.CheckedAdapter"
     _agent_loop_registry[LOOP] = {"_target_": "srl.train.verl.agent_loop.SearchLoop", "run": str(run)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -26,10 +26,11 @@ from srl.advantage.masked import masked_mean
 from srl.config import load_saved
 from srl.files import FORMAT, read_json, write_json
 from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums, write_manifest
+from srl.rollout.delivery import NotDelivered
 from srl.train.compute_advantages import compute_advantages, rollout_correction
 from srl.train.episodes import Splits
 from srl.train.load_components import load_algorithm
-from srl.train.resume import too_many_failures
+from srl.train.resume import resume_with, too_many_failures
 from srl.train.run_directory import (
     VERL_STATE,
     Progress,
@@ -172,6 +173,7 @@ class SearchTrainer(PPOTrainerSync):
             keys=batch.keys, partition_id=batch.partition_id, select_fields=[*FIELDS, "extra_fields"]
         )
         extra = data.pop("extra_fields").tolist()
+        self._stop_on_old_weights(extra)
         mask = data["response_mask"]
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         correction = rollout_correction(self.srl, same_weights=False)
@@ -280,6 +282,16 @@ class SearchTrainer(PPOTrainerSync):
         found = ray.get(self.log_actor.failed_episodes.remote(self.global_steps, phase))
         if error := too_many_failures(self.run, found, self.srl.search.max_failed):
             raise error
+
+    def _stop_on_old_weights(self, extra: Sequence[Mapping[str, Any]]) -> None:
+        """Raises NotDelivered where a server sampled with other weights than those of the step before."""
+        bounds = ("min_global_steps", "max_global_steps")
+        versions = {int(row[bound]) for row in extra if row["srl_valid"] for bound in bounds}
+        if old := versions - {self.global_steps - 1}:
+            raise NotDelivered(
+                f"step {self.global_steps} was sampled with the weights of step {min(old)}; "
+                f"{resume_with(self.run)}"
+            )
 
     def _check_workers(self) -> None:
         """Raises UserError naming a worker that differs from this process. All are watched from here on."""

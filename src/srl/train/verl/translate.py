@@ -56,6 +56,8 @@ NO_DUAL_CLIP = 1e9
 """A bound above every ratio, since verl requires one: it clamps log-ratios to 20, and e^20 = 4.9e8."""
 VLLM_TOKENS = 8192
 """verl's default for the tokens of one pass of vLLM, which must be at least the number of sequences."""
+CHECKED_WORKER = "srl.train.verl.vllm_delivery.CheckedWorker"
+"""In place of verl's extension of vLLM's worker, with what checks its weights."""
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 """Gradient checkpointing under Megatron; verl reads its own key for it under FSDP only."""
 
@@ -243,6 +245,7 @@ def _rollout(config: Config, job: Job) -> Rows:
     yield from _rollout_engine(config, job)
     if rollout_name(config, job) == "vllm":  # it looks for a tokenizer beside the model unless told
         yield f"{ROLLOUT}.engine_kwargs.vllm.tokenizer", absolute(job.tokenizer), "model.tokenizer"
+        yield f"{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls", CHECKED_WORKER, ""
     if rollout_name(config, job) == "sglang":  # without a tokenizer it ignores stop strings
         yield f"{ROLLOUT}.skip_tokenizer_init", False, ""
         yield f"{ROLLOUT}.engine_kwargs.sglang.tokenizer_path", absolute(job.tokenizer), "model.tokenizer"

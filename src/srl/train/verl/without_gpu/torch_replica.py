@@ -13,6 +13,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
 
 from srl.errors import UserError
+from srl.train.verl.delivery import deliver
 from srl.train.verl.job import TORCH
 from srl.train.verl.without_gpu.torch_server import ServerOptions, TorchServer, as_array
 
@@ -107,5 +108,9 @@ class ServerAdapter(BaseRollout):
                 f"cluster.rollout=torch takes whole weights, not {what}; "
                 "for LoRA set verl.actor_rollout_ref.model.lora.merge=true"
             )
-        state = {name: as_array(tensor) for name, tensor in weights}
-        await self.server.update_arrays.remote(state, global_steps)
+
+        async def send(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+            state = {name: as_array(tensor) for name, tensor in named}
+            await self.server.update_arrays.remote(state, global_steps)
+
+        await deliver(weights, send, self.server.check_delivery.remote)

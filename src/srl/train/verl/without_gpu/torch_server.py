@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from srl.errors import SrlError
+from srl.rollout.delivery import Sample, check_held
 from srl.rollout.engine import Completion, Engine, Sampling
 
 if TYPE_CHECKING:
@@ -159,6 +160,10 @@ class TorchServer:
         with warnings.catch_warnings(action="ignore"):  # they are in read-only shared memory
             tensors = {name: torch.from_numpy(array) for name, array in state.items()}
         await self.update_weights(tensors, global_steps)
+
+    async def check_delivery(self, sample: Sample) -> None:
+        """Raises NotDelivered where the engine holds other weights than the `sample` of the trainer's."""
+        check_held(sample, self.engine.digests(sample))
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
         """Abort all running turns; new ones wait for `resume_generation`, or are rejected."""
