@@ -1,18 +1,23 @@
-"""GRPO on one GPU at 0.5B, 3B and 7B: steps with random weights, compared with the plan and the device.
+"""What one GPU does with a model: decoding, delivery of weights, steps of GRPO. Prints JSON lines.
 
-    python bench/gpu.py [--models 0.5B 3B 7B] [--steps 3] [--out bench/results/gpu.json]
-    python bench/gpu.py --smoke     # a small model on any device, to test this script; writes nothing
+    python bench/gpu.py [--models 0.5B 3B 7B DIRECTORY …] [--points decode …] > bench/results/gpu.jsonl
+    python bench/gpu.py --smoke     # a small model on any device, to test this script
 
-Models of Qwen2.5's shapes with random weights, byte-level BPE trained here on the made-up world's pages. 0.5B
-and 7B with LoRA as in `srl train --preset one-gpu`, 3B with all weights (80 GB). Nothing is downloaded.
-Random weights neither search nor answer: every episode writes all its turns to the cap, and every other one
-is rewarded. So there is more decoding than in a real run and less reading, the same in every run; the plan's
-arithmetic is given the lengths that came about. `shares` has the decoded tokens a second by what the memory's
-bandwidth allows, and the update's operations a second by those of matrix products alone, both measured here.
+Each point of a model is a process of its own that ends within two minutes, and each figure is a line as soon
+as it is there. The points:
 
-Needs torch, transformers, tokenizers, peft, numpy, pydantic, PyYAML and pluggy, and this repository's
-`src` and `plugins/algos/grpo/src`, which it finds by itself: srl need not be installed. Exits with 2 where
-there is no CUDA.
+- parity: tokens and log-probs of eager decoding and of decoding in CUDA graphs, in float32.
+- decode: milliseconds a decoding step with so many rows, and their share of the bound that the memory's
+  bandwidth sets: all weights, and the keys and values of each row at its length. Then the distance of the
+  sampler's log-probs from the trainer's. With the torch engine, eager and in graphs, and with vLLM.
+- delivery: vLLM asleep, given other weights, and awake; its log-probs are then the trainer's again.
+- step: steps of GRPO, with the share of the update's operations in those of matrix products alone, and the
+  plan's arithmetic for the lengths that came about. With LoRA as in `srl train --preset one-gpu`, but at 3B
+  with all weights (80 GB).
+
+0.5B, 3B and 7B are Qwen2.5's shapes with random weights; nothing is downloaded. Random weights neither search
+nor answer: every episode writes all its turns to the cap, and every other one is rewarded. Exits with 2
+without CUDA.
 """
 
 from __future__ import annotations
@@ -20,62 +25,231 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "plugins" / "algos" / "grpo" / "src")]
+sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
-import transformers  # noqa: E402
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
+from bench.speed.material import SMALL, random_model  # noqa: E402
 
-from srl.config.keys import Config  # noqa: E402
-from srl.config.load import (  # noqa: E402
-    build,
-    defaults,
-    flatten,
-    put,
-    read_layers,
-)
+from srl.config import Config, load_config  # noqa: E402
 from srl.data.world import make_world, questions  # noqa: E402
-from srl.model import add_lora, new_model, recompute_layers  # noqa: E402
+from srl.model import add_lora, merged_weights, new_model, recompute_layers  # noqa: E402
 from srl.protocol import template  # noqa: E402
-from srl.rollout.codec import Codec  # noqa: E402
-from srl.rollout.engine import Engine  # noqa: E402
-from srl.rollout.episode import EpisodeOptions  # noqa: E402
+from srl.rollout.engine import Completion, Engine, Sampling  # noqa: E402
 from srl.rollout.many_episodes import rollout  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
+from srl.rollout.vllm_engine import version_problem  # noqa: E402
 from srl.train.dry_run.memory import Layout, footprint  # noqa: E402
 from srl.train.dry_run.model_size import PUBLISHED, Shape, shape_of  # noqa: E402
 from srl.train.dry_run.step_time import DeviceSpeed, EpisodeTokens, measure, step_times  # noqa: E402
-from srl.train.experience import Learner, make_experience  # noqa: E402
-from srl.trajectory import Question, Score, Search, Trajectory  # noqa: E402
-from srl.update.actor import ActorLoss, update_actor  # noqa: E402
-from srl.update.kl import kl_controller  # noqa: E402
-from srl.update.optimiser import Optimiser  # noqa: E402
-from srl_grpo.estimator import algorithm  # noqa: E402
+from srl.train.experience import make_experience  # noqa: E402
+from srl.train.load_components import (  # noqa: E402
+    LoadedModel,
+    episode_options,
+    load_engine,
+    load_learner,
+    load_optimisers,
+    load_policy,
+    samples_as_trained,
+)
+from srl.train.local_backend import actor_loss  # noqa: E402
+from srl.trajectory import Question, Score, Search, Segment, Trajectory  # noqa: E402
+from srl.update.actor import update_actor  # noqa: E402
+from srl.update.batch import collate  # noqa: E402
+from srl.update.logprobs import batched_stats  # noqa: E402
 
-FEWER = {"data.train_batch_size": 16, "actor.ppo_mini_batch_size": 16, "rollout.max_num_seqs": 80}
-MODELS: dict[str, dict[str, Any]] = {
-    "0.5B": {},
-    "3B": {"model.lora_rank": 0, "actor.use_kl_loss": False, "actor.optim.lr": 1e-6, **FEWER},
-    "7B": FEWER,
-}
+LIMIT_S = 120
+WHOLE = {"model.lora_rank": 0, "actor.use_kl_loss": False, "actor.optim.lr": 1e-6}
+SIZES: dict[str, dict[str, Any]] = {"0.5B": {}, "3B": WHOLE, "7B": {}}
 """What each size sets beside the preset `one-gpu`; LoRA but at 3B, which trains all weights."""
+SHORT = {
+    "data.train_batch_size": 16, "actor.ppo_mini_batch_size": 16, "rollout.max_num_seqs": 128,
+    "rollout.max_turns": 1, "rollout.max_turn_tokens": 64, "data.max_response_length": 700,
+}  # fmt: skip
+SMOKE = {"data.train_batch_size": 2, "actor.ppo_mini_batch_size": 1, "rollout.n": 2}
 SMOKE_SIZES = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 128, "vocab_size": 5000,
 }  # fmt: skip
-SMOKE = {
-    "data.train_batch_size": 2, "actor.ppo_mini_batch_size": 1, "rollout.n": 2, "rollout.max_num_seqs": 4,
-    "rollout.max_turn_tokens": 8, "data.max_response_length": 300,
-}  # fmt: skip
+PROMPT, WRITTEN, STEPS = 300, 64, 2
+Prompts = Sequence[Sequence[int]]
+
+
+def figure(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+class Subject:
+    """A model with its configuration, on the device."""
+
+    def __init__(self, name: str, smoke: bool, **sets: Any) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        published = f"Qwen/Qwen2.5-{name}"
+        self.path = published if name in SIZES else name
+        if smoke and name in SIZES:
+            PUBLISHED[published] |= SMOKE_SIZES
+        settings = {
+            **SIZES.get(name, {}),
+            **SHORT,
+            **(SMOKE if smoke else {}),
+            "model.device": self.device.type,
+        }
+        found = load_config("one-gpu", None, "grpo", {**settings, "model.path": self.path, **sets})
+        self.config: Config = found.config
+        self.smoke = smoke
+        self.policy = self._random() if name in SIZES else load_policy(self.config.model, lambda text: None)
+        self.policy.codec.eos_ids = frozenset()  # lengths are fixed
+        self.shape: Shape = shape_of(self.config, self.path, needs_critic=False)
+
+    def _random(self) -> LoadedModel:
+        """Random weights, made on the device, and a tokenizer of 4,096 pieces."""
+        sizes, section = PUBLISHED[self.path], self.config.model
+        with tempfile.TemporaryDirectory() as folder:
+            small = {"model.path": str(random_model(Path(folder), SMALL)), "model.lora_rank": 0}
+            codec = load_policy(self.config.with_settings(small).model, lambda text: None).codec
+        with torch.device(self.device):
+            made: Any = new_model(
+                "qwen2", vocab_size=sizes["vocab_size"], layers=sizes["num_hidden_layers"],
+                width=sizes["hidden_size"], heads=sizes["num_attention_heads"],
+                kv_heads=sizes["num_key_value_heads"], ffn=sizes["intermediate_size"],
+                max_length=sizes["max_position_embeddings"],
+            )  # fmt: skip
+        model = made.to(getattr(torch, section.dtype))
+        if section.lora_rank:
+            add_lora(model, section.lora_rank, section.lora_alpha, section.lora_target_modules)
+        recompute_layers(model)
+        return LoadedModel(model, codec)
+
+    def engine(self, name: str, rows: int) -> Engine:
+        """`eager` and `graphs` are the torch engine's two ways to decode."""
+        longest = self.config.data.max_episode_tokens
+        if name == "vllm":
+            config = self.config.with_settings({"rollout.engine": "vllm", "rollout.max_num_seqs": rows})
+            return load_engine(config, self.policy, lambda text: None)
+        return TorchEngine(
+            self.policy.model,
+            self.policy.codec,
+            max_num_seqs=rows,
+            max_model_len=longest,
+            **(
+                {"graphs": name == "graphs"}
+                if "graphs" in (TorchEngine.__init__.__kwdefaults__ or {})
+                else {}
+            ),
+        )
+
+    @property
+    def speed(self) -> DeviceSpeed:
+        return measure(self.shape, self.device, self.policy.model.dtype)
+
+
+def prompts(count: int) -> list[list[int]]:
+    """As many prompts of `PROMPT` random ids."""
+    draws = torch.Generator().manual_seed(0)
+    return torch.randint(100, 4000, (count, PROMPT), generator=draws).tolist()
+
+
+def turns(engine: Engine, asked: Prompts, tokens: int) -> tuple[float, list[Completion]]:
+    """Seconds of one turn of `tokens` for every prompt, all together, and the turns."""
+
+    async def every() -> list[Completion]:
+        each = enumerate(asked)
+        return await asyncio.gather(
+            *(engine.generate(str(row), ids, Sampling(tokens, key=(row,))) for row, ids in each)
+        )
+
+    began = time.perf_counter()
+    found = asyncio.run(every())
+    seconds = time.perf_counter() - began
+    engine.reset()
+    return seconds, found
+
+
+def distance(subject: Subject, asked: Prompts, found: Sequence[Completion]) -> dict[str, float]:
+    """How far the sampler's log-probs are from the trainer's, of the same tokens."""
+    rows = [
+        Trajectory(Question(str(row), "", ()), [
+            Segment("prompt", tuple(ids), "", 0), Segment("policy", turn.token_ids, "", 0, turn.logprobs),
+        ])
+        for row, (ids, turn) in enumerate(zip(asked, found, strict=True))
+    ]  # fmt: skip
+    batch = collate(rows).to(subject.device)
+    ours = batched_stats(subject.policy.model, batch, batch.response_mask, max_tokens=16384).logprobs
+    assert batch.sampler_logprobs is not None, "the completions have them"
+    apart = (ours - batch.sampler_logprobs).abs()[batch.response_mask != 0]
+    return {"logprobs_apart": float(apart.mean()), "logprobs_apart_most": float(apart.max())}
+
+
+def parity(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> None:
+    """Rows of different length, so that they share no width, through both ways of decoding."""
+    asked = [ids[: PROMPT - 7 * row] for row, ids in enumerate(prompts(min(max(rows), 32)))]
+    ways = {name: turns(subject.engine(name, len(asked)), asked, WRITTEN)[1] for name in ("eager", "graphs")}
+    pairs = list(zip(*ways.values(), strict=True))
+    tokens = [a == b for one, other in pairs for a, b in zip(one.token_ids, other.token_ids, strict=True)]
+    gaps = [abs(a - b) for one, other in pairs if one.token_ids == other.token_ids
+            for a, b in zip(one.logprobs, other.logprobs, strict=True)]  # fmt: skip
+    figure(same_tokens=sum(tokens) / len(tokens), tokens=len(tokens), logprob_gap=max(gaps, default=None))
+
+
+def decode(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> None:
+    """The first turns warm up: vLLM compiles, graphs are captured. A step is what more tokens take."""
+    speed, shape = subject.speed, subject.shape
+    for name in engines:
+        if name == "vllm" and (problem := version_problem()):
+            figure(engine=name, left_out=problem)
+            continue
+        began = time.perf_counter()
+        engine = subject.engine(name, max(rows))
+        turns(engine, prompts(max(rows)), WRITTEN)
+        figure(engine=name, ready_s=time.perf_counter() - began)
+        for count in rows:
+            asked = prompts(count)
+            turns(engine, asked, WRITTEN)
+            first, (whole, found) = turns(engine, asked, 1)[0], turns(engine, asked, WRITTEN)
+            step = (whole - first) / (WRITTEN - 1)
+            read = shape.parameters * shape.itemsize + count * (PROMPT + WRITTEN / 2) * shape.kv_bytes
+            figure(engine=name, rows=count, ms_a_step=1000 * step, tokens_a_s=count / step,
+                   of_bandwidth_bound=read / speed.bandwidth / step)  # fmt: skip
+        figure(engine=name, **distance(subject, asked, found))
+        engine.close()
+
+
+def delivery(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> None:
+    """Weights are scaled by up to 2%: old ones would put the log-probs far apart."""
+    if problem := version_problem():
+        figure(left_out=problem)
+        return
+    asked, engine = prompts(min(rows)), subject.engine("vllm", min(rows))
+    figure(weights="first", **distance(subject, asked, turns(engine, asked, WRITTEN)[1]))
+    seconds = {"sleep": timed(engine.sleep)}
+    free = torch.cuda.mem_get_info()[0] if subject.device.type == "cuda" else None
+    draws = torch.Generator(subject.device).manual_seed(0)
+    with torch.no_grad():
+        for weight in subject.policy.model.parameters():
+            weight.mul_(
+                1 + 0.02 * torch.rand(weight.shape, generator=draws, device=weight.device).to(weight.dtype)
+            )
+    seconds["sync"] = timed(lambda: engine.sync(merged_weights(subject.policy.model)))
+    seconds["wake"] = timed(engine.wake)
+    after = turns(engine, asked, WRITTEN)[1]
+    figure(weights="delivered", seconds=seconds, free_asleep=free, **distance(subject, asked, after))
+    engine.close()
+
+
+def timed(work: Any) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 class NoSearch:
@@ -85,227 +259,132 @@ class NoSearch:
         return Search(query, status="empty")
 
 
-@dataclass
-class Step:
-    """Seconds, tokens and the most memory that tensors took in one step."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    peak_bytes: dict[str, int] = field(default_factory=dict)
-    written_tokens: int = 0
-    written_tokens_per_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Bench:
-    """All that the steps share."""
-
-    config: Config
-    engine: Engine
-    codec: Codec
-    learner: Learner
-    optimiser: Optimiser
-    asked: Sequence[Question]
-
-
-def preset() -> Config:
-    """`srl train --preset one-gpu`, without asking the installed packages for their plugins."""
-    state = defaults()
-    for entry in flatten(algorithm().defaults, lambda path: "algorithm grpo"):
-        put(state, entry)
-    for layer in read_layers("one-gpu", None):
-        for entry in layer.for_algorithm("grpo"):
-            put(state, entry)
-    return build(state)
-
-
-def new_codec() -> Codec:
-    """Byte-level BPE of 4,096 pieces, trained on the world's pages and the prompt."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=4096, special_tokens=["<|endoftext|>"], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    pages = [page.contents for page in make_world("train", 0).passages()]
-    made.train_from_iterator([*pages, *[template("search-r1").prompt] * 20], trainer)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>")
-    return Codec(fast)
-
-
-def prepare(config: Config, sizes: dict[str, Any], device: torch.device) -> Bench:
-    """The model with its adapter on the device, the engine, the optimiser and the questions."""
-    settings = config.model
-    made: Any = new_model(
-        "qwen2", vocab_size=sizes["vocab_size"], layers=sizes["num_hidden_layers"],
-        width=sizes["hidden_size"], heads=sizes["num_attention_heads"], ffn=sizes["intermediate_size"],
-        kv_heads=sizes["num_key_value_heads"], max_length=sizes["max_position_embeddings"],
-    )  # fmt: skip
-    model = made.to(device, torch.bfloat16)
-    if settings.lora_rank:
-        add_lora(model, settings.lora_rank, settings.lora_alpha, settings.lora_target_modules)
-    recompute_layers(model)
-    codec = new_codec()
-    engine = TorchEngine(
-        model,
-        codec,
-        max_num_seqs=config.rollout.max_num_seqs,
-        max_model_len=config.data.max_episode_tokens,
-    )
-    learner = Learner(config, algorithm(), model, None, None, kl_controller("fixed", 0.0, 1.0, 1))
+def step(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> None:
+    """The product's step: rollout, log-probs and advantages, update. The first warms up."""
+    config, policy = subject.config, subject.policy
+    engine = load_engine(config, policy, lambda text: None)
+    learner = load_learner(config, policy, samples_as_trained(engine, policy.model))
+    optimiser = load_optimisers(config, learner)["actor"]
     count, prompt = config.data.train_batch_size, template("search-r1")
     asked = questions(make_world("train", 0), "train", 0, count)
     asked = [replace(item, prompt=prompt.messages(item.text)) for item in asked]
-    optimiser = Optimiser(model.parameters(), lr=config.actor.optim.lr)
-    return Bench(config, engine, codec, learner, optimiser, asked)
+    for number in range(1, STEPS + 1):
+        seconds, peaks = dict[str, float](), dict[str, int]()
+
+        @contextmanager
+        def measured(name: str, seconds: Any = seconds, peaks: Any = peaks) -> Iterator[None]:
+            cuda = subject.device.type == "cuda"
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
+            began = time.perf_counter()
+            yield
+            if cuda:
+                torch.cuda.synchronize()
+                peaks[name] = torch.cuda.max_memory_allocated()
+            seconds[name] = time.perf_counter() - began
+
+        with measured("rollout"):
+            episodes = asyncio.run(
+                rollout(asked, engine, NoSearch(), codec=policy.codec, template=prompt,
+                        options=episode_options(config), n=config.rollout.n, step=number)
+            )  # fmt: skip
+        engine.sleep()
+        scores = [Score(float(index % 2)) for index in range(len(episodes))]
+        with measured("logprobs"):
+            experience, _ = make_experience(learner, episodes, scores)
+        with measured("update"):
+            update_actor(
+                policy.model, optimiser, experience, loss=actor_loss(config, learner.correction),
+                max_tokens=config.actor.ppo_max_token_len,
+                mini_batch_rows=config.actor.ppo_mini_batch_size * config.rollout.n,
+            )  # fmt: skip
+        with measured("weights"):
+            if not engine.traits.same_weights:
+                engine.sync(merged_weights(policy.model))
+            engine.wake()
+        written = sum(item.policy_tokens for item in episodes)
+        figure(step=number, engine=type(engine).__name__, seconds=seconds, peak_bytes=peaks,
+               episodes=len(episodes), written=written, written_a_s=written / seconds["rollout"])  # fmt: skip
+    figure(**against_the_plan(subject, episodes, seconds))
 
 
-def options_of(config: Config) -> EpisodeOptions:
-    names = ("max_turns", "max_turn_tokens", "max_obs_length", "min_answer_tokens")
-    budgets = {name: getattr(config.rollout, name) for name in names}
-    limits = {name: getattr(config.data, name) for name in ("max_prompt_length", "max_response_length")}
-    return EpisodeOptions(**budgets, **limits)
-
-
-@contextmanager
-def measured(step: Step, name: str, device: torch.device) -> Iterator[None]:
-    """Seconds and peak memory of what happens inside."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-    start = time.perf_counter()
-    yield
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        step.peak_bytes[name] = torch.cuda.max_memory_allocated(device)
-    step.seconds[name] = time.perf_counter() - start
-
-
-def run_step(bench: Bench, number: int) -> tuple[Step, list[Trajectory]]:
-    """One step of GRPO: rollout, log-probs and advantages, update."""
-    config, model, device = bench.config, bench.learner.actor, bench.learner.device
-    step, actor = Step(), config.actor
-    with measured(step, "rollout", device):
-        trajectories = asyncio.run(
-            rollout(
-                bench.asked, bench.engine, NoSearch(), codec=bench.codec,
-                template=template("search-r1"), options=options_of(config), n=config.rollout.n, step=number,
-            )
-        )  # fmt: skip
-    bench.engine.reset()
-    scores = [Score(float(index % 2)) for index in range(len(trajectories))]
-    with measured(step, "logprobs", device):
-        experience, _ = make_experience(bench.learner, trajectories, scores)
-    loss = ActorLoss(kl_loss_coef=actor.kl_loss_coef, kl_loss_type=actor.kl_loss_type)
-    with measured(step, "update", device):
-        update_actor(
-            model, bench.optimiser, experience, loss=loss, max_tokens=actor.ppo_max_token_len,
-            mini_batch_rows=actor.ppo_mini_batch_size * config.rollout.n,
-        )  # fmt: skip
-    step.written_tokens = sum(item.policy_tokens for item in trajectories)
-    step.written_tokens_per_s = step.written_tokens / step.seconds["rollout"]
-    return step, trajectories
-
-
-def lengths_of(trajectories: Sequence[Trajectory]) -> EpisodeTokens:
-    """The tokens of a mean episode."""
-    count, total = len(trajectories), sum(len(item.token_ids) for item in trajectories)
-    prompts = sum(len(item.segments[0].token_ids) for item in trajectories)
-    written = sum(item.policy_tokens for item in trajectories)
-    return EpisodeTokens(prompts // count, written // count, (total - prompts - written) // count)
-
-
-def shares(
-    config: Config, shape: Shape, speed: DeviceSpeed, lengths: EpisodeTokens, step: Step
-) -> dict[str, float]:
-    """Decoded tokens a second by the bandwidth's bound, and the update's operations a second by the peak.
-
-    A decoding step reads all weights and the keys and values of its rows. The update's operations are those
-    of its matrix products, none recomputed: 6 a trained weight and token, 4 a frozen one.
-    """
-    episodes = config.data.train_batch_size * config.rollout.n
-    rows = min(config.rollout.max_num_seqs, episodes)
-    read = shape.parameters * shape.itemsize + rows * lengths.episode * shape.kv_bytes
-    head = shape.vocabulary * shape.width
-    attention = 2 * shape.layers * shape.heads * shape.head_dim * lengths.episode**2
-    per_weight = 6 if shape.adapter == 0 else 4
-    trained = per_weight * (shape.body * lengths.episode + head * lengths.written) + 3 * attention
-    return {
-        "decode_of_bandwidth_bound": step.written_tokens_per_s / (rows * speed.bandwidth / read),
-        "update_of_peak_operations": episodes * trained / step.seconds["update"] / speed.operations,
-    }
-
-
-def predicted(
-    config: Config, shape: Shape, speed: DeviceSpeed, lengths: EpisodeTokens, device: torch.device
+def against_the_plan(
+    subject: Subject, episodes: Sequence[Trajectory], seconds: dict[str, float]
 ) -> dict[str, Any]:
-    """What the plan says of a step with these lengths."""
-    memory = footprint(shape, config, Layout("local", cpu=device.type == "cpu"))
-    found = step_times(shape, config, speed, lengths)
-    seconds = {"rollout": found.rollout_s, "logprobs": found.logprobs_s, "update": found.update_s}
-    peaks = {"rollout": memory.rollout, "update": memory.update}
-    return {"seconds": seconds, "peak_bytes": peaks, "speed": asdict(speed), "lengths": asdict(lengths)}
+    """The last step by what the device can do, and the plan's arithmetic for its lengths.
 
-
-def run(config: Config, model: str, sizes: dict[str, Any], steps: int) -> dict[str, Any]:
-    """The steps of one model, the plan beside them, and their shares of what the device can do."""
-    device = torch.device(config.model.device)
-    PUBLISHED[model] |= sizes
-    bench = prepare(config, PUBLISHED[model], device)
-    done = []
-    for number in range(1, steps + 1):
-        step, trajectories = run_step(bench, number)
-        done.append(step)
-        print(f"{model}, step {number}: {json.dumps(asdict(step))}", file=sys.stderr)
-    shape = shape_of(config, model, needs_critic=False)
-    speed, lengths = measure(shape, device, torch.bfloat16), lengths_of(trajectories)
+    A decoding step reads all weights, and the keys and values of each row at its length then. The operations
+    of the update are its matrix products', none recomputed: 6 a trained weight and token, 4 a frozen one.
+    """
+    shape, speed, config = subject.shape, subject.speed, subject.config
+    count, rows = len(episodes), min(config.rollout.max_num_seqs, len(episodes))
+    written = sum(item.policy_tokens for item in episodes)
+    reads = sum(place for item in episodes for place, mine in enumerate(item.response_mask) if mine)
+    read = shape.parameters * shape.itemsize * written / rows + reads * shape.kv_bytes
+    prompt = sum(len(item.segments[0].token_ids) for item in episodes) // count
+    total = sum(len(item.token_ids) for item in episodes) // count
+    lengths = EpisodeTokens(prompt, written // count, total - prompt - written // count)
+    attention = 2 * shape.layers * shape.heads * shape.head_dim * total**2
+    head, per_weight = shape.vocabulary * shape.width, 6 if shape.adapter == 0 else 4
+    trained = per_weight * (shape.body * total + head * lengths.written) + 3 * attention
+    times = step_times(shape, config, speed, lengths)
+    memory = footprint(shape, config, Layout("local", cpu=subject.device.type == "cpu"))
     return {
-        "episodes": config.data.train_batch_size * config.rollout.n, "shape": asdict(shape),
-        "steps": [asdict(step) for step in done],
-        "shares": shares(config, shape, speed, lengths, done[-1]),
-        "predicted": predicted(config, shape, speed, lengths, device),
+        "rollout_of_bandwidth_bound": read / speed.bandwidth / seconds["rollout"],
+        "update_of_peak_operations": count * trained / seconds["update"] / speed.operations,
+        "planned_s": {"rollout": times.rollout_s, "logprobs": times.logprobs_s, "update": times.update_s},
+        "planned_bytes": {"rollout": memory.rollout, "update": memory.update},
+        "device": asdict(speed), "lengths": asdict(lengths),
     }  # fmt: skip
 
 
-def run_models(names: Sequence[str], steps: int, smoke: bool) -> dict[str, Any]:
-    """Each model in turn; one that does not fit says so, and the others go on."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = {}
-    for name in names:
-        settings = {**MODELS[name], "model.device": device.type, **(SMOKE if smoke else {})}
-        config = preset().with_settings(settings)
-        try:
-            found[name] = run(config, f"Qwen/Qwen2.5-{name}", SMOKE_SIZES if smoke else {}, steps)
-        except torch.OutOfMemoryError as error:
-            found[name] = {"out_of_memory": str(error).partition("\n")[0]}
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "torch": torch.__version__, "transformers": transformers.__version__, "models": found,
-    }  # fmt: skip
+POINTS = {"parity": parity, "decode": decode, "delivery": delivery, "step": step}
+ENGINES = ("eager", "graphs", "vllm")
+
+
+def in_a_process(model: str, point: str, arguments: Sequence[str]) -> None:
+    """A point of a model, in a new process, which frees all of its memory."""
+    command = [sys.executable, __file__, "--models", model, "--points", point, "--here", *arguments]
+    try:
+        code = subprocess.run(command, timeout=LIMIT_S).returncode
+    except subprocess.TimeoutExpired:
+        code = f"no end within {LIMIT_S} s"
+    if code:
+        figure(model=model, point=point, failed=code)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
+    parser.add_argument("--models", nargs="+", default=list(SIZES))
+    parser.add_argument("--points", nargs="+", choices=list(POINTS), default=list(POINTS))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--rows", nargs="+", type=int, default=[128, 64, 32], help="of parity and decode")
     parser.add_argument("--smoke", action="store_true")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available() and not arguments.smoke:
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if not torch.cuda.is_available() and not given.smoke:
         print(
             "bench/gpu.py: no CUDA device here; nothing was measured (--smoke runs a small shape)",
             file=sys.stderr,
         )
         return 2
-    found = run_models(arguments.models, arguments.steps, arguments.smoke)
-    text = json.dumps(found, indent=2) + "\n"
-    if not arguments.smoke:
-        arguments.out.write_text(text)
-    print(text, end="")
+    if given.here:
+        point, model = given.points[0], given.models[0]
+        figure(model=model, point=point)
+        exact = {"model.dtype": "float32"} if point == "parity" else {}
+        exact |= {"model.lora_rank": 0} if point != "step" else {}
+        try:
+            POINTS[point](Subject(model, given.smoke, **exact), given.engines, given.rows)
+        except Exception as error:
+            figure(model=model, point=point, failed=f"{type(error).__name__}: {error}".partition("\n")[0])
+        return 0
+    rows = [4, 2] if given.smoke else given.rows
+    passed = ["--engines", *given.engines, "--rows", *map(str, rows), *(["--smoke"] if given.smoke else [])]
+    for model in given.models:
+        for point in given.points:
+            in_a_process(model, point, passed)
     return 0
 
 

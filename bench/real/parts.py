@@ -109,12 +109,9 @@ def mix_of(shares: Mapping[str, float]) -> list[str]:
     return [f"sft.mix.{name}={share}" for name, share in shares.items()]
 
 
-def cold_start(bench: Bench) -> None:
-    """Demonstrations, and fine-tuning on them; the best by validation counts.
-
-    Those of one hop are from the passages that a question itself retrieves, those of several hops from
-    supporting facts.
-    """
+def demonstrations(bench: Bench) -> None:
+    """Demonstrations in one file: of one hop from passages that a question itself retrieves, of several from
+    supporting facts."""
     data(bench)
     files = {"passages": READ, "facts": CHAINED}
     shown = bench.prepared / SHOWN
@@ -127,9 +124,18 @@ def cold_start(bench: Bench) -> None:
         return reports
 
     bench.once("demonstrations", make)
-    bench.train_once("cold-start", "--algo", "sft", "--model", bench.model, *common(bench),
-                     *options([f"sft.train_files={shown}", *sft_mix(bench)]),
+
+
+def cold_start(bench: Bench) -> None:
+    """Fine-tuning on the demonstrations, which are made first; the best by validation counts."""
+    demonstrations(bench)
+    bench.train_once("cold-start", "--algo", "sft", "--model", bench.model, *common(bench), *taught(bench),
                      *options([] if bench.smoke else [*TAUGHT]))  # fmt: skip
+
+
+def taught(bench: Bench) -> list[str]:
+    """The settings of fine-tuning: its demonstrations, and their shares."""
+    return [*options([f"sft.train_files={bench.prepared / SHOWN}"]), *sft_mix(bench)]
 
 
 def made(bench: Bench, kind: str) -> Path:
