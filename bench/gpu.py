@@ -32,6 +32,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ import torch  # noqa: E402
 from bench.speed.material import SMALL, random_model  # noqa: E402
 
 from srl.config import Config, load_config  # noqa: E402
+from srl.config.sections import Model  # noqa: E402
 from srl.data.world import make_world, questions  # noqa: E402
 from srl.model import add_lora, merged_weights, new_model, recompute_layers  # noqa: E402
 from srl.protocol import template  # noqa: E402
@@ -92,65 +94,61 @@ def figure(**values: Any) -> None:
 class Subject:
     """A model with its configuration, on the device."""
 
-    def __init__(self, name: str, smoke: bool, **sets: Any) -> None:
+    def __init__(self, name: str, smoke: bool, sets: dict[str, Any]) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        published = f"Qwen/Qwen2.5-{name}"
-        self.path = published if name in SIZES else name
+        path = f"Qwen/Qwen2.5-{name}" if name in SIZES else name
         if smoke and name in SIZES:
-            PUBLISHED[published] |= SMOKE_SIZES
-        settings = {
-            **SIZES.get(name, {}),
-            **SHORT,
-            **(SMOKE if smoke else {}),
-            "model.device": self.device.type,
-        }
-        found = load_config("one-gpu", None, "grpo", {**settings, "model.path": self.path, **sets})
-        self.config: Config = found.config
-        self.smoke = smoke
-        self.policy = self._random() if name in SIZES else load_policy(self.config.model, lambda text: None)
+            PUBLISHED[path] |= SMOKE_SIZES
+        own = {**SIZES.get(name, {}), **SHORT, **(SMOKE if smoke else {}), **sets}
+        settings = {**own, "model.device": self.device.type, "model.path": path}
+        self.config: Config = load_config("one-gpu", None, "grpo", settings).config
+        load = random_policy if name in SIZES else load_policy
+        self.policy: LoadedModel = load(self.config.model, lambda text: None)
         self.policy.codec.eos_ids = frozenset()  # lengths are fixed
-        self.shape: Shape = shape_of(self.config, self.path, needs_critic=False)
-
-    def _random(self) -> LoadedModel:
-        """Random weights, made on the device, and a tokenizer of 4,096 pieces."""
-        sizes, section = PUBLISHED[self.path], self.config.model
-        with tempfile.TemporaryDirectory() as folder:
-            small = {"model.path": str(random_model(Path(folder), SMALL)), "model.lora_rank": 0}
-            codec = load_policy(self.config.with_settings(small).model, lambda text: None).codec
-        with torch.device(self.device):
-            made: Any = new_model(
-                "qwen2", vocab_size=sizes["vocab_size"], layers=sizes["num_hidden_layers"],
-                width=sizes["hidden_size"], heads=sizes["num_attention_heads"],
-                kv_heads=sizes["num_key_value_heads"], ffn=sizes["intermediate_size"],
-                max_length=sizes["max_position_embeddings"],
-            )  # fmt: skip
-        model = made.to(getattr(torch, section.dtype))
-        if section.lora_rank:
-            add_lora(model, section.lora_rank, section.lora_alpha, section.lora_target_modules)
-        recompute_layers(model)
-        return LoadedModel(model, codec)
+        self.shape: Shape = shape_of(self.config, path, needs_critic=False)
+        self.speed: DeviceSpeed = measure(self.shape, self.device, self.policy.model.dtype)
 
     def engine(self, name: str, rows: int) -> Engine:
         """`eager` and `graphs` are the torch engine's two ways to decode."""
-        longest = self.config.data.max_episode_tokens
         if name == "vllm":
-            config = self.config.with_settings({"rollout.engine": "vllm", "rollout.max_num_seqs": rows})
-            return load_engine(config, self.policy, lambda text: None)
+            sets = {"rollout.engine": "vllm", "rollout.max_num_seqs": rows}
+            return load_engine(self.config.with_settings(sets), self.policy, lambda text: None)
         return TorchEngine(
-            self.policy.model,
-            self.policy.codec,
-            max_num_seqs=rows,
-            max_model_len=longest,
-            **(
-                {"graphs": name == "graphs"}
-                if "graphs" in (TorchEngine.__init__.__kwdefaults__ or {})
-                else {}
-            ),
-        )
+            self.policy.model, self.policy.codec, max_num_seqs=rows, graphs=name == "graphs",
+            max_model_len=self.config.data.max_episode_tokens,
+        )  # fmt: skip
 
-    @property
-    def speed(self) -> DeviceSpeed:
-        return measure(self.shape, self.device, self.policy.model.dtype)
+
+def random_policy(section: Model, note: Any) -> LoadedModel:
+    """Random weights of a published shape, made on the device, and a tokenizer of 4,096 pieces."""
+    sizes = PUBLISHED[str(section.path)]
+    with tempfile.TemporaryDirectory() as folder:
+        small = {"path": str(random_model(Path(folder), SMALL)), "lora_rank": 0}
+        codec = load_policy(section.model_copy(update=small), note).codec
+    with torch.device(section.device):
+        made: Any = new_model(
+            "qwen2", vocab_size=sizes["vocab_size"], layers=sizes["num_hidden_layers"],
+            width=sizes["hidden_size"], heads=sizes["num_attention_heads"], ffn=sizes["intermediate_size"],
+            kv_heads=sizes["num_key_value_heads"], max_length=sizes["max_position_embeddings"],
+        )  # fmt: skip
+    model = made.to(getattr(torch, section.dtype))
+    if section.lora_rank:
+        add_lora(model, section.lora_rank, section.lora_alpha, section.lora_target_modules)
+    recompute_layers(model)
+    return LoadedModel(model, codec)
+
+
+@contextmanager
+def measured(seconds: dict[str, float], peaks: dict[str, int], name: str) -> Iterator[None]:
+    """Seconds and, on a GPU, the most memory that tensors take inside."""
+    if cuda := torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    yield
+    if cuda:
+        torch.cuda.synchronize()
+        peaks[name] = torch.cuda.max_memory_allocated()
+    seconds[name] = time.perf_counter() - began
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -193,17 +191,19 @@ def distance(subject: Subject, asked: Prompts, found: Sequence[Completion]) -> d
 def parity(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> None:
     """Rows of different length, so that they share no width, through both ways of decoding."""
     asked = [ids[: PROMPT - 7 * row] for row, ids in enumerate(prompts(min(max(rows), 32)))]
-    ways = {name: turns(subject.engine(name, len(asked)), asked, WRITTEN)[1] for name in ("eager", "graphs")}
-    pairs = list(zip(*ways.values(), strict=True))
-    tokens = [a == b for one, other in pairs for a, b in zip(one.token_ids, other.token_ids, strict=True)]
-    gaps = [abs(a - b) for one, other in pairs if one.token_ids == other.token_ids
-            for a, b in zip(one.logprobs, other.logprobs, strict=True)]  # fmt: skip
-    figure(same_tokens=sum(tokens) / len(tokens), tokens=len(tokens), logprob_gap=max(gaps, default=None))
+    ways = [turns(subject.engine(name, len(asked)), asked, WRITTEN)[1] for name in ("eager", "graphs")]
+    pairs = list(zip(*ways, strict=True))
+    same = [a == b for one, other in pairs for a, b in zip(one.token_ids, other.token_ids, strict=True)]
+    gaps = [
+        abs(a - b) for one, other in pairs if one.token_ids == other.token_ids
+        for a, b in zip(one.logprobs, other.logprobs, strict=True)
+    ]  # fmt: skip
+    figure(same_tokens=sum(same) / len(same), tokens=len(same), logprob_gap=max(gaps, default=None))
 
 
 def decode(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> None:
     """The first turns warm up: vLLM compiles, graphs are captured. A step is what more tokens take."""
-    speed, shape = subject.speed, subject.shape
+    shape = subject.shape
     for name in engines:
         if name == "vllm" and (problem := version_problem()):
             figure(engine=name, left_out=problem)
@@ -218,38 +218,34 @@ def decode(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> Non
             first, (whole, found) = turns(engine, asked, 1)[0], turns(engine, asked, WRITTEN)
             step = (whole - first) / (WRITTEN - 1)
             read = shape.parameters * shape.itemsize + count * (PROMPT + WRITTEN / 2) * shape.kv_bytes
+            bound = read / subject.speed.bandwidth
             figure(engine=name, rows=count, ms_a_step=1000 * step, tokens_a_s=count / step,
-                   of_bandwidth_bound=read / speed.bandwidth / step)  # fmt: skip
+                   of_bandwidth_bound=bound / step)  # fmt: skip
         figure(engine=name, **distance(subject, asked, found))
         engine.close()
 
 
 def delivery(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> None:
-    """Weights are scaled by up to 2%: old ones would put the log-probs far apart."""
+    """Weights are scaled by up to 2%: with the old ones the log-probs would be far apart."""
     if problem := version_problem():
         figure(left_out=problem)
         return
+    model, seconds, peaks = subject.policy.model, dict[str, float](), dict[str, int]()
     asked, engine = prompts(min(rows)), subject.engine("vllm", min(rows))
     figure(weights="first", **distance(subject, asked, turns(engine, asked, WRITTEN)[1]))
-    seconds = {"sleep": timed(engine.sleep)}
-    free = torch.cuda.mem_get_info()[0] if subject.device.type == "cuda" else None
-    draws = torch.Generator(subject.device).manual_seed(0)
+    with measured(seconds, peaks, "sleep"):
+        engine.sleep()
+    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
     with torch.no_grad():
-        for weight in subject.policy.model.parameters():
-            weight.mul_(
-                1 + 0.02 * torch.rand(weight.shape, generator=draws, device=weight.device).to(weight.dtype)
-            )
-    seconds["sync"] = timed(lambda: engine.sync(merged_weights(subject.policy.model)))
-    seconds["wake"] = timed(engine.wake)
+        for weight in model.parameters():
+            weight.mul_(1 + 0.02 * torch.rand_like(weight))
+    with measured(seconds, peaks, "sync"):
+        engine.sync(merged_weights(model))
+    with measured(seconds, peaks, "wake"):
+        engine.wake()
     after = turns(engine, asked, WRITTEN)[1]
     figure(weights="delivered", seconds=seconds, free_asleep=free, **distance(subject, asked, after))
     engine.close()
-
-
-def timed(work: Any) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 class NoSearch:
@@ -260,51 +256,36 @@ class NoSearch:
 
 
 def step(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> None:
-    """The product's step: rollout, log-probs and advantages, update. The first warms up."""
-    config, policy = subject.config, subject.policy
+    """The product's step: rollout, log-probs and advantages, update, weights. The first warms up."""
+    config, policy, prompt = subject.config, subject.policy, template("search-r1")
     engine = load_engine(config, policy, lambda text: None)
     learner = load_learner(config, policy, samples_as_trained(engine, policy.model))
     optimiser = load_optimisers(config, learner)["actor"]
-    count, prompt = config.data.train_batch_size, template("search-r1")
-    asked = questions(make_world("train", 0), "train", 0, count)
+    asked = questions(make_world("train", 0), "train", 0, config.data.train_batch_size)
     asked = [replace(item, prompt=prompt.messages(item.text)) for item in asked]
     for number in range(1, STEPS + 1):
         seconds, peaks = dict[str, float](), dict[str, int]()
-
-        @contextmanager
-        def measured(name: str, seconds: Any = seconds, peaks: Any = peaks) -> Iterator[None]:
-            cuda = subject.device.type == "cuda"
-            if cuda:
-                torch.cuda.reset_peak_memory_stats()
-            began = time.perf_counter()
-            yield
-            if cuda:
-                torch.cuda.synchronize()
-                peaks[name] = torch.cuda.max_memory_allocated()
-            seconds[name] = time.perf_counter() - began
-
-        with measured("rollout"):
+        with measured(seconds, peaks, "rollout"):
             episodes = asyncio.run(
                 rollout(asked, engine, NoSearch(), codec=policy.codec, template=prompt,
                         options=episode_options(config), n=config.rollout.n, step=number)
             )  # fmt: skip
         engine.sleep()
-        scores = [Score(float(index % 2)) for index in range(len(episodes))]
-        with measured("logprobs"):
+        with measured(seconds, peaks, "logprobs"):
+            scores = [Score(float(index % 2)) for index in range(len(episodes))]
             experience, _ = make_experience(learner, episodes, scores)
-        with measured("update"):
+        with measured(seconds, peaks, "update"):
             update_actor(
                 policy.model, optimiser, experience, loss=actor_loss(config, learner.correction),
                 max_tokens=config.actor.ppo_max_token_len,
                 mini_batch_rows=config.actor.ppo_mini_batch_size * config.rollout.n,
             )  # fmt: skip
-        with measured("weights"):
+        with measured(seconds, peaks, "weights"):
             if not engine.traits.same_weights:
                 engine.sync(merged_weights(policy.model))
             engine.wake()
-        written = sum(item.policy_tokens for item in episodes)
         figure(step=number, engine=type(engine).__name__, seconds=seconds, peak_bytes=peaks,
-               episodes=len(episodes), written=written, written_a_s=written / seconds["rollout"])  # fmt: skip
+               episodes=len(episodes), written=sum(item.policy_tokens for item in episodes))  # fmt: skip
     figure(**against_the_plan(subject, episodes, seconds))
 
 
@@ -316,16 +297,16 @@ def against_the_plan(
     A decoding step reads all weights, and the keys and values of each row at its length then. The operations
     of the update are its matrix products', none recomputed: 6 a trained weight and token, 4 a frozen one.
     """
-    shape, speed, config = subject.shape, subject.speed, subject.config
-    count, rows = len(episodes), min(config.rollout.max_num_seqs, len(episodes))
+    shape, speed, config, count = subject.shape, subject.speed, subject.config, len(episodes)
     written = sum(item.policy_tokens for item in episodes)
-    reads = sum(place for item in episodes for place, mine in enumerate(item.response_mask) if mine)
-    read = shape.parameters * shape.itemsize * written / rows + reads * shape.kv_bytes
+    rows = min(config.rollout.max_num_seqs, count)
+    places = sum(place for item in episodes for place, mine in enumerate(item.response_mask) if mine)
+    read = shape.parameters * shape.itemsize * written / rows + places * shape.kv_bytes
     prompt = sum(len(item.segments[0].token_ids) for item in episodes) // count
     total = sum(len(item.token_ids) for item in episodes) // count
     lengths = EpisodeTokens(prompt, written // count, total - prompt - written // count)
     attention = 2 * shape.layers * shape.heads * shape.head_dim * total**2
-    head, per_weight = shape.vocabulary * shape.width, 6 if shape.adapter == 0 else 4
+    head, per_weight = shape.vocabulary * shape.width, 4 if shape.adapter else 6
     trained = per_weight * (shape.body * total + head * lengths.written) + 3 * attention
     times = step_times(shape, config, speed, lengths)
     memory = footprint(shape, config, Layout("local", cpu=subject.device.type == "cpu"))
@@ -338,54 +319,50 @@ def against_the_plan(
     }  # fmt: skip
 
 
-POINTS = {"parity": parity, "decode": decode, "delivery": delivery, "step": step}
+POINTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "parity": (parity, {"model.dtype": "float32", "model.lora_rank": 0}),
+    "decode": (decode, {"model.lora_rank": 0}),
+    "delivery": (delivery, {"model.lora_rank": 0}),
+    "step": (step, {}),
+}
+"""The function of each point, and what it sets."""
 ENGINES = ("eager", "graphs", "vllm")
 
 
-def in_a_process(model: str, point: str, arguments: Sequence[str]) -> None:
-    """A point of a model, in a new process, which frees all of its memory."""
-    command = [sys.executable, __file__, "--models", model, "--points", point, "--here", *arguments]
-    try:
-        code = subprocess.run(command, timeout=LIMIT_S).returncode
-    except subprocess.TimeoutExpired:
-        code = f"no end within {LIMIT_S} s"
-    if code:
-        figure(model=model, point=point, failed=code)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--models", nargs="+", default=list(SIZES))
     parser.add_argument("--points", nargs="+", choices=list(POINTS), default=list(POINTS))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--rows", nargs="+", type=int, default=[128, 64, 32], help="of parity and decode")
+    parser.add_argument("--rows", nargs="+", type=int, help="of parity and decode; default: 128 64 32")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if not torch.cuda.is_available() and not given.smoke:
-        print(
-            "bench/gpu.py: no CUDA device here; nothing was measured (--smoke runs a small shape)",
-            file=sys.stderr,
-        )
+        print("bench/gpu.py: no CUDA device here (--smoke runs a small shape)", file=sys.stderr)
         return 2
-    if given.here:
-        point, model = given.points[0], given.models[0]
-        figure(model=model, point=point)
-        exact = {"model.dtype": "float32"} if point == "parity" else {}
-        exact |= {"model.lora_rank": 0} if point != "step" else {}
-        try:
-            POINTS[point](Subject(model, given.smoke, **exact), given.engines, given.rows)
-        except Exception as error:
-            figure(model=model, point=point, failed=f"{type(error).__name__}: {error}".partition("\n")[0])
-        return 0
-    rows = [4, 2] if given.smoke else given.rows
-    passed = ["--engines", *given.engines, "--rows", *map(str, rows), *(["--smoke"] if given.smoke else [])]
-    for model in given.models:
-        for point in given.points:
-            in_a_process(model, point, passed)
+    rows = given.rows or ([4, 2] if given.smoke else [128, 64, 32])
+    for model, point in product(given.models, given.points):
+        if given.here:
+            work, sets = POINTS[point]
+            work(Subject(model, given.smoke, sets), given.engines, rows)
+        else:
+            figure(model=model, point=point)
+            in_a_process(model, point, given.smoke, given.engines, rows)
     return 0
+
+
+def in_a_process(model: str, point: str, smoke: bool, engines: Sequence[str], rows: Sequence[int]) -> None:
+    """A point of a model, in a new process, which frees all of its memory."""
+    command = [
+        sys.executable, __file__, "--here", "--models", model, "--points", point, "--engines", *engines,
+        "--rows", *map(str, rows), *(["--smoke"] if smoke else []),
+    ]  # fmt: skip
+    try:
+        subprocess.run(command, timeout=LIMIT_S, check=True)
+    except subprocess.SubprocessError as error:
+        figure(model=model, point=point, failed=type(error).__name__)
 
 
 if __name__ == "__main__":
