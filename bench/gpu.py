@@ -80,7 +80,7 @@ SHORT = {
 }  # fmt: skip
 SMOKE = {"data.train_batch_size": 2, "actor.ppo_mini_batch_size": 1, "rollout.n": 2}
 SMOKE_SIZES = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
     "intermediate_size": 128, "vocab_size": 5000,
 }  # fmt: skip
 PROMPT, WRITTEN, STEPS = 300, 64, 2
@@ -113,9 +113,10 @@ class Subject:
         if name == "vllm":
             sets = {"rollout.engine": "vllm", "rollout.max_num_seqs": rows}
             return load_engine(self.config.with_settings(sets), self.policy, lambda text: None)
+        how: dict[str, Any] = {"graphs": name == "graphs"}
         return TorchEngine(
-            self.policy.model, self.policy.codec, max_num_seqs=rows, graphs=name == "graphs",
-            max_model_len=self.config.data.max_episode_tokens,
+            self.policy.model, self.policy.codec, max_num_seqs=rows,
+            max_model_len=self.config.data.max_episode_tokens, **how,
         )  # fmt: skip
 
 
@@ -346,7 +347,10 @@ def main() -> int:
     for model, point in product(given.models, given.points):
         if given.here:
             work, sets = POINTS[point]
-            work(Subject(model, given.smoke, sets), given.engines, rows)
+            try:
+                work(Subject(model, given.smoke, sets), given.engines, rows)
+            except Exception as error:
+                figure(model=model, point=point, failed=f"{type(error).__name__}: {error}".partition("\n")[0])
         else:
             figure(model=model, point=point)
             in_a_process(model, point, given.smoke, given.engines, rows)

@@ -88,7 +88,7 @@ def test_phase_that_fails_is_a_figure_of_one_line_and_the_next_goes_on(run):
     prints = "print('{\"n\": 1}')"
     run.phases([
         Phase("broken", 0.5, lambda run, clock: run.python(Clock(60), "-c", fails)),
-        Phase("next", 1.0, lambda run, clock: run.figures_of(Clock(60), "n", "-c", prints)),
+        Phase("next", 1.0, lambda run, clock: run.figures_of(Clock(60), "-c", prints)),
     ])  # fmt: skip
     found = figures(run)
     assert "last" in found[0]["failed"]

@@ -23,9 +23,9 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[2])
 
-from bench.bare_gpu import learn, pieces  # noqa: E402
+from bench.bare_gpu import learn, pieces, with_verl, with_vllm  # noqa: E402
 
-SCRIPTS = {"learn": learn}
+SCRIPTS = {"learn": learn, "vllm": with_vllm, "verl": with_verl}
 MINUTES = 9.5
 """Of a run, where a command may take ten."""
 MACHINE = """

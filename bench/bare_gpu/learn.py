@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ convert_file(*map(pathlib.Path, sys.argv[1:]), torch.float32)
 CURVES = (
     "critic/score/mean", "train/em", "val/em", "response_length/mean", "env/number_of_valid_search",
     "actor/entropy", "actor/grad_norm", "timing_s/gen", "timing_s/update_actor", "timing_s/step",
+    "perf/throughput", "rollout_corr/kl", "rollout_corr/log_ppl_abs_diff", "rollout/logprob_diff/mean",
 )  # fmt: skip
 
 
@@ -68,7 +70,11 @@ def prepare(folder: Path, cache: Path, data: Path, smoke: bool) -> None:
 
 def bring(folder: Path, cache: Path, model: Path, smoke: bool) -> None:
     """Into `folder` what `bench_of` finds over there. The index has the passages of the corpus."""
-    shutil.copytree(cache / "prepared", folder / "prepared", ignore=shutil.ignore_patterns("corpus.jsonl"))
+    shutil.copytree(
+        cache / "prepared",
+        folder / "prepared",
+        ignore=shutil.ignore_patterns("corpus.jsonl", "passages.jsonl", "facts.jsonl"),
+    )
     shutil.copytree(cache / "index", folder / "index")
     if smoke:
         shutil.copytree(model, folder / "model")
@@ -92,11 +98,15 @@ def convert(run: Run, clock: Clock) -> None:
         run.python(clock, "-c", CONVERT, run.store / MODEL, run.store / "model")
 
 
+def measured(run: Run, clock: Clock, *points: str, engines: Sequence[str]) -> list[dict[str, Any]]:
+    """The points of bench/gpu.py, with this model."""
+    asked = ["--models", run.store / "model", "--points", *points, "--engines", *engines]
+    return run.figures_of(clock, ROOT / "bench" / "gpu.py", *asked, *(["--smoke"] if run.smoke else []))
+
+
 def decode(run: Run, clock: Clock) -> None:
     """Decoding eager and in graphs; where their tokens differ in float32, what follows is eager."""
-    asked = ["--models", run.store / "model", "--points", "parity", "decode", "--engines", "eager", "graphs"]
-    small = ["--smoke"] if run.smoke else []
-    found = run.figures_of(clock, "decode", ROOT / "bench" / "gpu.py", *asked, *small)
+    found = measured(run, clock, "parity", "decode", engines=("eager", "graphs"))
     if max((line.get("same_tokens", 0) for line in found), default=0) < 0.98:
         run.figure("decode", what_follows="eager decoding")
         (run.store / "eager").touch()
@@ -106,52 +116,57 @@ def train(run: Run, clock: Clock, name: str, *arguments: object, eager: bool = F
     """A run of `srl train`, ended by the clock if need be, and its curves as figures."""
     from bench.real.commands import SMALL, options
 
-    few = options([*SMALL]) if run.smoke else []
+    few = options([one for one in SMALL if not one.startswith("trainer.")]) if run.smoke else []
     program = ["-c", EAGER] if eager or (run.store / "eager").is_file() else ["-m", "srl"]
     run.srl(clock, name, "train", "--preset", "small", "--seed", 0, *arguments, *few, program=program)
+    curves(run, name)
+
+
+def curves(run: Run, name: str) -> None:
+    """The metrics of `CURVES` that a run has, with a minute of their own: the phase's may be over."""
     query = "SELECT name, list(step ORDER BY step) AS steps, list(round(value, 5) ORDER BY step) AS values "
     query += f"FROM metrics WHERE name IN {CURVES} OR name LIKE 'sft/%loss' GROUP BY name ORDER BY name"
-    late = Clock(60)  # the time of the phase may be over
-    for line in run.srl(
-        late, name, "inspect", "sql", query, "--run", run.newest(name), "--json"
-    ).splitlines():
+    out = run.srl(Clock(60), name, "inspect", "sql", query, "--run", run.newest(name), "--json")
+    for line in out.splitlines():
         run.figure(name, **json.loads(line))
 
 
-def cold_start(run: Run, clock: Clock) -> None:
+def taught(run: Run, clock: Clock, steps: int = SFT_STEPS) -> None:
+    """The cold start: fine-tuning, validated at its end."""
     from bench.real import parts
     from bench.real.commands import options
 
-    bench = bench_of(run)
-    steps = 2 if run.smoke else SFT_STEPS
-    often = f"trainer.test_freq={steps}", f"trainer.save_freq={steps}"
+    bench, steps = bench_of(run), 2 if run.smoke else steps
+    sets = [*GPU, f"sft.steps={steps}", f"trainer.test_freq={steps}", f"trainer.save_freq={steps}"]
     train(run, clock, "cold-start", "--algo", "sft", "--model", bench.model, *parts.common(bench),
-          *parts.taught(bench), *options([*GPU, f"sft.steps={steps}", *often]))  # fmt: skip
+          *parts.taught(bench), *options(sets))  # fmt: skip
 
 
-def grpo(run: Run, clock: Clock) -> None:
-    learn_by_grpo(run, clock, "grpo", STEPS)
+def reinforced(
+    run: Run, clock: Clock, name: str, steps: int, *sets: str, more: Sequence[str] = (), eager: bool = False
+) -> None:
+    """GRPO from the cold start. Equal steps of other runs have the same questions."""
+    from bench.real import parts
+    from bench.real.commands import options
+
+    bench, steps = bench_of(run), 2 if run.smoke and steps < STEPS else steps
+    settings = *parts.common(bench), *parts.asked_by_rl(bench)
+    few = "trainer.test_freq=0", "trainer.save_freq=0", "trainer.val_before_train=false"
+    asked = [*GPU, *few, f"trainer.total_training_steps={steps}", f"actor.optim.lr={LR}", *sets]
+    start = max((run.newest("cold-start") / "checkpoints").iterdir())
+    train(
+        run, clock, name, "--algo", "grpo", "--model", start, *more, *settings, *options(asked), eager=eager
+    )
 
 
 def eager(run: Run, clock: Clock) -> None:
     """The first steps of `grpo` with eager decoding: same questions, same keys."""
-    learn_by_grpo(run, clock, "grpo-eager", 3, eager=True)
+    reinforced(run, clock, "grpo-eager", 3, eager=True)
 
 
-def learn_by_grpo(run: Run, clock: Clock, name: str, steps: int, eager: bool = False) -> None:
-    """GRPO from the cold start. Fewer steps than `STEPS` have the same questions, and no validation."""
-    from bench.real import parts
-    from bench.real.commands import options
-
-    bench, whole = bench_of(run), steps == STEPS
-    every = 50 if whole else 0
-    sets = [
-        *GPU, f"actor.optim.lr={LR}", f"trainer.total_training_steps={steps}", f"trainer.test_freq={every}",
-        f"trainer.save_freq={2 * every}", f"trainer.val_before_train={whole}".lower(),
-    ]  # fmt: skip
-    settings = *parts.common(bench), *parts.asked_by_rl(bench), *options(sets)
-    start = max((run.newest("cold-start") / "checkpoints").iterdir())
-    train(run, clock, name, "--algo", "grpo", "--model", start, *settings, eager=eager)
+def grpo(run: Run, clock: Clock) -> None:
+    often = "trainer.test_freq=50", "trainer.save_freq=100", "trainer.val_before_train=true"
+    reinforced(run, clock, "grpo", STEPS, *often)
 
 
 def before(run: Run, clock: Clock) -> None:
@@ -192,7 +207,7 @@ def logs(run: Run, clock: Clock) -> None:
 PHASES = (
     Phase("convert", 0.08, convert),
     Phase("decode", 0.2, decode),
-    Phase("cold start", 0.45, cold_start),
+    Phase("cold start", 0.45, taught),
     Phase("before", 0.52, before),
     Phase("eager", 0.6, eager),
     Phase("grpo", 0.9, grpo),

@@ -28,6 +28,8 @@ MANYLINUX = (
     "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux2010", "manylinux1",
 )  # fmt: skip
 SRL = ("-m", "srl")
+SOURCES = ("antlr4-python3-runtime",)
+"""Packages in pure Python that PyPI has no wheel of."""
 GRACE_S = 30
 """Seconds that a command has between Ctrl-C and its end: `srl train` saves its last whole step."""
 
@@ -84,7 +86,7 @@ def pack(folder: Path, out: Path) -> int:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     archive = out / "archive.tar"
-    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+    with tarfile.open(archive, "w:gz", compresslevel=6) as tar:
         tar.add(folder, ".")
     count = split(archive, out)
     archive.unlink()
@@ -118,19 +120,22 @@ def install(store: Path) -> None:
 def gather_wheels(folder: Path, names: Iterable[str]) -> None:
     """Our distributions, and the packages `names` (NAME, or NAME==VERSION) for Python 3.12 on x86-64.
 
-    NAME alone has the version of constraints.txt. Dependencies are named too: what is there is not brought.
+    NAME alone has the version of constraints.txt, else the newest. Dependencies are named too.
     """
     constraints = dict(
         line.lower().split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
     )
-    pinned = [name if "==" in name else f"{name}=={constraints[name.lower()]}" for name in names]
+    versions = {name: f"=={constraints[name.lower()]}" for name in names if name.lower() in constraints}
+    pinned = [f"{name}{versions.get(name, '')}" for name in names]
+    built = [name for name in pinned if name.startswith(SOURCES)]
+    fetched = [name for name in pinned if name not in built]
     platforms = [part for name in MANYLINUX for part in ("--platform", f"{name}_x86_64")]
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     fetch = ["download", "--no-deps", "--only-binary=:all:", "--python-version", PYTHON]
-    subprocess.run([*pip, *fetch, *platforms, "--dest", str(folder), *pinned], check=True)
+    subprocess.run([*pip, *fetch, *platforms, "--dest", str(folder), *fetched], check=True)
     ours = [ROOT, *(path.parent for path in sorted(ROOT.glob("plugins/*/*/pyproject.toml")))]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
-    subprocess.run([*pip, *build, *map(str, ours)], check=True)
+    subprocess.run([*pip, *build, *map(str, ours), *built], check=True)
 
 
 # Phases by the clock
@@ -252,14 +257,14 @@ class Run:
             raise PieceError(f"there is no run {name}")
         return runs[-1]
 
-    def figures_of(self, clock: Clock, name: str, *arguments: object) -> list[dict[str, Any]]:
+    def figures_of(self, clock: Clock, *arguments: object) -> list[dict[str, Any]]:
         """The JSON lines of a Python command, each a figure as it comes."""
         found: list[dict[str, Any]] = []
 
         def take(line: str) -> None:
             if line.startswith("{"):
                 found.append(json.loads(line))
-                self.figure(name, **found[-1])
+                self.figure("measured", **found[-1])
 
         self.python(clock, *arguments, each=take)
         return found

