@@ -217,10 +217,11 @@ def _states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
 
 
 def _rollout(shape: Shape, config: Config, layout: Layout) -> list[Part]:
-    """The local engine's KV cache, which a GPU gives back before the update, and the temporaries of one
-    forward pass. The larger of two: sampling a token for every episode; or one layer's pass over prompts and
-    search results, with a mask and the keys and values of its episodes. A GPU has those of the episodes that
-    read results together once more for every head that shares them."""
+    """The local engine's KV cache, which a GPU gives back before the update where it has no room to spare,
+    and temporaries: of sampling a token for every episode, and of one layer's pass over prompts and search
+    results, with a mask and the keys and values of its episodes. A CPU needs the larger of the two. On a GPU
+    the graphs have those of sampling to themselves, and the episodes that read results together have their
+    keys and values once more for every head that shares them."""
     slots, longest, size = config.rollout.max_num_seqs, config.data.max_episode_tokens, shape.itemsize
     sampling, tokens = SAMPLED_LOGIT * slots * shape.vocabulary, max(PADDED_TOKENS, longest)
     gathered = slots * longest * shape.kv_bytes // shape.layers
@@ -232,10 +233,13 @@ def _rollout(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     kept = cache if layout.cpu else 0
     how = f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"
     aside = shape.body * size if shape.adapter and layout.cpu else 0  # a GPU's lie in the machine's memory
-    largest = "logits" if sampling > layer else "one layer, a mask, keys and values of its episodes"
+    what = "logits" if sampling > layer else "one layer, a mask, keys and values of its episodes"
+    buffers = max(sampling, layer)
+    if not layout.cpu:
+        what, buffers = "logits; one layer, a mask, keys and values of its episodes", sampling + layer
     return [
         Part("KV cache", cache, kept, how, kept, kept),
-        Part("rollout buffers", max(sampling, layer), 0, largest),
+        Part("rollout buffers", buffers, 0, what),
         Part("weights aside", aside, 0, "of the matrices with an adapter, while it is merged"),
     ]
 
