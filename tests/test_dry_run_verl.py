@@ -120,6 +120,18 @@ def test_adapter_alone_has_gradients_and_moments():
     assert bytes_of(memory, "adapter weights")[1] == -(-shape.adapter * 4 // 8)
 
 
+@pytest.mark.parametrize(("engine", "rank", "held"), [("vllm", 8, 8), ("vllm", 0, 0), ("sglang", 8, 0)])
+def test_weights_under_an_adapter_lie_in_the_machines_memory_while_vllm_sleeps(engine, rank, held):
+    config, shape = seven_b(f"model.lora_rank={rank}", f"cluster.rollout={engine}", critic=False)
+    parts = [part for part in machine_memory(shape, config, EIGHT) if part.name == "sleeping weights"]
+    assert sum(part.rollout for part in parts) == 0
+    assert sum(part.update for part in parts) == held * QWEN_7B * 2
+
+
+def test_new_weights_need_a_bucket_before_there_is_a_cache():
+    assert GenerationMemory(weights=100, token=2, own=50).before_the_cache == 150 + 2048 * 2**20
+
+
 def test_reference_lies_in_the_machines_memory_not_on_the_gpus():
     config, shape = seven_b("algorithm.use_kl_in_reward=true")
     assert shape.reference == QWEN_7B

@@ -133,13 +133,19 @@ def test_a_finished_run_that_gets_more_steps_asks_the_questions_of_those_steps(t
 
 
 def test_grpo_samples_what_the_local_backend_samples(towns, tmp_path):
-    """Same seed, same weights: the first step's ids, masks and rewards are those of the local backend."""
+    """Same seed, same weights: the first step's ids, masks and rewards are those of the local backend.
+
+    The servers sleep and wake around every update, as on a GPU.
+    """
     kl = {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001}
     kl["actor.loss_agg_mode"] = "seq-mean-token-sum"
     more = settings(**kl, **{"actor.optim.lr_scheduler_type": "linear"})
     file = write_config(towns, "grpo", **more)
-    workspace = tmp_path / "ws"
-    finished("train", "--backend", "verl", "--algo", "grpo", "--config", str(file), workspace=workspace)
+    workspace, sleep = tmp_path / "ws", "verl.actor_rollout_ref.rollout.free_cache_engine=true"
+    finished(
+        "train", "--backend", "verl", "--algo", "grpo", "--config", str(file), "--set", sleep,
+        workspace=workspace,
+    )  # fmt: skip
     train(local_config(towns, "grpo", **more), tmp_path / "local", "grpo")
     theirs, ours = only_run(workspace), only_run(tmp_path / "local")
 
@@ -156,6 +162,7 @@ def test_grpo_samples_what_the_local_backend_samples(towns, tmp_path):
             torch.tensor(other.advantages), torch.tensor(record.advantages), rtol=1e-4, atol=1e-5
         )
     assert metric(theirs, "env/number_of_valid_search")[1] == metric(ours, "env/number_of_valid_search")[1]
+    assert max(metric(theirs, "rollout/logprob_diff/max").values()) < 1e-4
     used = metric(theirs, "actor/lr")
     assert used[1] > used[2] > used[3] > 0, "the learning rate does not fall as it does locally"
     assert not rows(theirs, "SELECT name FROM metrics WHERE phase = 'train' AND name LIKE 'val%'")

@@ -41,6 +41,8 @@ SAMPLED_LOGIT = 16
 """Bytes per logit of the rollout: logits, scaled logits, log-probs and probabilities in float32."""
 SERVER = 2 * GIB
 """Allowance for a vLLM server beside weights and cache: CUDA context, graphs, buffers."""
+BUCKET = 2 * GIB
+"""In which verl hands new weights to the server of a GPU, before there is a cache."""
 PROCESS = 3 * GIB // 5
 """Each process that imports verl, Ray and torch: 0.55 GiB measured on Linux, rounded up."""
 
@@ -414,6 +416,11 @@ class GenerationMemory:
     token: int
     own: int
 
+    @property
+    def before_the_cache(self) -> int:
+        """Bytes while new weights come."""
+        return self.weights + self.own + BUCKET
+
     def episodes(self, memory: float, tokens: int) -> int:
         """How many episodes of `tokens` fit beside the weights into `memory` bytes."""
         return max(0, int((memory - self.weights - self.own) // (self.token * tokens)))
@@ -454,6 +461,9 @@ def machine_memory(shape: Shape, config: Config, layout: Layout) -> list[Part]:
         readers = layout.workers // nodes if tied else 1  # verl reads a tied model in every worker
         size = readers * shape.parameters * FLOAT32
         loading.append(Part("loading", size, 0, f"{readers} × all weights in float32"))
+        if shape.adapter and cluster.rollout != "sglang":
+            size = layout.copies * shape.parameters * shape.itemsize // nodes
+            loading.append(Part("sleeping weights", 0, size, f"{layout.copies} × what vLLM adds adapters to"))
         if cluster.param_offload:
             rows.append(("offloaded weights", held * FLOAT32 // nodes, "cluster.param_offload, float32"))
         if cluster.optimizer_offload:

@@ -285,7 +285,7 @@ def _fits(config: Config, memory: Footprint, engine: GenerationMemory, device: D
     for name, size in sizes.items():
         share = config.cluster.gpu_memory_utilization * size
         episodes = engine.episodes(share, config.data.max_episode_tokens)
-        beside = share + memory.rollout <= size
+        beside = max(share, engine.before_the_cache) + memory.rollout <= size
         yield GpuFit(name, size, share, episodes, memory.update <= USABLE * size, beside and episodes > 0)
 
 

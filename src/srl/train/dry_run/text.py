@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from srl.train.dry_run.memory import Part, gib
+from srl.train.dry_run.memory import BUCKET, Part, gib
 from srl.train.dry_run.plan import RunPlan
 from srl.train.dry_run.remedy import typed
 
@@ -85,7 +85,7 @@ def _generation(plan: RunPlan) -> Iterator[str]:
         return
     yield (
         f"generation on each GPU: {gib(engine.weights)} of weights, {gib(engine.own)} allowed for the "
-        f"server, {engine.token:,} bytes of KV cache per token"
+        f"server, {engine.token:,} bytes of KV cache per token; {gib(BUCKET)} for new weights on their way"
     )
     rows = []
     for fit in plan.fits:
