@@ -406,16 +406,18 @@ def digests_of(model: torch.nn.Module, sample: Sample) -> dict[str, str]:
         whole, number = places.get(leaf, (leaf, 0))
         layer = layers.get(f"{parent}.{whole}")
         inner: Any = getattr(layer, "base_layer", layer)
-        if getattr(inner, "tp_size", 0) != 1:
+        numbers, sizes = column_numbers(width), getattr(inner, "output_partition_sizes", None)
+        if sizes is None or inner.tp_size > 1:
             continue
-        numbers, sizes = column_numbers(width), inner.output_partition_sizes
+        if len(sizes) != len(fused.get(whole, (whole,))):  # fused in the trainer's model, too
+            sizes = [sum(sizes)]
         if factor:  # zeros, which no trained adapter is, where vLLM has none here
             stacked = getattr(layer, f"lora_{factor.lower()}_stacked", None)
             columns[name] = torch.zeros(1) if stacked is None else stacked[number][0, 0][:rows, numbers]
         elif inner.weight.device.type == "cpu":  # the weight is packed, and may be gone
             units = torch.nn.functional.one_hot(torch.tensor(numbers), width).to(inner.params_dtype)
             columns[name] = inner.quant_method.apply(inner, units).split(sizes, dim=-1)[number].T
-        else:
+        elif inner.weight.shape == (sum(sizes), width):
             columns[name] = inner.weight.split(sizes)[number][:, numbers]
     return held_digests(columns.items())
 
