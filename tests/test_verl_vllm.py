@@ -215,4 +215,5 @@ def test_grpo_runs_on_the_vllm_of_verl(tmp_path, rank):
     assert searches > 0
     assert metrics["rollout/logprob_diff/max", 1] < 1e-4
     assert metrics["rollout/logprob_diff/max", 2] < 1e-4, "the second step's weights did not arrive"
-    assert metrics["actor/ref_kl", 2] > 1e-4, "the first step changed nothing, so this shows nothing"
+    moved = 1e-4 if rank else 1e-3  # an adapter moves less in one step
+    assert metrics["actor/ref_kl", 2] > moved, "the first step changed nothing, so this shows nothing"
