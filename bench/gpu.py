@@ -3,21 +3,18 @@
     python bench/gpu.py [--models 0.5B 3B 7B DIRECTORY …] [--points decode …] > bench/results/gpu.jsonl
     python bench/gpu.py --smoke     # a small model on any device, to test this script
 
-Each point of a model is a process of its own that ends within two minutes, and each figure is a line as soon
-as it is there. The points:
+Each point is a process of its own that ends within two minutes. The points:
 
 - parity: tokens and log-probs of eager decoding and of decoding in CUDA graphs, in float32.
-- decode: milliseconds a decoding step with so many rows, and their share of the bound that the memory's
-  bandwidth sets: all weights, and the keys and values of each row at its length. Then the distance of the
-  sampler's log-probs from the trainer's. With the torch engine, eager and in graphs, and with vLLM.
+- decode: milliseconds a decoding step, by the bound of the memory's bandwidth (a step reads all weights, and
+  the keys and values of each row at its length), and the sampler's log-probs beside the trainer's. With the
+  torch engine, eager and in graphs, and with vLLM.
 - delivery: vLLM asleep, given other weights, and awake; its log-probs are then the trainer's again.
-- step: steps of GRPO, with the share of the update's operations in those of matrix products alone, and the
-  plan's arithmetic for the lengths that came about. With LoRA as in `srl train --preset one-gpu`, but at 3B
-  with all weights (80 GB).
+- step: GRPO as `--preset one-gpu` at 0.5B and 7B, with all weights at 3B (80 GB): seconds, memory beside the
+  plan, the rollout by the bandwidth's bound and the update by the speed of matrix products.
 
-0.5B, 3B and 7B are Qwen2.5's shapes with random weights; nothing is downloaded. Random weights neither search
-nor answer: every episode writes all its turns to the cap, and every other one is rewarded. Exits with 2
-without CUDA.
+0.5B, 3B and 7B are Qwen2.5's shapes with random weights: every episode writes all its turns to the cap, and
+every other one is rewarded. Nothing is downloaded. Exits with 2 without CUDA.
 """
 
 from __future__ import annotations
@@ -41,29 +38,23 @@ sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 from bench.speed.material import SMALL, random_model  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from srl.config import Config, load_config  # noqa: E402
 from srl.config.sections import Model  # noqa: E402
 from srl.data.world import make_world, questions  # noqa: E402
-from srl.model import add_lora, merged_weights, new_model, recompute_layers  # noqa: E402
+from srl.model import add_lora, merged_weights, recompute_layers  # noqa: E402
 from srl.protocol import template  # noqa: E402
+from srl.rollout.delivery import check_held, sampled  # noqa: E402
 from srl.rollout.engine import Completion, Engine, Sampling  # noqa: E402
 from srl.rollout.many_episodes import rollout  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
 from srl.rollout.vllm_engine import version_problem  # noqa: E402
+from srl.train import load_components as load  # noqa: E402
 from srl.train.dry_run.memory import Layout, footprint  # noqa: E402
 from srl.train.dry_run.model_size import PUBLISHED, Shape, shape_of  # noqa: E402
-from srl.train.dry_run.step_time import DeviceSpeed, EpisodeTokens, measure, step_times  # noqa: E402
+from srl.train.dry_run.step_time import DeviceSpeed, measure  # noqa: E402
 from srl.train.experience import make_experience  # noqa: E402
-from srl.train.load_components import (  # noqa: E402
-    LoadedModel,
-    episode_options,
-    load_engine,
-    load_learner,
-    load_optimisers,
-    load_policy,
-    samples_as_trained,
-)
 from srl.train.local_backend import actor_loss  # noqa: E402
 from srl.trajectory import Question, Score, Search, Segment, Trajectory  # noqa: E402
 from srl.update.actor import update_actor  # noqa: E402
@@ -97,13 +88,14 @@ class Subject:
     def __init__(self, name: str, smoke: bool, sets: dict[str, Any]) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         path = f"Qwen/Qwen2.5-{name}" if name in SIZES else name
-        if smoke and name in SIZES:
-            PUBLISHED[path] |= SMOKE_SIZES
+        if smoke:
+            torch.set_num_threads(1)
+            PUBLISHED[path] = PUBLISHED.get(path, {}) | SMOKE_SIZES
         own = {**SIZES.get(name, {}), **SHORT, **(SMOKE if smoke else {}), **sets}
         settings = {**own, "model.device": self.device.type, "model.path": path}
         self.config: Config = load_config("one-gpu", None, "grpo", settings).config
-        load = random_policy if name in SIZES else load_policy
-        self.policy: LoadedModel = load(self.config.model, lambda text: None)
+        policy = random_policy if name in SIZES else load.load_policy
+        self.policy: load.LoadedModel = policy(self.config.model, lambda text: None)
         self.policy.codec.eos_ids = frozenset()  # lengths are fixed
         self.shape: Shape = shape_of(self.config, path, needs_critic=False)
         self.speed: DeviceSpeed = measure(self.shape, self.device, self.policy.model.dtype)
@@ -112,31 +104,25 @@ class Subject:
         """`eager` and `graphs` are the torch engine's two ways to decode."""
         if name == "vllm":
             sets = {"rollout.engine": "vllm", "rollout.max_num_seqs": rows}
-            return load_engine(self.config.with_settings(sets), self.policy, lambda text: None)
-        how: dict[str, Any] = {"graphs": name == "graphs"}
+            return load.load_engine(self.config.with_settings(sets), self.policy, lambda text: None)
         return TorchEngine(
-            self.policy.model, self.policy.codec, max_num_seqs=rows,
-            max_model_len=self.config.data.max_episode_tokens, **how,
+            self.policy.model, self.policy.codec, max_num_seqs=rows, graphs=name == "graphs",
+            max_model_len=self.config.data.max_episode_tokens,
         )  # fmt: skip
 
 
-def random_policy(section: Model, note: Any) -> LoadedModel:
+def random_policy(section: Model, note: Any) -> load.LoadedModel:
     """Random weights of a published shape, made on the device, and a tokenizer of 4,096 pieces."""
-    sizes = PUBLISHED[str(section.path)]
     with tempfile.TemporaryDirectory() as folder:
         small = {"path": str(random_model(Path(folder), SMALL)), "lora_rank": 0}
-        codec = load_policy(section.model_copy(update=small), note).codec
+        codec = load.load_policy(section.model_copy(update=small), note).codec
+    sizes, dtype = AutoConfig.for_model(**PUBLISHED[str(section.path)]), getattr(torch, section.dtype)
     with torch.device(section.device):
-        made: Any = new_model(
-            "qwen2", vocab_size=sizes["vocab_size"], layers=sizes["num_hidden_layers"],
-            width=sizes["hidden_size"], heads=sizes["num_attention_heads"], ffn=sizes["intermediate_size"],
-            kv_heads=sizes["num_key_value_heads"], max_length=sizes["max_position_embeddings"],
-        )  # fmt: skip
-    model = made.to(getattr(torch, section.dtype))
+        model = AutoModelForCausalLM.from_config(sizes, dtype=dtype).eval()
     if section.lora_rank:
         add_lora(model, section.lora_rank, section.lora_alpha, section.lora_target_modules)
     recompute_layers(model)
-    return LoadedModel(model, codec)
+    return load.LoadedModel(model, codec)
 
 
 @contextmanager
@@ -162,10 +148,8 @@ def turns(engine: Engine, asked: Prompts, tokens: int) -> tuple[float, list[Comp
     """Seconds of one turn of `tokens` for every prompt, all together, and the turns."""
 
     async def every() -> list[Completion]:
-        each = enumerate(asked)
-        return await asyncio.gather(
-            *(engine.generate(str(row), ids, Sampling(tokens, key=(row,))) for row, ids in each)
-        )
+        each = [engine.generate(str(row), ids, Sampling(tokens, key=(row,))) for row, ids in enumerate(asked)]
+        return await asyncio.gather(*each)
 
     began = time.perf_counter()
     found = asyncio.run(every())
@@ -189,7 +173,7 @@ def distance(subject: Subject, asked: Prompts, found: Sequence[Completion]) -> d
     return {"logprobs_apart": float(apart.mean()), "logprobs_apart_most": float(apart.max())}
 
 
-def parity(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> None:
+def parity(subject: Subject, engine: str, rows: Sequence[int]) -> None:
     """Rows of different length, so that they share no width, through both ways of decoding."""
     asked = [ids[: PROMPT - 7 * row] for row, ids in enumerate(prompts(min(max(rows), 32)))]
     ways = [turns(subject.engine(name, len(asked)), asked, WRITTEN)[1] for name in ("eager", "graphs")]
@@ -202,76 +186,73 @@ def parity(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> Non
     figure(same_tokens=sum(same) / len(same), tokens=len(same), logprob_gap=max(gaps, default=None))
 
 
-def decode(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> None:
+def decode(subject: Subject, engine: str, rows: Sequence[int]) -> None:
     """The first turns warm up: vLLM compiles, graphs are captured. A step is what more tokens take."""
-    shape = subject.shape
-    for name in engines:
-        if name == "vllm" and (problem := version_problem()):
-            figure(engine=name, left_out=problem)
-            continue
-        began = time.perf_counter()
-        engine = subject.engine(name, max(rows))
-        turns(engine, prompts(max(rows)), WRITTEN)
-        figure(engine=name, ready_s=time.perf_counter() - began)
-        for count in rows:
-            asked = prompts(count)
-            turns(engine, asked, WRITTEN)
-            first, (whole, found) = turns(engine, asked, 1)[0], turns(engine, asked, WRITTEN)
-            step = (whole - first) / (WRITTEN - 1)
-            read = shape.parameters * shape.itemsize + count * (PROMPT + WRITTEN / 2) * shape.kv_bytes
-            bound = read / subject.speed.bandwidth
-            figure(engine=name, rows=count, ms_a_step=1000 * step, tokens_a_s=count / step,
-                   of_bandwidth_bound=bound / step)  # fmt: skip
-        figure(engine=name, **distance(subject, asked, found))
-        engine.close()
+    if engine == "vllm" and (problem := version_problem()):
+        figure(engine=engine, left_out=problem)
+        return
+    shape, began = subject.shape, time.perf_counter()
+    samples = subject.engine(engine, max(rows))
+    turns(samples, prompts(max(rows)), WRITTEN)
+    figure(engine=engine, ready_s=time.perf_counter() - began)
+    for count in rows:
+        asked = prompts(count)
+        turns(samples, asked, WRITTEN)
+        first, (whole, found) = turns(samples, asked, 1)[0], turns(samples, asked, WRITTEN)
+        seconds = (whole - first) / (WRITTEN - 1)
+        read = shape.parameters * shape.itemsize + count * (PROMPT + WRITTEN / 2) * shape.kv_bytes
+        figure(engine=engine, rows=count, ms_a_step=1000 * seconds, tokens_a_s=count / seconds,
+               of_bandwidth_bound=read / subject.speed.bandwidth / seconds)  # fmt: skip
+    figure(engine=engine, **distance(subject, asked, found))
 
 
-def delivery(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> None:
+def delivery(subject: Subject, engine: str, rows: Sequence[int]) -> None:
     """Weights are scaled by up to 2%: with the old ones the log-probs would be far apart."""
     if problem := version_problem():
         figure(left_out=problem)
         return
     model, seconds, peaks = subject.policy.model, dict[str, float](), dict[str, int]()
-    asked, engine = prompts(min(rows)), subject.engine("vllm", min(rows))
-    figure(weights="first", **distance(subject, asked, turns(engine, asked, WRITTEN)[1]))
+    asked, samples = prompts(min(rows)), subject.engine("vllm", min(rows))
+    figure(weights="first", **distance(subject, asked, turns(samples, asked, WRITTEN)[1]))
     with measured(seconds, peaks, "sleep"):
-        engine.sleep()
+        samples.sleep()
     free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1 + 0.02 * torch.rand_like(weight))
     with measured(seconds, peaks, "sync"):
-        engine.sync(merged_weights(model))
+        given: dict[str, Any] = {}
+        samples.sync(sampled(merged_weights(model), given))
     with measured(seconds, peaks, "wake"):
-        engine.wake()
-    after = turns(engine, asked, WRITTEN)[1]
+        samples.wake()
+    check_held(given, samples.digests(given))
+    after = turns(samples, asked, WRITTEN)[1]
     figure(weights="delivered", seconds=seconds, free_asleep=free, **distance(subject, asked, after))
-    engine.close()
 
 
 class NoSearch:
-    """Answers with nothing; random weights do not ask."""
+    """Random weights do not ask."""
 
     async def search(self, query: str) -> Search:
         return Search(query, status="empty")
 
 
-def step(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> None:
+def step(subject: Subject, engine: str, rows: Sequence[int]) -> None:
     """The product's step: rollout, log-probs and advantages, update, weights. The first warms up."""
     config, policy, prompt = subject.config, subject.policy, template("search-r1")
-    engine = load_engine(config, policy, lambda text: None)
-    learner = load_learner(config, policy, samples_as_trained(engine, policy.model))
-    optimiser = load_optimisers(config, learner)["actor"]
+    samples = load.load_engine(config, policy, lambda text: None)
+    learner = load.load_learner(config, policy, load.samples_as_trained(samples, policy.model))
+    optimiser = load.load_optimisers(config, learner)["actor"]
     asked = questions(make_world("train", 0), "train", 0, config.data.train_batch_size)
     asked = [replace(item, prompt=prompt.messages(item.text)) for item in asked]
     for number in range(1, STEPS + 1):
         seconds, peaks = dict[str, float](), dict[str, int]()
         with measured(seconds, peaks, "rollout"):
             episodes = asyncio.run(
-                rollout(asked, engine, NoSearch(), codec=policy.codec, template=prompt,
-                        options=episode_options(config), n=config.rollout.n, step=number)
+                rollout(asked, samples, NoSearch(), codec=policy.codec, template=prompt,
+                        options=load.episode_options(config), n=config.rollout.n, step=number)
             )  # fmt: skip
-        engine.sleep()
+        samples.sleep()
         with measured(seconds, peaks, "logprobs"):
             scores = [Score(float(index % 2)) for index in range(len(episodes))]
             experience, _ = make_experience(learner, episodes, scores)
@@ -282,42 +263,33 @@ def step(subject: Subject, engines: Sequence[str], rows: Sequence[int]) -> None:
                 mini_batch_rows=config.actor.ppo_mini_batch_size * config.rollout.n,
             )  # fmt: skip
         with measured(seconds, peaks, "weights"):
-            if not engine.traits.same_weights:
-                engine.sync(merged_weights(policy.model))
-            engine.wake()
-        figure(step=number, engine=type(engine).__name__, seconds=seconds, peak_bytes=peaks,
-               episodes=len(episodes), written=sum(item.policy_tokens for item in episodes))  # fmt: skip
-    figure(**against_the_plan(subject, episodes, seconds))
+            if not samples.same_weights:
+                samples.sync(merged_weights(policy.model))
+            samples.wake()
+        figure(step=number, engine=type(samples).__name__, seconds=seconds, peak_bytes=peaks,
+               episodes=len(episodes), **bounds(subject, episodes, seconds))  # fmt: skip
+    plan = footprint(subject.shape, config, Layout("local", cpu=subject.device.type == "cpu"))
+    figure(planned_bytes={"rollout": plan.rollout, "update": plan.update}, device=asdict(subject.speed))
 
 
-def against_the_plan(
-    subject: Subject, episodes: Sequence[Trajectory], seconds: dict[str, float]
-) -> dict[str, Any]:
-    """The last step by what the device can do, and the plan's arithmetic for its lengths.
+def bounds(subject: Subject, episodes: Sequence[Trajectory], seconds: dict[str, float]) -> dict[str, float]:
+    """The parts of a step by what the device can do.
 
     A decoding step reads all weights, and the keys and values of each row at its length then. The operations
     of the update are its matrix products', none recomputed: 6 a trained weight and token, 4 a frozen one.
     """
-    shape, speed, config, count = subject.shape, subject.speed, subject.config, len(episodes)
-    written = sum(item.policy_tokens for item in episodes)
-    rows = min(config.rollout.max_num_seqs, count)
-    places = sum(place for item in episodes for place, mine in enumerate(item.response_mask) if mine)
+    shape, speed, masks = subject.shape, subject.speed, [item.response_mask for item in episodes]
+    written, rows = sum(map(sum, masks)), min(subject.config.rollout.max_num_seqs, len(episodes))
+    places = sum(place for mask in masks for place, mine in enumerate(mask) if mine)
     read = shape.parameters * shape.itemsize * written / rows + places * shape.kv_bytes
-    prompt = sum(len(item.segments[0].token_ids) for item in episodes) // count
-    total = sum(len(item.token_ids) for item in episodes) // count
-    lengths = EpisodeTokens(prompt, written // count, total - prompt - written // count)
-    attention = 2 * shape.layers * shape.heads * shape.head_dim * total**2
-    head, per_weight = shape.vocabulary * shape.width, 4 if shape.adapter else 6
-    trained = per_weight * (shape.body * total + head * lengths.written) + 3 * attention
-    times = step_times(shape, config, speed, lengths)
-    memory = footprint(shape, config, Layout("local", cpu=subject.device.type == "cpu"))
+    attention = 6 * shape.layers * shape.heads * shape.head_dim * sum(len(mask) ** 2 for mask in masks)
+    weights = shape.body * sum(map(len, masks)) + shape.vocabulary * shape.width * written
+    operations = (4 if shape.adapter else 6) * weights + attention
     return {
+        "written": written,
         "rollout_of_bandwidth_bound": read / speed.bandwidth / seconds["rollout"],
-        "update_of_peak_operations": count * trained / seconds["update"] / speed.operations,
-        "planned_s": {"rollout": times.rollout_s, "logprobs": times.logprobs_s, "update": times.update_s},
-        "planned_bytes": {"rollout": memory.rollout, "update": memory.update},
-        "device": asdict(speed), "lengths": asdict(lengths),
-    }  # fmt: skip
+        "update_of_peak_operations": operations / speed.operations / seconds["update"],
+    }
 
 
 POINTS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -345,28 +317,29 @@ def main() -> int:
         return 2
     rows = given.rows or ([4, 2] if given.smoke else [128, 64, 32])
     for model, point in product(given.models, given.points):
-        if given.here:
-            work, sets = POINTS[point]
-            try:
-                work(Subject(model, given.smoke, sets), given.engines, rows)
-            except Exception as error:
-                figure(model=model, point=point, failed=f"{type(error).__name__}: {error}".partition("\n")[0])
-        else:
-            figure(model=model, point=point)
-            in_a_process(model, point, given.smoke, given.engines, rows)
+        for engine in given.engines if point == "decode" else given.engines[:1]:
+            if given.here:
+                work, sets = POINTS[point]
+                work(Subject(model, given.smoke, sets), engine, rows)
+            else:
+                figure(model=model, point=point)
+                in_a_process(model, point, engine, rows, given.smoke)
     return 0
 
 
-def in_a_process(model: str, point: str, smoke: bool, engines: Sequence[str], rows: Sequence[int]) -> None:
-    """A point of a model, in a new process, which frees all of its memory."""
+def in_a_process(model: str, point: str, engine: str, rows: Sequence[int], smoke: bool) -> None:
+    """A point in a new process, which frees all of its memory; a failure is a figure, with its last line."""
     command = [
-        sys.executable, __file__, "--here", "--models", model, "--points", point, "--engines", *engines,
+        sys.executable, __file__, "--here", "--models", model, "--points", point, "--engines", engine,
         "--rows", *map(str, rows), *(["--smoke"] if smoke else []),
     ]  # fmt: skip
     try:
-        subprocess.run(command, timeout=LIMIT_S, check=True)
-    except subprocess.SubprocessError as error:
-        figure(model=model, point=point, failed=type(error).__name__)
+        subprocess.run(command, timeout=LIMIT_S, check=True, stderr=subprocess.PIPE, text=True)
+    except subprocess.TimeoutExpired:
+        figure(failed=f"no end within {LIMIT_S} s")
+    except subprocess.CalledProcessError as error:
+        print(error.stderr, file=sys.stderr)
+        figure(failed=error.stderr.strip().splitlines()[-1])
 
 
 if __name__ == "__main__":

@@ -210,7 +210,7 @@ PHASES = (
     Phase("cold start", 0.45, taught),
     Phase("before", 0.52, before),
     Phase("eager", 0.6, eager),
-    Phase("grpo", 0.9, grpo),
+    Phase("grpo", 0.87, grpo),
     Phase("after", 0.98, after),
     Phase("logs", 1.0, logs),
 )
