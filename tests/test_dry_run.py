@@ -19,6 +19,7 @@ from srl.config import Config, load_config
 from srl.config.sections import Trainer
 from srl.errors import UserError
 from srl.model import load_model, save_model
+from srl.rollout.cached_forward import PADDED_TOKENS
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
@@ -135,8 +136,7 @@ def test_cache_bytes_are_those_that_the_engine_allocates(saved):
 @pytest.mark.parametrize(("vocabulary", "read"), [(40000, 8), (400, 100)])
 def test_rollout_takes_about_what_is_estimated_and_not_more(tmp_path, monkeypatch, vocabulary, read):
     """Eight episodes at once: drawing from a large vocabulary, or reading beside many keys."""
-    for module in ("srl.train.dry_run.memory", "srl.rollout.cached_forward"):
-        monkeypatch.setattr(f"{module}.PADDED_TOKENS", 800)
+    monkeypatch.setitem(PADDED_TOKENS, "cpu", 800)
     path, slots, longest, prompt = tmp_path / "model", 8, 256, 130
     save_model(tiny_model(vocab_size=vocabulary, width=64, ffn=96), byte_level_tokenizer(), path)
     config = configured(
@@ -351,7 +351,8 @@ def test_a_gpu_gives_the_cache_back_before_the_update(saved):
     assert kept.update - given_back.update == part(shape, config, "KV cache", "rollout")
 
 
-def test_a_gpu_has_keys_and_values_of_results_for_every_head(saved):
+def test_a_gpu_has_keys_and_values_of_results_for_every_head(saved, monkeypatch):
+    monkeypatch.setitem(PADDED_TOKENS, "cuda", PADDED_TOKENS["cpu"])
     config = configured(saved["qwen2"], rollout__max_num_seqs=8, rollout__max_obs_length=1000)
     shape = shape_of(config, saved["qwen2"], needs_critic=False)
     assert shape.heads > shape.kv_heads

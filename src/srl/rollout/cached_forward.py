@@ -23,7 +23,7 @@ from srl.rollout.kv_cache import SlotCache, Span
 from srl.rollout.sampling import Draws, draw
 from srl.rollout.slot_table import Rows, SlotTable
 
-PADDED_TOKENS = 4096
+PADDED_TOKENS = {"cpu": 4096, "cuda": 8192}
 """The most tokens in one forward pass, padding included, where rows have several new tokens."""
 WIDTH_STEP = 16
 """Attention widths are rounded up to a multiple of this: kernels want alignment and few shapes."""
@@ -133,12 +133,15 @@ class CachedForward(Forward):
         leaders, leader_of = _same_ids(table, rows)
         first = rows[leaders]
         new, fresh = (table.known - table.fed)[first], table.fed[first] == 0
+        device = self.model.device.type
+        budget, shortest = (
+            PADDED_TOKENS[device],
+            0.0 if device == "cuda" else 0.75,
+        )  # there a pass is launches
         groups = [
             part[group]
             for part in (np.flatnonzero(fresh), np.flatnonzero(~fresh))
-            for group in padded_groups(
-                new[part], PADDED_TOKENS, 0.0 if self.model.device.type == "cuda" else 0.75
-            )
+            for group in padded_groups(new[part], budget, shortest)
         ]
         logits = torch.cat([self._feed_together(table, first[group]) for group in groups])
         followers = np.setdiff1d(np.arange(len(rows)), leaders)

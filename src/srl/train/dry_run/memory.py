@@ -225,7 +225,8 @@ def _rollout(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     the graphs have those of sampling to themselves, and the episodes that read results together have their
     keys and values once more for every head that shares them."""
     slots, longest, size = config.rollout.max_num_seqs, config.data.max_episode_tokens, shape.itemsize
-    sampling, tokens = SAMPLED_LOGIT * slots * shape.vocabulary, max(PADDED_TOKENS, longest)
+    sampling = SAMPLED_LOGIT * slots * shape.vocabulary
+    tokens = max(PADDED_TOKENS["cpu" if layout.cpu else "cuda"], longest)
     gathered = slots * longest * shape.kv_bytes // shape.layers
     if not layout.cpu and shape.heads > shape.kv_heads:
         together = min(slots, -(-tokens // config.rollout.max_obs_length))
