@@ -79,13 +79,13 @@ def prepare(name: str, place: Path, data: Path, smoke: bool) -> None:
 def run(name: str, place: Path, out: Path, minutes: float, smoke: bool) -> None:
     """The phases of a script, in `minutes`, unpacking included."""
     clock = pieces.Clock(60 * minutes)
-    out.mkdir(parents=True, exist_ok=True)
     here = pieces.Run(pieces.unpack(place), out, clock, smoke)
-    pieces.install(here.store)
+    out.mkdir(parents=True, exist_ok=True)
     machine = json.loads(here.python(pieces.Clock(120), "-c", MACHINE))
     if not machine["gpu"] and not smoke:
         raise pieces.PieceError("no CUDA device here; nothing was measured (--smoke rehearses on a CPU)")
     here.figure("machine", **machine)
+    pieces.install(here.store)
     sys.path.insert(1, str(here.site))
     here.phases(SCRIPTS[name].PHASES)
 
