@@ -120,11 +120,12 @@ def install(store: Path) -> None:
 def gather_wheels(folder: Path, names: Iterable[str]) -> None:
     """Our distributions, and the packages `names` (NAME, or NAME==VERSION) for Python 3.12 on x86-64.
 
-    NAME alone has the version of constraints.txt, else the newest. Dependencies are named too.
+    NAME alone has the version of constraints.txt or constraints-gpu.txt, else the newest. Dependencies are
+    named too.
     """
-    constraints = dict(
-        line.lower().split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
-    )
+    files = [ROOT / "constraints.txt", ROOT / "constraints-gpu.txt"]
+    lines = [line for file in files for line in file.read_text().split()]
+    constraints = dict(line.lower().split("==") for line in lines if "==" in line)
     versions = {name: f"=={constraints[name.lower()]}" for name in names if name.lower() in constraints}
     pinned = [f"{name}{versions.get(name, '')}" for name in names]
     built = [name for name in pinned if name.startswith(SOURCES)]

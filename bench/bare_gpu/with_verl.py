@@ -14,7 +14,7 @@ from bench.bare_gpu import learn, with_vllm
 from bench.bare_gpu.pieces import Clock, Phase, Run
 
 WHEELS = (
-    *with_vllm.WHEELS, "verl==0.9.1", "antlr4-python3-runtime", "codetiming", "datasets", "hydra-core",
+    *with_vllm.WHEELS, "verl", "antlr4-python3-runtime", "codetiming", "datasets", "hydra-core",
     "importlib_metadata", "jmespath", "model-hosting-container-standards==0.1.16", "multiprocess",
     "omegaconf", "orjson", "prometheus-fastapi-instrumentator==8.1.0", "pydantic-extra-types", "pylatexenc",
     "python-json-logger", "python-multipart", "pyvers", "ray", "tensordict", "torchdata", "TransferQueue",

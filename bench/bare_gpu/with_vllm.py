@@ -11,7 +11,7 @@ from bench.bare_gpu import learn
 from bench.bare_gpu.pieces import ROOT, Clock, Phase, Run
 
 WHEELS = (
-    *learn.WHEELS, "vllm==0.24.0", "apache-tvm-ffi==0.1.9", "astor==0.8.1", "blake3==1.0.11", "cachetools",
+    *learn.WHEELS, "vllm", "apache-tvm-ffi==0.1.9", "astor==0.8.1", "blake3==1.0.11", "cachetools",
     "cbor2==6.2.1", "compressed-tensors==0.17.0", "depyf==0.20.0", "dill", "diskcache==5.6.3", "distro",
     "httpcore2", "httpx2", "jiter", "jsonschema", "jsonschema-specifications", "lark==1.2.2",
     "llguidance==1.7.0", "loguru==0.7.3", "msgspec", "openai", "openai-harmony==0.0.8",
