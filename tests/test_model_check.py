@@ -127,6 +127,15 @@ def test_a_model_that_gives_the_logits_of_its_router_is_as_any_other(tmp_path):
     check_saved(loaded, tmp_path / "saved")
 
 
+def test_a_policy_whose_logits_are_all_the_same_is_saved(tmp_path):
+    """A norm that overflows divides by infinity; the next rollouts end such a run."""
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.norm.weight.zero_()
+    save_model(model, byte_level_tokenizer(), tmp_path / "saved")
+    check_saved(model, tmp_path / "saved")
+
+
 def test_a_backward_pass_that_raises_is_refused():
     def in_place(module, states):
         return torch.nn.functional.relu(states).exp().relu_().mul_(0) if states.requires_grad else 0 * states

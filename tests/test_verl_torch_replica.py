@@ -126,6 +126,7 @@ def test_weights_without_a_step_keep_the_last_one(server, directory):
     assert server.global_steps == 5
 
 
+@pytest.mark.slow  # failures on verl are told with Ray
 @pytest.mark.parametrize("lost", ["nothing", "the update", "what was sent"])
 def test_server_finds_out_that_it_holds_other_weights(server, directory, lost, monkeypatch):
     monkeypatch.setenv(RUN_VARIABLE, str(directory))

@@ -637,11 +637,13 @@ def _check_same(
         if isinstance(model.get_output_embeddings(), Float32Head):
             cast_head(plain)
         _hold_one_block(plain, weights, model.device)
-        apart = float((_probe(plain, model.device) - expected).norm() / (expected - expected.mean()).norm())
+        apart = float((_probe(plain, model.device) - expected).norm())
     except Exception as error:
         raise UserError(f"{type(model).__name__}: {fault}: {error_line(error)}") from error
-    if expected.isfinite().all() and not apart <= (TOLERANCE if model.dtype.itemsize >= 4 else ROUNDED):
-        raise UserError(f"{type(model).__name__}: {fault}: logits are {apart:.2g} of their spread off")
+    limit = TOLERANCE if model.dtype.itemsize >= 4 else ROUNDED
+    spread = float((expected - expected.mean()).norm())
+    if expected.isfinite().all() and not apart <= limit * spread:
+        raise UserError(f"{type(model).__name__}: {fault}: logits are {apart:.2g} off, of {spread:.2g}")
 
 
 def _hold_one_block(plain: PreTrainedModel, weights: Mapping[str, Tensor], device: torch.device) -> None:
