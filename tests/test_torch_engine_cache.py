@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from srl.advantage import masked_mean
-from srl.model import cast_head
+from srl.model import cast_head, load_model
 from srl.protocol import TEMPLATES
 from srl.rollout.cached_forward import CachedForward, PlainForward, padded_groups
 from srl.rollout.codec import Codec
@@ -280,6 +280,28 @@ def test_windows_and_chunks_are_masks_over_the_one_cache(family, graphs):
     episodes = converse_all(engine, plans(6))
     assert max(len(ids) for ids, _ in episodes) > 5 * families.WINDOW
     assert_as_full_forward(model, episodes, greedy=True)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_scores_are_capped_where_the_models_own_attention_caps_them(attention):
+    """transformers' sdpa leaves the cap out; the trainer computes with it all the same."""
+    model = of_sizes("gemma2", **families.FAMILIES["gemma2"] | {"attn_logit_softcapping": 0.2})
+    model.set_attn_implementation(attention)
+    engine = new_engine(model)
+    assert isinstance(engine._forward, CachedForward)
+    for ids, turns in converse_all(engine, plans(6)):
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), -1)
+        for start, turn in turns:
+            where = torch.arange(start - 1, start - 1 + len(turn.token_ids))
+            expected = logprobs[where, torch.tensor(turn.token_ids)]
+            torch.testing.assert_close(torch.tensor(turn.logprobs), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_model_whose_scores_are_capped_is_loaded_with_the_attention_that_caps_them(tmp_path):
+    of_sizes("gemma2", **families.FAMILIES["gemma2"]).save_pretrained(tmp_path)
+    assert load_model(tmp_path).config._attn_implementation == "eager"
+    assert load_model(tmp_path, attn_implementation="sdpa").config._attn_implementation == "sdpa"
 
 
 def test_model_with_an_attention_of_its_own_has_a_cache_that_is_read_by_index():

@@ -102,7 +102,8 @@ def load_model(
 ) -> PreTrainedModel:
     """The causal language model in the directory `path`, in eval mode, on its device.
 
-    `attn_implementation="auto"` is sdpa where the model has it, else eager. `lora_rank` above 0 freezes the
+    `attn_implementation="auto"` is sdpa where the model has it and it computes all that the model wants, else
+    eager. `lora_rank` above 0 freezes the
     weights and adds a LoRA adapter to the modules named, which starts as the identity. `overrides` replace
     values of `config.json`. Only safetensors are read. Raises UserError.
     """
@@ -128,6 +129,8 @@ def load_model(
     if info["missing_keys"]:
         raise UserError(f"{path} is incomplete: no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
     model.to(target).eval()
+    if attention is None and getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")  # sdpa leaves the cap out (Gemma 2)
     if hasattr(model.config.get_text_config(), "output_router_logits"):  # more outputs, which nobody reads
         model.config.get_text_config().output_router_logits = False
     if lora_rank > 0:

@@ -56,7 +56,9 @@ def attend(
     if more.get("position_bias") is not None:
         raise NotImplementedError("attention with position_bias")
     heads, length = query.shape[1:3]
-    groups, spans = heads // key.shape[1], _access.get().spans
+    access, groups = _access.get(), heads // key.shape[1]
+    if not access.caps_scores:
+        softcap = None
     if softcap is not None or s_aux is not None:
         kernel: Callable[..., Tensor] = _capped(length, softcap, s_aux)
     elif attention_mask is None or length > 1:
@@ -66,7 +68,7 @@ def attend(
     parts = [
         kernel(query[rows], key[slots, :, :width], value[slots, :, :width], scaling,
                None if attention_mask is None else attention_mask[rows, ..., :width], groups)
-        for rows, slots, width in spans or [(slice(None), slice(None), key.shape[2])]
+        for rows, slots, width in access.spans or [(slice(None), slice(None), key.shape[2])]
     ]  # fmt: skip
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out.transpose(1, 2), None
@@ -127,6 +129,7 @@ def slot_attention(model: PreTrainedModel, access: CacheAccess) -> Iterator[None
     """Inside, the layers of `model` that use transformers' interfaces attend to the slots of `access`."""
     config: Any = model.config.get_text_config()
     before, token = config._attn_implementation, _access.set(access)
+    access.caps_scores = before != "sdpa"
     config._attn_implementation = NAME
     try:
         with sdpa_kernel(ON_GPUS) if model.device.type == "cuda" else nullcontext():

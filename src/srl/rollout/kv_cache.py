@@ -34,6 +34,8 @@ class CacheAccess:
         self.slot = self.position = torch.zeros((0, 0), dtype=torch.long)
         self.rows = torch.zeros(0, dtype=torch.long)
         self.spans: list[Span] = []
+        self.caps_scores = True
+        """Whether the model's own attention caps its scores where it is told to; sdpa does not."""
         self.width = self.past = 0
         self._places: dict[int, Tensor] = {}
 

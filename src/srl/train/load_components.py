@@ -62,8 +62,9 @@ def load_policy(section: Model, note: Note) -> LoadedModel:
     """The policy of the section `model`. `note` is told what its tokenizer and its attention lack."""
     assert section.path is not None, "model.path is filled in before the model is loaded"
     model = load_model(section.path, **model_options(section))
-    if section.attn_implementation == "auto" and model.config._attn_implementation != "sdpa":
-        note(f"{type(model).__name__} has no sdpa attention: {model.config._attn_implementation} is used")
+    attention = model.config._attn_implementation
+    if section.attn_implementation == "auto" and attention != "sdpa":
+        note(f"sdpa does not compute {type(model).__name__}: {attention} attention is used")
     return LoadedModel(
         model, load_codec(section, getattr(model.generation_config, "eos_token_id", None), note)
     )
