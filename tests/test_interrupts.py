@@ -82,7 +82,7 @@ MOMENTS = {
     "loading the reference": "srl.train.load_components:load_model:2",
     "opening the log": "srl.train.local_backend:LogWriter:1",
     "the first validation": "srl.train.episodes:summarise:1",
-    "sampling": "srl.rollout.torch_engine:draw:40",
+    "sampling": "srl.rollout.cached_forward:draw:40",
     "scoring": "srl.train.episodes/EpisodeRunner:score:4",
     "the update": "srl.train.local_backend:update_actor:2",
     "a step's part of the log": "srl.store.writer:write_part:5",
