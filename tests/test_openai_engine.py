@@ -229,6 +229,8 @@ NO_TURN = {
 OTHER_IDS = {
     "none": with_ids("x", token_ids=None),
     "words": with_ids("x", token_ids=["x"]),
+    "below 0": with_ids("x", token_ids=[-1]),
+    "beyond 32 bits": with_ids("x", token_ids=[2**40]),
     "too many": with_ids("x" * 80),
     "of another text": with_ids("x", token_ids=CODEC.encode_text("y")),
     "log-probs": with_ids("who", logprobs={"token_logprobs": [0.0] * 30}),

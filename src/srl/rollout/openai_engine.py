@@ -325,7 +325,7 @@ class OpenAiEngine(Engine):
             if choice.get("finish_reason") in ("abort", "error"):
                 raise ValueError("it was aborted")
             return (self._of_ids if self.token_ids else self._of_text)(text, choice, sampling)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             said = f"not a completion ({in_words(error)}): {quoted(json.dumps(answer), _QUOTED)}"
             raise EngineFault(f"{self.server.url}: {said}") from error
 
