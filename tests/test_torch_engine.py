@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -362,6 +363,25 @@ def test_cancelled_turn_does_not_disturb_the_others_and_may_be_asked_again():
         again.token_ids
         == run(fresh, fresh.generate("y", [9, 9, 9], Sampling(60, temperature=0.0)))[0].token_ids
     )
+
+
+def test_turn_cancelled_at_its_last_token_may_be_asked_again():
+    engine = new_engine(tiny_model(dtype=torch.float64))
+
+    async def main():
+        def gone(token_ids):
+            if len(token_ids) == 3:
+                task.cancel()
+
+        turn = Sampling(max_tokens=3, temperature=0.0)
+        task = asyncio.create_task(engine.generate("x", [9, 9, 9], replace(turn, on_tokens=gone)))
+        await asyncio.wait([task])
+        return task.cancelled(), await engine.generate("x", [9, 9, 9], turn)
+
+    cancelled, again = asyncio.run(main())
+    fresh = new_engine(engine.model)
+    assert cancelled
+    assert again == run(fresh, fresh.generate("x", [9, 9, 9], Sampling(max_tokens=3, temperature=0.0)))[0]
 
 
 def test_turn_that_does_not_fit_is_refused_with_the_numbers():

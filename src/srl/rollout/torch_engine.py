@@ -355,10 +355,12 @@ class TorchEngine(Engine):
 
     def _abandon(self, request: _Request) -> None:
         """Drop a turn whose caller was cancelled. Its episode keeps the row until `finish`."""
+        row = self._row_of.get(request.id)
         if self._open.get(request.id) is not request:
+            if row is not None and request.id not in self._open:  # it ended, and nobody has its ids
+                self._table.clear(row)
             return
         del self._open[request.id]
-        row = self._row_of.get(request.id)
         if request in self._back:
             self._back.remove(request)
         elif row is not None:
