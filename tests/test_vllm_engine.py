@@ -38,6 +38,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, LogitsNotFinite, Sampling
 from srl.rollout.torch_engine import TorchEngine
 from srl.rollout.vllm_engine import CPU_BLOCK, VllmEngine, version_problem
+from srl.train import local_backend
 from srl.train.load_components import LoadedModel, engine_name, load_engine
 
 CORRECTION = "algorithm.rollout_correction"
@@ -216,6 +217,12 @@ def test_vllm_that_was_asked_for_is_an_error_and_of_auto_a_note(installed, monke
     assert "pip install" in notes[0]
 
 
+def test_vllm_that_was_asked_for_is_looked_for_before_a_model_is_made(installed):
+    installed({})
+    with pytest.raises(UserError, match=r"^rollout\.engine = vllm: vLLM is not installed; type pip install"):
+        local_backend.check(a_config("rollout.engine=vllm", *SHORT))
+
+
 def test_a_run_on_a_gpu_is_told_that_vllm_is_not_installed(installed, monkeypatch):
     installed({})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -278,6 +285,7 @@ def on_gpu(installed, monkeypatch):
     installed({"vllm": "0.28.0"})
     model, fake = random_model(0), Recorder()
     monkeypatch.setattr(type(model), "device", property(lambda self: torch.device("cuda:0")))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(vllm_engine, "_start", lambda *arguments: fake)
     engine = VllmEngine(model, Codec(byte_level_tokenizer()), max_num_seqs=1, max_model_len=8)
     assert fake.calls == [f"reload_weights {WEIGHTS}", "reset_prefix_cache"]
@@ -300,6 +308,14 @@ def test_weights_come_between_the_memory_for_them_and_that_for_the_cache(on_gpu)
     fake.calls.clear()
     engine.wake()
     assert fake.calls == ["wake_up ['kv_cache']"]
+
+
+def test_weights_are_read_when_the_trainers_work_on_them_is_done(on_gpu, monkeypatch):
+    """vLLM's thread has a CUDA stream of its own, which does not wait for the trainer's."""
+    engine, fake = on_gpu
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: fake.calls.append("synchronize"))
+    engine.sync(iter([("a", torch.ones(1))]))
+    assert fake.calls[:2] == ["synchronize", "reload_weights 1"]
 
 
 def test_engine_that_wakes_without_new_weights_takes_those_of_the_model(on_gpu):

@@ -178,6 +178,8 @@ class VllmEngine(Engine):
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Generate with these weights from now on, and forget every cache; also while asleep."""
         self._take_back("weights")
+        if self._on_gpu:  # vLLM's thread has a stream of its own, which does not wait for the trainer's
+            torch.cuda.synchronize()
         self._call(self._load, weights)
         if not self._away:
             self.reset()

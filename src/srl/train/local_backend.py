@@ -506,9 +506,14 @@ class LocalRun:
 
 
 def check(config: Config) -> None:
-    """Raises UserError for what this backend does not train with."""
+    """Raises UserError for what this backend does not train with, or does not find here."""
     for error in local_errors(config):
         raise UserError(error)
+    if config.rollout.engine == "vllm":
+        from srl.rollout.vllm_engine import version_problem
+
+        if problem := version_problem():
+            raise UserError(f"rollout.engine = vllm: {problem}")
 
 
 def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> LocalRun:
