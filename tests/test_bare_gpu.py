@@ -35,7 +35,17 @@ def mixed(pieces: Path) -> None:
     manifest.write_text(manifest.read_text().replace("sha256", "sha256 ", 1))
 
 
-@pytest.mark.parametrize("damage", [lost, cut, mixed])
+def garbled(pieces: Path) -> None:
+    for manifest in pieces.glob("*/manifest.json"):
+        manifest.write_bytes(b'\xff{"sha')
+
+
+def emptied(pieces: Path) -> None:
+    for manifest in pieces.glob("*/manifest.json"):
+        manifest.write_text("{}")
+
+
+@pytest.mark.parametrize("damage", [lost, cut, mixed, garbled, emptied])
 def test_what_is_not_whole_is_refused_in_one_line(pieces, tmp_path, damage):
     damage(pieces)
     with pytest.raises(PieceError) as caught:

@@ -57,7 +57,7 @@ def main() -> int:
             prepare(given.script, place, given.data.absolute(), given.smoke)
         else:
             run(given.script, place, given.out or place / "out", given.minutes, given.smoke)
-    except pieces.PieceError as error:
+    except (pieces.PieceError, OSError) as error:
         print(f"bench/bare_gpu: {error}", file=sys.stderr)
         return 2
     return 0

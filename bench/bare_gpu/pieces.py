@@ -58,11 +58,14 @@ def split(file: Path, out: Path, part_bytes: int = PART_BYTES) -> int:
 
 def join(pieces: Path, file: Path) -> str:
     """Put the parts in the folder `pieces` together as `file`; returns its sha256. Raises PieceError."""
-    manifests = {path.read_text() for path in pieces.glob("*/manifest.json")}
+    manifests = {path.read_bytes() for path in pieces.glob("*/manifest.json")}
     if len(manifests) != 1:
         raise PieceError(f"{pieces}: {'pieces of several preparations' if manifests else 'no pieces'}")
-    manifest = json.loads(manifests.pop())
-    parts = {pieces / str(number) / "part": about for number, about in enumerate(manifest["parts"], 1)}
+    try:
+        manifest = json.loads(manifests.pop())
+        parts = {pieces / str(number) / "part": about for number, about in enumerate(manifest["parts"], 1)}
+    except (ValueError, LookupError, TypeError) as error:
+        raise PieceError(f"{pieces}: the manifest is damaged; bring the pieces again") from error
     if missing := [part.parent.name for part in parts if not part.is_file()]:
         raise PieceError(f"{pieces}: of {len(parts)} pieces there is no {', '.join(missing)}")
     with file.open("wb") as target:
