@@ -5,7 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.bare_gpu import learn, with_verl, with_vllm
 from bench.bare_gpu.pieces import Clock, Phase, PieceError, Run, join, pack, split, unpack
+
+MINUTES = 9.5
 
 
 @pytest.fixture
@@ -90,6 +93,14 @@ def test_phase_has_what_is_left_until_its_share_of_the_time(run):
                 Phase("d", 1.0, work("d", 1))])  # fmt: skip
     assert left == {"a": 30, "b": 40, "d": 40}
     assert [one["figure"] for one in figures(run) if "left_out" in one] == ["c"]
+
+
+@pytest.mark.parametrize("script", [learn, with_vllm, with_verl])
+def test_the_model_that_all_else_needs_has_time_on_a_slow_machine(script):
+    """It takes 24 s on two cores, after the first import of PyTorch, unpacking and installing."""
+    first = script.PHASES[0]
+    assert first.work is learn.convert
+    assert first.share * MINUTES * 60 >= 60 + 2 * 24
 
 
 def test_phase_that_fails_is_a_figure_of_one_line_and_the_next_goes_on(run):

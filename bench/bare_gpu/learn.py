@@ -205,8 +205,8 @@ def logs(run: Run, clock: Clock) -> None:
 
 
 PHASES = (
-    Phase("convert", 0.08, convert),
-    Phase("decode", 0.2, decode),
+    Phase("convert", 0.2, convert),
+    Phase("decode", 0.3, decode),
     Phase("cold start", 0.45, taught),
     Phase("before", 0.52, before),
     Phase("eager", 0.6, eager),

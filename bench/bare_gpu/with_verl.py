@@ -60,8 +60,8 @@ def ours(run: Run, clock: Clock) -> None:
 
 
 PHASES = (
-    Phase("convert", 0.08, learn.convert),
-    Phase("cold start", 0.25, with_vllm.cold_start),
+    Phase("convert", 0.2, learn.convert),
+    Phase("cold start", 0.3, with_vllm.cold_start),
     Phase("grpo", 0.5, grpo),
     Phase("ours", 0.55, ours),
     Phase("lora", 0.75, lora),

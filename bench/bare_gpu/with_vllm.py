@@ -56,7 +56,7 @@ def contract(run: Run, clock: Clock) -> None:
 
 
 PHASES = (
-    Phase("convert", 0.08, learn.convert),
+    Phase("convert", 0.2, learn.convert),
     Phase("decode", 0.35, decode),
     Phase("delivery", 0.45, delivery),
     Phase("cold start", 0.6, cold_start),
