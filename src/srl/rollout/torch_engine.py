@@ -254,7 +254,8 @@ class TorchEngine(Engine):
                     await self._let_episodes_run()
         except BaseException as error:
             self._fail(error)
-            self._forward.release()  # the cache may be inconsistent after a failed forward
+            if not isinstance(error, asyncio.CancelledError):  # which comes between two steps
+                self._forward.release()  # the cache may be inconsistent after a failed forward
             if not isinstance(error, Exception):
                 raise
         finally:
