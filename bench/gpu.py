@@ -74,7 +74,7 @@ SMOKE_SIZES = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
     "intermediate_size": 128, "vocab_size": 5000,
 }  # fmt: skip
-PROMPT, WRITTEN, STEPS = 300, 64, 2
+PROMPT, WRITTEN, STEPS = 300, 64, 3
 Prompts = Sequence[Sequence[int]]
 
 
@@ -238,7 +238,7 @@ class NoSearch:
 
 
 def step(subject: Subject, engine: str, rows: Sequence[int]) -> None:
-    """The product's step: rollout, log-probs and advantages, update, weights. The first warms up."""
+    """The product's step: rollout, log-probs, advantages, update, weights. The first two capture graphs."""
     config, policy, prompt = subject.config, subject.policy, template("search-r1")
     samples = load.load_engine(config, policy, lambda text: None)
     learner = load.load_learner(config, policy, load.samples_as_trained(samples, policy.model))

@@ -343,12 +343,15 @@ def test_reference_is_held_only_where_there_is_a_kl_and_no_adapter(saved):
     assert reference(actor__use_kl_loss=True, model__lora_rank=4, ref__path=str(path)) == whole
 
 
-def test_a_gpu_gives_the_cache_back_before_the_update(saved):
+@pytest.mark.parametrize("small", [True, False])
+def test_a_cache_is_given_back_before_the_update_unless_it_is_small_and_a_cpus(saved, monkeypatch, small):
     config = configured(saved["qwen2"])
     shape = shape_of(config, saved["qwen2"], needs_critic=False)
-    kept, given_back = (footprint(shape, config, layout) for layout in (CPU, GPU))
-    assert bytes_in_rollout(given_back, "KV cache") == bytes_in_rollout(kept, "KV cache")
-    assert kept.update - given_back.update == part(shape, config, "KV cache", "rollout")
+    size = part(shape, config, "KV cache", "rollout")
+    monkeypatch.setattr("srl.train.dry_run.memory.SMALL_CACHE", size if small else size - 1)
+    on_cpu, on_gpu = (footprint(shape, config, layout) for layout in (CPU, GPU))
+    assert bytes_in_rollout(on_gpu, "KV cache") == bytes_in_rollout(on_cpu, "KV cache")
+    assert on_cpu.update - on_gpu.update == (size if small else 0)
 
 
 def test_a_gpu_has_keys_and_values_of_results_for_every_head(saved, monkeypatch):

@@ -133,11 +133,9 @@ class CachedForward(Forward):
         leaders, leader_of = _same_ids(table, rows)
         first = rows[leaders]
         new, fresh = (table.known - table.fed)[first], table.fed[first] == 0
-        device = self.model.device.type
-        budget, shortest = (
-            PADDED_TOKENS[device],
-            0.0 if device == "cuda" else 0.75,
-        )  # there a pass is launches
+        budget, shortest = PADDED_TOKENS["cpu"], 0.75
+        if self.model.device.type == "cuda":  # there a pass is mostly launches
+            budget, shortest = PADDED_TOKENS["cuda"], 0.0
         groups = [
             part[group]
             for part in (np.flatnonzero(fresh), np.flatnonzero(~fresh))

@@ -7,8 +7,10 @@ for a processor: it is what the layer makes of a unit vector.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
@@ -59,11 +61,20 @@ def _digest(columns: Tensor) -> str:
     return blake2b(exact.numpy().tobytes(), digest_size=8).hexdigest()
 
 
+@cache
+def _warn_once() -> None:
+    logging.getLogger(__name__).warning(
+        "the engine has none of the trainer's layers under their names, so what it holds cannot be compared"
+    )
+
+
 def check_held(sample: Sample, held: Mapping[str, str] | None) -> None:
     """Raises NotDelivered with the first weight of which the engine holds another, and for an empty sample.
-    `held` is what `Engine.digests` says."""
+    `held` is what `Engine.digests` says; where it has none of the sample, a warning says so once."""
     if held is not None and not sample:
         raise NotDelivered("the engine that samples has not taken the trainer's weights")
+    if held is not None and not held:
+        _warn_once()
     if wrong := [name for name, digest in (held or {}).items() if digest not in sample[name][1]]:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise NotDelivered(

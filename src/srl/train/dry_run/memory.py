@@ -20,6 +20,7 @@ from srl.config.sections import Actor, Critic
 from srl.model import SHARD
 from srl.rollout.cached_forward import PADDED_TOKENS
 from srl.rollout.kv_cache import BLOCK
+from srl.rollout.torch_engine import SMALL_CACHE
 from srl.train.dry_run.model_size import Shape
 from srl.train.verl.translate import VLLM_TOKENS
 from srl.update.logprobs import CHUNK, FLOAT32_LOGITS, KEPT_LOGITS
@@ -219,7 +220,7 @@ def _states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
 
 
 def _rollout(shape: Shape, config: Config, layout: Layout) -> list[Part]:
-    """The local engine's KV cache, which a GPU gives back before the update where it has no room to spare,
+    """The local engine's KV cache, given back before the update unless it is small or a GPU has room,
     and temporaries: of sampling a token for every episode, and of one layer's pass over prompts and search
     results, with a mask and the keys and values of its episodes. A CPU needs the larger of the two. On a GPU
     the graphs have those of sampling to themselves, and the episodes that read results together have their
@@ -233,7 +234,7 @@ def _rollout(shape: Shape, config: Config, layout: Layout) -> list[Part]:
         gathered += together * longest * 2 * shape.heads * shape.head_dim * size
     layer = tokens * longest * (1 + size) + _forward_layer(shape, tokens, gathered)
     cache = cache_bytes(shape, slots, longest)
-    kept = cache if layout.cpu else 0
+    kept = cache if layout.cpu and cache <= SMALL_CACHE else 0
     how = f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"
     aside = shape.body * size if shape.adapter and layout.cpu else 0  # a GPU's lie in the machine's memory
     what = "logits" if sampling > layer else "one layer, a mask, keys and values of its episodes"
