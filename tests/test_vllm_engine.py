@@ -143,6 +143,9 @@ def test_vllm_whose_import_fails_is_one_line(installed):
     ) as said:
         VllmEngine(random_model(0), Codec(byte_level_tokenizer()), max_num_seqs=1, max_model_len=8)
     assert "\n" not in str(said.value)
+    traced = []
+    torch.compile(torch.neg, backend=lambda graph, inputs: traced.append(graph) or graph)(torch.ones(1))
+    assert traced, "the trainer still compiles"
 
 
 def test_model_with_code_of_its_own_is_refused(installed):

@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata, util
@@ -226,7 +226,7 @@ class VllmEngine(Engine):
         loop = asyncio.get_running_loop()
         try:
             while self._turns:
-                for output in await loop.run_in_executor(self._thread, self._vllm.step):
+                for output in await loop.run_in_executor(self._thread, self._draw):
                     self._extend(output)
         except LogitsNotFinite as error:
             self._end_all(error)
@@ -299,11 +299,16 @@ class VllmEngine(Engine):
         if not self._on_gpu:
             self._vllm.apply_model(_pack_embeddings)
 
+    def _draw(self) -> list[RequestOutput]:
+        """One token for every turn, in vLLM's thread."""
+        with _compiling_nothing(not self._on_gpu):
+            return self._vllm.step()
+
     def _empty_cache(self) -> None:
         for _ in range(3):  # a step that was prepared ahead of an abort still holds blocks
             if self._vllm.reset_prefix_cache():
                 return
-            self._vllm.step()
+            self._draw()
         raise SrlError("vLLM kept its prefix cache, whose values belong to other weights")
 
 
@@ -329,8 +334,6 @@ def _start(model: PreTrainedModel, options: Mapping[str, Any]) -> LLMEngine:
     on_cpu = model.device.type == "cpu"
     os.environ.update(_ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    if on_cpu:  # vLLM has two small functions compiled, for longer than they run, by a compiler for C++
-        torch.compiler.set_stance("force_eager")
     try:
         from vllm import EngineArgs
         from vllm.usage.usage_lib import UsageContext
@@ -343,7 +346,7 @@ def _start(model: PreTrainedModel, options: Mapping[str, Any]) -> LLMEngine:
     if isinstance(model.get_output_embeddings(), Float32Head):
         config.head_dtype = "float32"
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, _compiling_nothing(on_cpu):
             config.save_pretrained(folder)
             arguments = EngineArgs(
                 model=folder, load_format="dummy", skip_tokenizer_init=True, generation_config="vllm",
@@ -356,6 +359,11 @@ def _start(model: PreTrainedModel, options: Mapping[str, Any]) -> LLMEngine:
         raise UserError(
             f"vLLM {_version()} does not run this model here ({_line(error)}); set rollout.engine=torch"
         ) from error
+
+
+def _compiling_nothing(on_cpu: bool) -> AbstractContextManager[object]:
+    """On a CPU nothing is compiled inside: vLLM compiles two small functions, for longer than they run."""
+    return torch.compiler.set_stance("force_eager") if on_cpu else nullcontext()
 
 
 def _line(error: Exception) -> str:
