@@ -65,6 +65,8 @@ def main() -> int:
 
 def prepare(name: str, place: Path, data: Path, smoke: bool) -> None:
     """The pieces of a script: its wheels and what it puts beside them."""
+    if not data.is_dir():
+        raise pieces.PieceError(f"{data}: no such folder; --data names that of the published data sets")
     script = SCRIPTS[name]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
