@@ -74,7 +74,7 @@ class CachedForward(Forward):
         self.model = model
         on_gpu = model.device.type == "cuda"
         static = on_gpu if graphs is None else graphs
-        self.cache = SlotCache(slots, max_length, *([max_length] if static else []))
+        self.cache = SlotCache(slots, max_length, static=static)
         self._graphs = DecodeGraphs(self._step, model.device, spare=slots) if static else None
         self._in_place = in_place and not on_gpu
         self._last_only = kept_logits(model, 1)

@@ -113,11 +113,11 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """`slots` rows of keys and values. They grow together from `capacity` positions to `max_length`."""
+    """`slots` rows of keys and values that grow together up to `max_length` positions, or are `static`."""
 
-    def __init__(self, slots: int, max_length: int, capacity: int = 4 * BLOCK) -> None:
+    def __init__(self, slots: int, max_length: int, *, static: bool = False) -> None:
         self.max_length = max_length
-        self.access = CacheAccess(slots, _blocks(min(max_length, capacity)))
+        self.access = CacheAccess(slots, _blocks(max_length if static else min(max_length, 4 * BLOCK)))
         make_layer: Any = partial(SlotLayer, self.access)  # transformers calls it as if it were the class
         super().__init__(layer_class_to_replicate=make_layer)
 

@@ -136,8 +136,7 @@ class TorchEngine(Engine):
         if deterministic and model.device.type == "cuda":
             make_cuda_deterministic()
         self._lora = MergedLora(model)
-        if deterministic:
-            graphs = False
+        graphs = False if deterministic else graphs
         self._forward = choose_forward(model, max_num_seqs, max_model_len, graphs=graphs)
         fast = not deterministic and model.device.type == "cpu" and mkl_is_slow()
         self._linears = onednn_linears if fast else nullcontext
@@ -155,9 +154,8 @@ class TorchEngine(Engine):
         self._told: set[int] = set()  # the rows whose caller is told of every token
         self._new: list[_Request] = []  # a heap: first turns, waiting for a row
         self._back: list[_Request] = []  # later turns, waiting to be fed
-        self._left = self._lost = (
-            0  # since requests were last fed: turns ended, and steps lost by waiting rows
-        )
+        self._left = 0  # turns that have ended since requests were last fed
+        self._lost = 0  # steps that waiting requests have lost since then, summed over them
 
     def reset(self) -> None:
         """Forget every episode, and take the adapter out of the weights."""
