@@ -30,6 +30,20 @@ for _name, _value in ENVIRONMENT.items():
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))  # so that `from tests.shared_data import …` works under any way to call pytest
 
+NET = frozenset(
+    """
+    test_losses test_losses_gradients test_losses_oracles test_advantage_oracles test_answer_oracles test_kl
+    test_logprobs test_optimiser test_packing test_block_attention test_intervals test_retrieval_metrics test_rm
+    test_golden_answers test_data_published test_store_round_trip test_store_resume test_resume test_evaluation_kills
+    test_injection test_reward_injection test_codec test_episode test_engine_contract test_odd_policies test_lora
+    test_torch_engine_cache test_torch_engine_sampling test_vllm_engine test_verl_parity test_verl_patches
+    test_bm25_formula test_bm25_kernel test_e5_oracles test_index_quality test_lucene_quality test_serve_clients
+    test_defects test_policy_losses
+    """.split()
+)
+"""Modules of tests that stay as they are when the code under them is rewritten (`pytest -m net`): oracles,
+round trips, injection, resume, contracts, quality of retrieval, dialects of clients."""
+
 
 def _unsynced(descriptor: int) -> None:
     """No test takes the power away, so none waits for the disk, which took a quarter of the time of runs."""
@@ -47,6 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """A background job or nohup has ctrl-C ignored, and `srl` keeps to that; tests that type it do not."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "must_run: a skip of this test is a failure where CI=true")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for test in items:
+        if test.path.stem in NET:
+            test.add_marker("net")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,9 +14,16 @@ EXIT_SIGNAL = 128
 
 
 class SrlError(Exception):
-    """An error whose message is complete: what was tried, what was expected, what to type."""
+    """What is wrong and where; `key` is the setting it is about, `hint` what to do where that is not obvious.
+
+    The text of the error is `what; hint`. Code and tests read `key`, never the text.
+    """
 
     exit_code = EXIT_USER
+
+    def __init__(self, what: object = "", *, key: str | None = None, hint: str = "") -> None:
+        super().__init__(f"{what}; {hint}" if hint else str(what))
+        self.key = key
 
 
 class UserError(SrlError):
