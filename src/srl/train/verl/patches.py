@@ -255,6 +255,12 @@ PATCHES = (
 
 SCOPED_PATCHES = (
     ScopedPatch(
+        "trainer.SearchTrainer._setup",
+        "trainer/ppo/v1/trainer_base.py, RayWorkerGroup, while the workers are started",
+        "The port at which the workers meet is one that the system gives to outgoing connections. One of "
+        "Ray's takes it now and then before the workers listen, and the run ends with EADDRINUSE.",
+    ),
+    ScopedPatch(
         "trainer.SearchTrainer._init_dataloader",
         "trainer/ppo/v1/trainer_base.py, create_rl_dataset, while the loaders are built",
         "It makes a data set from file names and the tokenizer. The questions that the launcher has read, "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,8 @@ from srl.train.verl.worker_check import check_alike, check_search
 from srl.trajectory import Phase
 from srl.update.kl import kl_controller
 
+MEETING_PORTS = (20_000, 32_000)
+"""Where the workers may meet: below the ports that Linux gives to outgoing connections, from 32,768 on."""
 POLL_S = 0.2
 """Seconds between two checks whether a batch's episodes are done."""
 FIELDS = (
@@ -101,6 +105,16 @@ class SearchTrainer(PPOTrainerSync):
         super().__init__(config)
 
     # Overrides of verl's methods.
+
+    def _setup(self) -> None:
+        """verl's workers, which meet at a port that no outgoing connection takes before they listen on it."""
+        theirs = trainer_base.RayWorkerGroup
+        first = random.SystemRandom().randrange(*MEETING_PORTS)
+        put(trainer_base, "RayWorkerGroup", partial(theirs, master_port_range=[first, MEETING_PORTS[1]]))
+        try:
+            super()._setup()
+        finally:
+            put(trainer_base, "RayWorkerGroup", theirs)
 
     def _init_dataloader(self) -> None:
         """verl's loaders, over the questions that the launcher has read and checked."""
