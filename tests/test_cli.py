@@ -474,16 +474,6 @@ def test_plugins_check_refuses_in_one_line(site, capsys, arguments, message):
     assert message in err
 
 
-def test_table_is_aligned_and_wraps_only_on_a_terminal(capsys, monkeypatch):
-    output.table(("a", "long"), [("xx", "w " * 60), (1, "")])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == ["a   long", "xx  " + "w " * 59 + "w", "1"]
-    monkeypatch.setattr(output, "terminal_width", lambda: 44)
-    output.table(("a", "long"), [("xx", "w " * 30)])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == ["a   long", "xx  " + "w " * 19 + "w", "    " + "w " * 9 + "w"]
-
-
 @dataclass
 class Point:
     x: float

@@ -8,11 +8,11 @@ results are never altered.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from srl.safe_text import safe, safe_json, safe_message
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _WIDE = 1000
 """Console width without a terminal: lines for programs are not wrapped."""
+
+_NARROW = 8
+"""Smallest width of a text column on a terminal, in characters."""
 
 _quiet = False
 
@@ -151,42 +154,74 @@ def _plain(obj: Any) -> Any:
 
 
 def table(
-    headers: Sequence[str],
-    rows: Sequence[Sequence[object]],
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
     *,
     one_line: bool = False,
-    wide: bool = False,
     least: Sequence[str] = (),
-    by_end: Sequence[str] = (),
 ) -> None:
-    """Print aligned columns that fit the terminal; without a terminal or with `wide`, cells are never cut.
+    """Print rows under their headings: on a terminal as wide as it is, in a pipe aligned and never cut.
 
-    The last column wraps. With `one_line` each row is one line: cells are cut and columns left out
-    (`srl.cli.layout.fitted`), and a note says so.
+    The first column, by which a row is named, and numbers keep their width. On a terminal other texts wrap
+    between words. With `one_line` each row is one line: texts are cut, and columns without room are left out,
+    those in `least` first, with a note. None is an empty cell.
     """
-    from srl.cli.layout import fitted, prose, wrapped
+    cells = [[_cell(value) for value in row] for row in (columns, *rows)]
+    if not sys.stdout.isatty():
+        print("\n".join(aligned(cells)))
+        return
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
 
-    cells = [[_cell(cell) for cell in row] for row in (headers, *rows)]
-    width, missing = sys.maxsize if wide else terminal_width(), ""
-    if one_line and width < sys.maxsize:
-        lines, missing = fitted(cells, width, least, by_end)
-    else:
-        lines = wrapped(cells, width)
-    print("\n".join(lines))
-    if missing:
-        told = f"{width} characters wide: {missing}; --wide or a pipe shows all"
-        note("\n".join(prose(told, width)) if sys.stderr.isatty() else told)
+    by_column = list(zip(*cells, strict=True))
+    keeps = [place == 0 or all(map(_is_number, column[1:])) for place, column in enumerate(by_column)]
+    shown = list(range(len(columns)))
+    if one_line:
+        widths = [max(map(cell_len, column)) for column in by_column]
+        narrow = [width if keep else min(width, _NARROW) for width, keep in zip(widths, keeps, strict=True)]
+        leaving = [place for place, name in enumerate(columns) if name not in least][1:]
+        leaving += [columns.index(name) for name in reversed(least) if name in columns]
+        while leaving and sum(narrow[place] + 2 for place in shown) - 2 > terminal_width():
+            shown.remove(leaving.pop())
+    overflow: Literal["ellipsis", "fold"] = "ellipsis" if one_line else "fold"
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for place in shown:
+        grid.add_column(Text(columns[place], no_wrap=one_line), no_wrap=keeps[place], overflow="ellipsis")
+    for row in cells[1:]:
+        grid.add_row(*(Text(row[place], no_wrap=one_line, overflow=overflow) for place in shown))
+    stdout().print(grid)
+    if missing := [name for place, name in enumerate(columns) if place not in shown]:
+        note(f"no room for {', '.join(missing)}; a wider terminal or a pipe shows all")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines with aligned columns; a Chinese or Japanese character is two cells wide."""
+    width: Callable[[str], int] = len
+    if not all(cell.isascii() for row in rows for cell in row):
+        from rich.cells import cell_len as width
+    widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
+    padded = (
+        [cell + " " * (wide - width(cell)) for cell, wide in zip(row, widths, strict=True)] for row in rows
+    )
+    return ["  ".join(row).rstrip() for row in padded]
 
 
 def _cell(value: object) -> str:
-    return safe(str(value)).replace("\n", " ")
+    return "" if value is None else safe(str(value)).replace("\n", " ")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell or 0)
+    except ValueError:
+        return False
+    return True
 
 
 def paragraph(text: str) -> None:
-    """Print a paragraph; it wraps between words on a terminal and is one line elsewhere."""
-    from srl.cli.layout import prose
-
-    line("\n".join(prose(safe(text), terminal_width())))
+    """Print a paragraph; a terminal wraps it between words, elsewhere it is one line."""
+    stdout().print(safe(text), soft_wrap=not sys.stdout.isatty())
 
 
 def terminal_width() -> int:

@@ -169,9 +169,7 @@ def _between(held: Interval | None, sign: str = "") -> str:
 
 
 def _as_table(found: Comparison) -> str:
-    from srl.cli.layout import wrapped
-
-    rows = wrapped([_HEADS, *_cells(found, repeat=False)], 1 << 20)
+    rows = output.aligned([_HEADS, *_cells(found, repeat=False)])
     return "\n".join([*_about(found), *rows, _legend(found)]) + "\n"
 
 

@@ -44,9 +44,6 @@ Steps = Annotated[str | None, typer.Option(metavar="N|A:B", help="One step, or s
 OfPhase = Annotated[Phase | None, typer.Option(help="Only this phase.")]
 Sort = Annotated[str, typer.Option(metavar="COLUMN", help="Sort by a column; -COLUMN: descending.")]
 
-_BY_END = ("run", "run_id")
-"""Columns that are cut at the beginning, since their end is what users type."""
-
 
 def paths(names: Sequence[str], *, trained: bool = False) -> list[Path]:
     """The directories of the named runs; `all` is every run of the workspace."""
@@ -130,4 +127,4 @@ def print_rows(
         output.print_rows(rows)
         return
     lines = cells(rows, columns, digits)
-    output.table(list(columns.values()), lines, one_line=True, wide=wide, least=least, by_end=_BY_END)
+    output.table(list(columns.values()), lines, one_line=not wide, least=least)
