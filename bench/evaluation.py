@@ -1,11 +1,9 @@
-"""`srl eval run` at full size and under SIGKILL, with an engine that plays a script.
+"""Kill `srl eval run` at random moments and go on, with an engine that plays a script.
 
-    python bench/evaluation.py [--questions 51713] [--kills 100] [--seed 0] [--out FILE]
+    python bench/evaluation.py [--kills 100] [--seed 0] [--out FILE]
 
-The first part evaluates made-up questions, is killed once halfway and goes on: memory and processor time. The
-second kills evaluations at random moments (one in five while the process starts) and goes on, until they end;
-each must give the table of one that was never killed, and no process may ask what its log held when it
-started. Exits with 1 where one does not.
+One kill in five comes while the process starts. Each evaluation must give the table of one that was never
+killed, and no process may ask what its log held when it started. Exits with 1 where one does not.
 """
 
 from __future__ import annotations
@@ -16,16 +14,13 @@ import contextlib
 import json
 import math
 import multiprocessing
-import os
-import platform
 import random
-import resource
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +36,6 @@ from srl.trajectory import Passage
 from srl.workspace import Workspace
 
 RESULTS = Path(__file__).parent / "results" / "evaluation.json"
-FULL = 51_713
-"""Questions of the seven test sets of Search-R1."""
 TOWNS = 1000
 KILLED_QUESTIONS = 400
 TEMPLATE = "search-r1"
@@ -53,7 +46,6 @@ SETS = (
 _PROCESSES = multiprocessing.get_context("forkserver")
 """Processes that have their imports behind them, so that most kills fall into the evaluation."""
 _PROCESSES.set_forkserver_preload(["srl.cli", "srl.train.evaluate_model", "transformers.models.qwen2"])
-_MIB = 1 << 20
 
 
 class Scripted(ScriptedEngine):
@@ -107,13 +99,11 @@ def write_place(folder: Path, questions: int) -> None:
 
 @dataclass
 class Session:
-    """One process that evaluates; `memory` has (episodes asked so far, resident bytes)."""
+    """One process that evaluates."""
 
     folder: Path
     workspace: Path
     turn_s: float = 0.0
-    memory: list[tuple[int, int]] = field(default_factory=list)
-    cpu_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.asked_file, self.report = (Path(tempfile.mkstemp(dir=self.folder)[1]) for _ in range(2))
@@ -132,12 +122,9 @@ class Session:
         return self.asked_file.read_text(encoding="utf-8").split()
 
     def wait_for(self, episodes: float) -> bool:
-        """Until so many episodes were asked for; False where it ended before. What it uses is sampled."""
+        """Until so many episodes were asked for; False where it ended before."""
         while self.process.is_alive():
-            done = self.asked_file.read_bytes().count(b"\n")
-            resident, self.cpu_s = _used(self.process.pid, self.cpu_s)
-            self.memory.append((done, resident))
-            if done >= episodes:
+            if self.asked_file.read_bytes().count(b"\n") >= episodes:
                 return True
             self.process.join(0.02 if self.turn_s else 0.5)
         return False
@@ -157,16 +144,6 @@ class Session:
     def repeated(self) -> set[str]:
         """What it asked for although the log held it when it started."""
         return self.before & set(self.asked)
-
-
-def _used(pid: int | None, before_s: float) -> tuple[int, float]:
-    """Resident bytes and processor seconds of a process; 0 and `before_s` where it has just ended."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, IndexError):
-        return 0, before_s
-    return pages * resource.getpagesize(), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def logged(workspace: Path) -> set[str]:
@@ -224,57 +201,17 @@ def never_killed(folder: Path) -> dict[str, Any]:
     return table(Session(folder, workspace).finish())
 
 
-def full_size(folder: Path, questions: int) -> dict[str, Any]:
-    """One evaluation that is killed halfway, and resumed: processor time and memory of the two processes."""
-    write_place(folder, questions)
-    workspace, began = folder / "workspace", time.perf_counter()
-    first = Session(folder, workspace)
-    first.wait_for(questions // 2)
-    first.kill()
-    second = Session(folder, workspace)
-    report = second.finish()
-    seconds, cpu = time.perf_counter() - began, first.cpu_s + second.cpu_s
-    again = Session(folder, workspace).finish()
-    log = sum(file.stat().st_size for file in next(iter(workspace.glob("runs/*/log"))).rglob("*"))
-    return {
-        "questions": questions,
-        "asked": [len(first.asked), report["search"]["generated"]],
-        "repeated": len(second.repeated()),
-        "cached": [again["search"]["generated"], table(again) == table(report)],
-        "seconds": round(seconds, 1),
-        "cpu_ms_per_question": round(cpu / questions * 1000, 2),
-        "resident_mib": [_at_shares(first), _at_shares(second)],
-        "log_mib": round(log / _MIB, 1),
-        "em": report["search"]["metrics"]["em"],
-    }
-
-
-def _at_shares(session: Session) -> dict[str, float]:
-    """Resident memory when the first episode was asked, and after each fifth of the session's episodes."""
-    samples = [(done, size) for done, size in session.memory if done and size]
-    most = samples[-1][0]
-    return {
-        f"{share:.0%}": round(next(size for done, size in samples if done >= share * most) / _MIB, 1)
-        for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--questions", type=int, default=FULL)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    found: dict[str, Any] = {"format": 1, "machine": platform.machine()}
-    with tempfile.TemporaryDirectory() as folder:
-        found["full_size"] = full_size(Path(folder), given.questions)
-    print(json.dumps(found["full_size"]), file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         write_place(Path(folder), KILLED_QUESTIONS)
         wrong = killed(Path(folder), never_killed(Path(folder)), given.kills, random.Random(given.seed), 0.02)
-    found |= {"kills": given.kills, "killed_questions": KILLED_QUESTIONS, "differences": wrong[:20]}
-    given.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    result = {"format": 1, "kills": given.kills, "questions": KILLED_QUESTIONS, "differences": wrong[:20]}
+    given.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(f"{given.kills} kills: {len(wrong)} differences")
     raise SystemExit(bool(wrong))
 

@@ -1,14 +1,12 @@
 """Kill training at random moments, resume it, and compare it with an uninterrupted run.
 
-    python bench/resume.py [--kills 20] [--steps 8] [--rollback] [--out FILE] [-- OPTIONS OF SRL TRAIN]
+    python bench/resume.py [--kills 20] [--steps 8] [--out FILE] [-- OPTIONS OF SRL TRAIN]
 
 Each kill is SIGKILL: one in five while the process starts up, one in five while it writes a checkpoint, the
-others at a random moment of one of the next three training steps. With `--rollback` a watch rolls the run
-back to its start every three steps until `watch.max_rollbacks` stops it, and two kills in five are at a
-random moment of a roll-back. When a run ends before all kills are spent, another is started. Both runs are
-deterministic (`rollout.deterministic=true`) and write a checkpoint each step. Exits with 1 unless every
-metric (times excepted), every watch that fired, every sampled token and every weight is the same to the last
-bit.
+others at a random moment of one of the next three training steps. When a run
+ends before all kills are spent, another is started. Both runs are deterministic
+(`rollout.deterministic=true`) and write a checkpoint each step. Exits with 1 unless every metric (times
+excepted), every watch that fired, every sampled token and every weight is the same to the last bit.
 """
 
 from __future__ import annotations
@@ -41,13 +39,8 @@ RESULTS = Path(__file__).parent / "results" / "resume.json"
 STEPS_AHEAD = 3
 MOST_MISSES = 5
 """Runs in a row that end before their first kill, after which it is given up."""
-CHECKPOINT_S, ROLLBACK_S = 0.05, 0.3
-"""Seconds after the first file of a checkpoint, or the warning before a roll-back, in which a kill comes."""
-STOPPED = "stopped by watch"
-ROLLBACK = ("watch.length_high.threshold=0", "watch.length_high.patience=3",
-            "watch.length_high.action=rollback", "watch.max_rollbacks=4",
-            "trainer.max_ckpt_to_keep=null")  # fmt: skip
-"""A watch that fires on every step, so after each third."""
+CHECKPOINT_S = 0.05
+"""Seconds after the first file of a checkpoint in which a kill comes."""
 TIMES = ("timing_s/", "perf/throughput")
 TIMED = ("state.json", "manifest.json")
 NO_STEPS = ["--steps", "0", "--set", "trainer.val_before_train=false", "--set", "eval.test_questions=1"]
@@ -168,8 +161,7 @@ class Process:
             time.sleep(0.001)
 
     def finish(self) -> None:
-        """Wait for the end: of all steps, or because a watch stopped the run."""
-        if self.popen.wait() != 0 and STOPPED not in self.text():
+        if self.popen.wait() != 0:
             raise SystemExit(f"srl {' '.join(self.arguments)} failed:\n{self.text()}")
 
 
@@ -211,13 +203,10 @@ class Trial:
 
     def _moment(self, begun: bool) -> str:
         """What the next kill is in the middle of; the first process has to begin its run."""
-        rolls_back = any(text in self.options for text in ROLLBACK)
         draw = self.rng.random()
         if draw < 0.2:
             return "startup" if begun else "training"
-        if draw < 0.4:
-            return "checkpoint"
-        return "rollback" if rolls_back and draw < 0.8 else "training"
+        return "checkpoint" if draw < 0.4 else "training"
 
     def _wait_for(self, during: str, process: Process, run: Path, steps: int) -> float:
         """Wait until what the kill is in the middle of begins; the seconds in which it may come."""
@@ -227,9 +216,6 @@ class Trial:
         if during == "checkpoint":
             process.wait_for_file(run / "checkpoints", ".step-*.tmp-*")
             return CHECKPOINT_S
-        if during == "rollback":
-            process.wait_for("warning: watch")
-            return ROLLBACK_S
         wanted = min(_newest_step(run) + self.rng.randrange(STEPS_AHEAD), steps - 2)
         process.wait_until(lambda: _newest_step(run) >= wanted)
         return self.training_s / steps
@@ -272,28 +258,21 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rollback", action="store_true", help="roll the runs back, and kill in roll-backs")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("options", nargs="*", help="further options of `srl train`, after --")
     given = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
-    sets: tuple[str, ...] = (
-        "rollout.deterministic=true",
-        "trainer.save_freq=1",
-        "trainer.test_freq=2",
-        "trainer.max_ckpt_to_keep=2",
-    )
-    sets += ROLLBACK if given.rollback else ()
-    out = given.out or RESULTS.with_name("resume_rollback.json" if given.rollback else RESULTS.name)
+    sets = ("rollout.deterministic=true", "trainer.save_freq=1", "trainer.test_freq=2",
+            "trainer.max_ckpt_to_keep=2")  # fmt: skip
     options = [
         *given.options,
         "--steps",
         str(given.steps),
-        *(part for text in sets for part in ("--set", text)),
+        *(part for each in sets for part in ("--set", each)),
     ]
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Workspace(Path(folder)), options, given.kills, given.steps, given.seed)
-    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    given.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     verdict = "identical" if found["identical"] else "NOT identical"
     print(f"{found['kills']} kills in {found['runs']} runs: {verdict}")
     raise SystemExit(0 if found["identical"] else 1)

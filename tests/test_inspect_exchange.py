@@ -252,7 +252,6 @@ def test_a_folder_without_a_dump_is_an_error(tmp_path):
 
 @pytest.mark.slow
 def test_many_trajectories_go_through_both(tmp_path):
-    """`bench/exchange.py` does so with ten thousand, in every format."""
     made = [whole(n // 5, n % 5) for n in range(1500)]
     new_log(tmp_path / RUN).write(1, "train", [record(one) for one in made], {})
     with srl.store.open(tmp_path / RUN) as log:

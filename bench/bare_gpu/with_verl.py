@@ -1,14 +1,10 @@
 """verl 0.9.1 on one GPU: GRPO with FSDP2 and vLLM's rollout, all weights and LoRA, and a resumed run.
 
-The figures: seconds of each part of a step, tokens a second, the curves, and the CPU seconds of our own code
-for as many episodes (bench/verl_overhead.py) by the seconds of a step. SmolLM2-135M from a short cold start,
-the questions and settings of bench/real.
+The figures: seconds of each part of a step, tokens a second, and the curves. SmolLM2-135M from a short cold
+start, the questions and settings of bench/real.
 """
 
 from __future__ import annotations
-
-import json
-from statistics import median
 
 from bench.bare_gpu import learn, with_vllm
 from bench.bare_gpu.pieces import Clock, Phase, Run
@@ -21,13 +17,6 @@ WHEELS = (
     "watchfiles",
 )  # fmt: skip
 STEPS = 5
-OVERHEAD = """
-import json, pathlib, sys, tempfile
-from bench.verl_overhead import measured
-with tempfile.TemporaryDirectory() as folder:
-    print(json.dumps(measured(int(sys.argv[1]), pathlib.Path(folder) / "log")))
-"""
-OURS = ("episode", "reward", "hand_over", "write", "advantages")
 prepare = learn.prepare
 
 
@@ -48,22 +37,10 @@ def resume(run: Run, clock: Clock) -> None:
     learn.curves(run, name)
 
 
-def ours(run: Run, clock: Clock) -> None:
-    """The share of our own code, which is one process' here, in the median step."""
-    episodes = 16 if run.smoke else 128
-    seconds = json.loads(run.python(clock, "-c", OVERHEAD, episodes))
-    query = "SELECT value FROM metrics WHERE name = 'timing_s/step' ORDER BY step"
-    out = run.srl(clock, "verl", "inspect", "sql", query, "--run", run.newest("verl"), "--json")
-    step = median(json.loads(line)["value"] for line in out.splitlines())
-    own = sum(seconds[part] for part in OURS)
-    run.figure("our own code", episodes=episodes, cpu_s=own, step_s=step, share=own / step)
-
-
 PHASES = (
     Phase("convert", 0.2, learn.convert),
     Phase("cold start", 0.3, with_vllm.cold_start),
     Phase("grpo", 0.5, grpo),
-    Phase("ours", 0.55, ours),
     Phase("lora", 0.75, lora),
     Phase("resume", 0.95, resume),
 )

@@ -8,7 +8,7 @@
 
 Each part is a sequence of commands of `srl`, printed as they run, and its outputs are under `--cache`. The
 same command again continues where it was stopped, also in the middle of a run; parts that are done are left
-alone. A signal (Ctrl-C, SIGTERM) ends the command that runs, then the benchmark. Once there are data and
+alone. Ctrl-C ends the command that runs, then the benchmark. Once there are data and
 demonstrations, seeds may run at the same time. Each has a cold start of its own, so they may also run on
 different machines, with the same --out.
 """
@@ -87,7 +87,7 @@ def save(bench: Bench, out: Path, origin: str) -> None:
     """Write all that has been measured so far, of all seeds; of earlier results what is not replaced."""
     about = {"model_origin": origin, "data_origin": "see docs/results.md"}
     known = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
-    found = measure.with_known(measure.collected(bench), known)
+    found = measure.merged(known, measure.collected(bench))
     here = provenance(["python bench/real"], about)
     found["provenance"] = known.get("provenance", {}) | {str(bench.seed): here}
     found["preset"] = bench.preset

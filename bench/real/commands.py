@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -13,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from srl.errors import EXIT_SIGNAL
 from srl.files import write_json
-from srl.interrupts import SIGNALS
 
 T = TypeVar("T")
 SMALL = (
@@ -145,33 +142,16 @@ class Bench:
 
 
 def output_of(command: Sequence[str]) -> str:
-    """What `command` prints on stdout. A signal that ends this process is passed on to it and ends both.
+    """What `command` prints on stdout. Ctrl-C ends it first, which may save a checkpoint, and then the bench.
 
-    Raises CalledProcessError for another exit code than 0, and SystemExit once the command has ended by a
-    signal.
+    Raises CalledProcessError for another exit code than 0.
     """
-    got: list[int] = []
-    child: subprocess.Popen[str] | None = None
-
-    def pass_on(number: int, frame: object) -> None:
-        got.append(number)
-        if child is not None:
-            child.send_signal(number)
-
-    before = {one: signal.getsignal(one) for one in SIGNALS}
-    try:
-        for one, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(one, pass_on)
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        for number in got:  # came before there was a child
-            child.send_signal(number)
-        out, _ = child.communicate()
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-    if got:
-        raise SystemExit(EXIT_SIGNAL + got[0])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            out, _ = child.communicate()
+        except KeyboardInterrupt:  # the terminal sent it to the child too
+            child.wait()
+            raise
     if child.returncode:
         raise subprocess.CalledProcessError(child.returncode, command)
     return out

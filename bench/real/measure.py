@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,6 @@ ROWS = {
     "cold start": Row("cold-start", ENDS),
     "+ GRPO": Row("grpo", ENDS, "cold start"),
     "+ PPO": Row("ppo", ENDS, "cold start"),
-    "+ the settings of tiny-hard": Row("tiny-hard", ENDS, "cold start"),
     "+ rejection sampling": Row("rft", ENDS, "cold start"),
     f"+ GRPO, {AS_MANY} steps": Row(f"grpo-{AS_MANY}", ENDS, "cold start"),
     "+ GRPO, retrieved tokens trained": Row("grpo-no-mask", ENDS, "+ GRPO"),
@@ -206,31 +205,13 @@ def baseline(bench: Bench, run: str) -> dict[str, Any] | None:
 
 
 def compared(bench: Bench, name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The row `after` against that `before`, on the questions that both were asked."""
-    return {name: differences(bench, before, after)}
-
-
-def differences(bench: Bench, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """`srl eval compare` of two evaluations, and the same test of the questions of several hops, and of those
-    whose answer is not one of two things that they name.
-
-    All are of the questions that both runs have.
-    """
-    out = bench.srl(
-        bench.evaluations,
-        "eval",
-        "compare",
-        *(bench.cache / one["place"] for one in (before, after)),
-        "--format",
-        "json",
-    )
-    kept = ("source", "questions", "measure", "value", "difference", "difference_low", "difference_high", "p")
-    rows = [{key: value for key, value in one.items() if key in kept} for one in json.loads(out)["rows"]]
+    """The row `after` against that `before`, on the questions that both were asked: all, those of several
+    hops, and those whose answer is not one of two things that they name."""
     pairs = paired(results_of(bench, before), results_of(bench, after))
     several = [(a, b) for a, b in pairs if (a.hops or 1) > 1]
     others = [(a, b) for a, b in pairs if not (a.kind or "").endswith("comparison")]
     tests = {"all": pairs, "hops>1": several, "no comparisons": others}
-    return {"rows": rows, **{which: difference(some) for which, some in tests.items()}}
+    return {name: {which: difference(some) for which, some in tests.items()}}
 
 
 def paired(
@@ -351,31 +332,15 @@ def collected(bench: Bench) -> dict[str, Any]:
     return found
 
 
-def with_known(found: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """`found`, what this cache has measured, and of the results `known` before what it has not.
-
-    A seed's results come from its own cold start: if this cache has any of a seed, all that was known of it
-    goes. The base's rows depend on nothing that was trained, so they are kept one by one.
-    """
-    bases = set(BASE.values())
-    replaced = {
-        seed for kind in KINDS for name, seeds in found[kind].items() if name not in bases for seed in seeds
-    }
-    merged = {**known, **found}
+def merged(known: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """The results `known` before with those `found` in this cache in their place, by kind, name and seed."""
+    result = {**known, **found}
     for kind in KINDS:
         names = dict.fromkeys([*known.get(kind, {}), *found[kind]])
-        rows = {
-            name: kept(known, kind, name, set() if name in bases else replaced) | found[kind].get(name, {})
-            for name in names
+        result[kind] = {
+            name: {**known.get(kind, {}).get(name, {}), **found[kind].get(name, {})} for name in names
         }
-        merged[kind] = {name: seeds for name, seeds in rows.items() if seeds}
-    return merged
-
-
-def kept(known: Mapping[str, Any], kind: str, name: str, replaced: Collection[str]) -> dict[str, Any]:
-    """The results that were known of a row or run, by seed, but for the seeds `replaced`."""
-    seeds = known.get(kind, {}).get(name, {})
-    return {seed: value for seed, value in seeds.items() if seed not in replaced}
+    return result
 
 
 _OWN = {"questions_file", "place"}

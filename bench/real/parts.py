@@ -35,13 +35,6 @@ SHARES = {"squad": 0.5, "hotpotqa": 0.25, "2wikimultihopqa": 0.25}
 ASKED = {"squad": 0.35, "hotpotqa": 0.3, "2wikimultihopqa": 0.3, "musique": 0.05}
 """The shares of questions of reinforcement learning: most are of several hops, though nine in ten of all are
 of one."""
-TINY_HARD = (
-    "data.mix.squad=0.05", "data.mix.hotpotqa=0.45", "data.mix.2wikimultihopqa=0.45", "data.mix.musique=0.05",
-    "reward.weights.evidence=1", "actor.use_kl_loss=true", "actor.kl_loss_coef=0.02",
-)  # fmt: skip
-"""What finds the second hop on the preset `tiny-hard`, beside credit for each turn: nearly all questions have
-several hops, the gold passages that a search is the first to show count as much as the answer, and there is a
-KL."""
 PASSAGE_WORDS = 60
 """Longer passages are split: SQuAD's and NQ's paragraphs, and HotpotQA's introductions, have up to 300."""
 READ = {"squad": 2400}
@@ -180,12 +173,6 @@ def ppo(bench: Bench) -> None:
     bench.train_once("ppo", "--algo", "ppo", "--model", start(bench), *common(bench), *asked_by_rl(bench))
 
 
-def tiny_hard(bench: Bench) -> None:
-    """The settings of the preset `tiny-hard`, from the cold start: docs/algorithms.md, `turn_rloo`."""
-    bench.train_once("tiny-hard", "--algo", "turn_rloo", "--model", start(bench), *common(bench),
-                     *asked_by_rl(bench, TINY_HARD))  # fmt: skip
-
-
 def mask(bench: Bench) -> None:
     """GRPO with retrieved tokens in the loss, from the same start."""
     settings = [*MIX, "actor.mask_observations=false"]
@@ -293,7 +280,6 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "cold-start": cold_start,
     "grpo": grpo,
     "ppo": ppo,
-    "tiny-hard": tiny_hard,
     "mask": mask,
     "rft": rft,
     "rag": rag,

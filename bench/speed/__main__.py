@@ -27,14 +27,13 @@ sys.path[0] = str(ROOT)
 
 from bench.speed.harness import Options, environment, merged, provenance, round_off, said  # noqa: E402
 
-POINTS = ("rollout", "decode", "step", "update", "logprobs", "slow_search", "growth")
+POINTS = ("rollout", "step", "update")
 RESULT = ROOT / "bench" / "results" / "speed.json"
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python bench/speed", description=__doc__.partition("\n")[0])
-    points = [*POINTS, "trl_settings"]  # the last: how trl's settings for `step` were chosen
-    parser.add_argument("--only", nargs="+", choices=points, metavar="POINT", help=", ".join(points))
+    parser.add_argument("--only", nargs="+", choices=POINTS)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--smoke", action="store_true", help="small sizes; writes nothing")
     parser.add_argument("--against", type=Path, help="checkout of another version, measured beside this one")

@@ -221,15 +221,6 @@ def in_pairs(
     return found, ready, ratios
 
 
-def one_by_one(subject: str, entries: Sequence[Entry], options: Options) -> dict[str, dict[str, Any]]:
-    """One round of each entry, each process ended before the next starts, so that memory is its own."""
-    results = {}
-    for entry in entries:
-        runs, _ = interleaved(subject, [entry], options, 1)
-        results[entry.name] = runs[entry.name][0]
-    return results
-
-
 def medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The median of every number that all runs have."""
     names = [name for name, value in runs[0].items() if isinstance(value, int | float)]

@@ -22,7 +22,7 @@ MIN_CLUSTERS = 40
 """The least effective number of clusters (documents, say) for which an interval is given.
 
 From here on the 95% interval held the truth in 93.5 to 96.5% of simulated evaluations
-(bench/intervals.py, bench/results/intervals.json).
+(bench/results/intervals.json).
 """
 
 
