@@ -100,7 +100,7 @@ def test_a_cassette_and_the_options_of_retrievers_have_absolute_paths(here, monk
         search__retrievers={
             "web": {
                 "retriever": "web",
-                "options": {"provider": "brave", "ledger": "l.sqlite", "cache": "user"},
+                "options": {"provider": "brave", "cache": "l.sqlite"},
             }
         },
     )
@@ -112,8 +112,7 @@ def test_a_cassette_and_the_options_of_retrievers_have_absolute_paths(here, monk
     assert saved.retriever.options("hybrid")["retrievers"]["e5"]["model"] == encoder
     assert saved.retriever.options("rerank")["model"] == encoder
     assert saved.retriever.options("rerank")["options"]["model"] == encoder
-    options = saved.search.retrievers["web"].options
-    assert (options["ledger"], options["cache"]) == (str(here / "l.sqlite"), "user")
+    assert saved.search.retrievers["web"].options["cache"] == str(here / "l.sqlite")
 
 
 def test_a_workspace_behind_a_link_keeps_its_own_paths(here):

@@ -89,23 +89,16 @@ class Api(Fields):
         return url
 
     @model_validator(mode="after")
-    def _keys_stand_alone(self) -> Api:
-        """Keys are filled in separately, so a string or list cannot contain a key and another placeholder."""
-        for value in self._values():
+    def _is_safe_to_save(self) -> Api:
+        """The description is saved with an index, so a key is a placeholder, in an entry of its own."""
+        for name, value in self._entries():
             secret = [_is_secret(place) for place in _placeholders(value)]
             if any(secret) and not all(secret):
-                raise ValueError(f"{value!r} contains a key and other placeholders; separate them")
-        return self
-
-    @model_validator(mode="after")
-    def _keys_are_placeholders(self) -> Api:
-        """An entry named like a key must have a placeholder, because a literal would be saved and shown."""
-        for name, value in self._entries():
-            if _holds_key(name) and isinstance(value, str) and not any(map(_is_secret, _placeholders(value))):
-                raise ValueError(
-                    f"{name!r} contains a key that would be saved; write {{key}} there, and set key_env "
-                    "to the environment variable that has it"
-                )
+                raise ValueError(f"{name!r} contains a key and other placeholders; separate them")
+            if _holds_key(name) and isinstance(value, str) and not any(secret):
+                raise ValueError(f"{name!r} is a key and would be saved; write {{key}}, and set key_env")
+        if any(map(_is_secret, _placeholders([self.body]))):
+            raise ValueError("a key in the body is not supported; put it into params or headers")
         return self
 
     def uses(self, name: str) -> bool:
@@ -118,10 +111,7 @@ class Api(Fields):
         return own + sorted(place[4:] for place in self._places() if place.startswith("env:"))
 
     def _places(self) -> set[str]:
-        return {place for value in self._values() for place in _placeholders(value)}
-
-    def _values(self) -> Iterator[Any]:
-        return (value for _, value in self._entries())
+        return {place for _, value in self._entries() for place in _placeholders(value)}
 
     def _entries(self) -> Iterator[tuple[str, Any]]:
         return (entry for part in (self.params, self.headers, self.body) for entry in _leaves(part))
@@ -145,42 +135,30 @@ def open_part(api: Api, values: Mapping[str, Any]) -> Call:
 
 def secret_part(api: Api, environment: Mapping[str, str]) -> Call:
     """The part of a request that contains the keys; it is the same for all queries."""
-    values: dict[str, str | None] = {f"env:{name}": value for name, value in environment.items()}
+    values: dict[str, Any] = {f"env:{name}": value for name, value in environment.items()}
     values["key"] = environment.get(api.key_env)
-    return Call(*(_fill(part, values) for part in (api.params, api.headers, api.body)))
-
-
-def merged(one: Any, other: Any) -> Any:
-    """Two JSON objects merged recursively; on conflict the value of `other` is used.
-
-    >>> merged({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}})
-    {'a': {'b': 1, 'd': 3}, 'c': 2}
-    """
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return other
-    return one | {name: merged(one[name], value) if name in one else value for name, value in other.items()}
+    return Call(_fill(api.params, values), _fill(api.headers, values), None)
 
 
 def read_results(api: Api, answer: Any) -> list[Result]:
     """The results in the API's JSON response. Raises ValueError if its structure is not the described one."""
-    found = at(answer, api.results)
-    if found is None and api.empty and at(answer, api.empty) is not None:
+    entries = at(answer, api.results)
+    if entries is None and api.empty and at(answer, api.empty) is not None:
         return []
-    if not isinstance(found, list):
-        what = "nothing" if found is None else type(found).__name__
-        raise ValueError(f"expected a list of results at {api.results!r}, found {what}")
-    results = [_result(item, api) for item in found if isinstance(item, dict)]
-    told = [result for result in results if result.title or result.text]
-    if found and not told:
+    if not isinstance(entries, list):
+        raise ValueError(f"expected a list of results at {api.results!r}")
+    results = [_result(entry, api) for entry in entries if isinstance(entry, dict)]
+    readable = [result for result in results if result.title or result.text]
+    if entries and not readable:
         raise ValueError(f"no result at {api.results!r} has a title at {api.title!r} or text at {api.text!r}")
-    return told
+    return readable
 
 
 def read_answers(api: Api, answer: Any) -> list[Result]:
     """The direct answers in the JSON response that have a text."""
     parts = [(at(answer, place.at), place) for place in api.answers]
-    found = [_result(part, place) for part, place in parts if isinstance(part, dict)]
-    return [result for result in found if result.text]
+    results = [_result(part, place) for part, place in parts if isinstance(part, dict)]
+    return [result for result in results if result.text]
 
 
 def at(value: Any, path: str) -> Any:
@@ -199,17 +177,17 @@ def at(value: Any, path: str) -> Any:
     return value
 
 
-def _result(item: Any, fields: Fields) -> Result:
+def _result(entry: dict[str, Any], fields: Fields) -> Result:
     paths = (fields.text,) if isinstance(fields.text, str) else fields.text
-    text = " ".join(part for part in (_text(at(item, path)) for path in paths if path) if part)
-    title, url = (_text(at(item, path)) if path else "" for path in (fields.title, fields.link))
+    text = " ".join(filter(None, (_text(at(entry, path)) for path in paths if path)))
+    title, url = (_text(at(entry, path)) if path else "" for path in (fields.title, fields.link))
     return Result(title, text, url)
 
 
 def _text(value: Any) -> str:
     """A string, a number or a list of them as text; empty for all other types."""
     if isinstance(value, list):
-        return " ".join(part for part in map(_text, value) if part)
+        return " ".join(filter(None, map(_text, value)))
     if isinstance(value, str):
         return value
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""

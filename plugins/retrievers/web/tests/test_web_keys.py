@@ -1,0 +1,139 @@
+"""The key is in the request and nowhere else: not in a log, an error, a manifest or a cache."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+import httpx
+import pytest
+from web_answers import replies
+
+from srl.errors import UserError
+from srl.index import build_index, live_index, open_index
+from srl.index.retriever import Fault
+from srl_web.options import Options
+from srl_web.providers import PROVIDERS
+from srl_web.retriever import WebRetriever
+
+
+def clear(*texts: object) -> bool:
+    return "s3cr3t" not in "".join(map(str, texts))
+
+
+def scold(request):
+    return httpx.Response(401, json={"error": f"Invalid key in {request.url} {dict(request.headers)}"})
+
+
+def redirect(request):
+    return httpx.Response(302, headers={"Location": str(request.url) + "&again=1"})
+
+
+def fall_over(request):
+    raise httpx.ConnectError(f"cannot reach {request.url}", request=request)
+
+
+def break_off(request):
+    raise httpx.ReadError(f"lost {request.url}", request=request)
+
+
+def html(request):
+    return httpx.Response(200, html=f"<h1>{request.url} {dict(request.headers)}</h1>")
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("answer", [scold, redirect, fall_over, break_off, html])
+def test_the_key_is_in_no_log_error_or_file(web, caplog, capfd, tmp_path, provider, answer):
+    caplog.set_level(logging.DEBUG)
+    retriever = web(answer, provider=provider, cache=tmp_path / "cache.sqlite", attempts=2)
+    (outcome,) = retriever.outcomes(["x"], 3)
+    assert isinstance(outcome, Fault)
+    assert any(not clear(request.url, request.headers.raw) for request in retriever.asked)
+    assert clear(repr(outcome), outcome, *traceback.format_exception(outcome), repr(retriever.options))
+    assert clear(caplog.text, *capfd.readouterr())
+    assert clear(*(path.read_bytes().decode("latin-1") for path in tmp_path.iterdir() if path.is_file()))
+
+
+def test_the_key_is_in_no_log_when_a_real_server_redirects(web, loopback, caplog, key):
+    caplog.set_level(logging.DEBUG)
+
+    def handle(connection):
+        path = connection.recv(65536).split(b" ")[1]
+        head = b"HTTP/1.1 301 Moved\r\nLocation: https://elsewhere.test%s\r\nContent-Length: 0\r\n\r\n"
+        connection.sendall(head % path)
+        connection.close()
+
+    api = {"url": loopback(handle).url, "params": {"q": "{query}", "api_key": "{key}"}, "key_env": "MY_KEY"}
+    (fault,) = web(api=api).outcomes(["x"], 3)
+    assert fault.status == "failed"
+    assert "HTTP Request: GET" in caplog.text
+    assert clear(caplog.text, fault)
+
+
+def test_an_index_has_no_key_and_is_the_same_whatever_variable_has_it(tmp_path):
+    def build(name, **options):
+        return build_index(None, tmp_path / name, "web", {"provider": "google", **options})
+
+    one, same = build("one"), build("same", key_env="MY_KEY", rate=1, cache=None)
+    assert one.digest == same.digest != build("other", country="us").digest
+    open_index(tmp_path / "one")
+    files = [path for path in (tmp_path / "one").rglob("*") if path.is_file()]
+    assert files
+    assert clear(*(path.read_text() for path in files))
+
+
+def test_results_are_not_altered_to_hide_a_key(web, key):
+    result = {"organic": [{"title": f"a page about {key}", "snippet": key, "link": "https://a.test"}]}
+    ((hit,),) = web(replies(result)).search(["x"], 3)
+    assert hit.passage.contents.count(key) == 2
+
+
+@pytest.mark.parametrize("value", [None, "", "  ", "first\nsecond"])
+@pytest.mark.parametrize(
+    ("provider", "variable"),
+    [(name, variable) for name, api in PROVIDERS.items() for variable in api.environment()],
+)
+def test_a_key_that_is_missing_or_cannot_be_sent_is_named(monkeypatch, provider, variable, value):
+    monkeypatch.delenv(variable)
+    if value is not None:
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(UserError, match=variable) as caught:
+        WebRetriever(Options(provider=provider)).open(None)
+    assert "second" not in str(caught.value)
+
+
+def test_another_variable_may_hold_the_key(web, monkeypatch, key):
+    monkeypatch.delenv("SERPER_API_KEY")
+    retriever = web(replies({"organic": []}), key_env="MY_KEY")
+    retriever.search(["x"], 1)
+    assert retriever.asked[0].headers["X-API-KEY"] == key
+
+
+def test_the_api_of_an_index_gets_no_key_that_the_user_does_not_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLOUD_SECRET", "s3cr3t-of-the-cloud")
+    api = {
+        "url": "https://api.test/find",
+        "headers": {"X-Key": "{key}", "X-Other": "{env:CLOUD_SECRET}"},
+        "params": {"q": "{query}"},
+        "key_env": "MY_KEY",
+    }
+    build_index(None, tmp_path / "index", "web", {"api": api})
+    for named in ([], ["MY_KEY"]):
+        with pytest.raises(UserError, match="CLOUD_SECRET") as caught:
+            open_index(tmp_path / "index", {"cache": None, "env": named})
+        assert caught.value.key == "retriever.web.env"
+        assert clear(caught.value)
+    open_index(tmp_path / "index", {"cache": None, "env": ["MY_KEY", "CLOUD_SECRET"]})
+    open_index(tmp_path / "index", {"cache": None, "env": ["CLOUD_SECRET"], "key_env": "MY_KEY"})
+    live_index("web", {"api": api, "cache": None})
+
+
+def test_a_proxy_that_cannot_be_is_named_when_opening(web, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "gopher://proxy.test:70")
+    monkeypatch.setenv("NO_PROXY", "")
+    with pytest.raises(UserError, match="HTTPS_PROXY"):
+        web(provider="serper")
+
+
+def test_httpcore_shows_no_headers_in_debug_logs():
+    assert not logging.getLogger("httpcore.http11").isEnabledFor(logging.DEBUG)

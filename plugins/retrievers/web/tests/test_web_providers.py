@@ -1,0 +1,302 @@
+"""What each API is asked and what is made of its answers; an API of one's own; options that do not fit."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from web_answers import ANSWERS, EMPTY, replies
+
+from srl.errors import UserError
+from srl.index.retriever import Fault
+from srl.plugins import manager
+from srl.testing import check_provider, checks
+from srl_web.api import Api, at, open_part, read_answers, read_results, secret_part
+from srl_web.hits import cleaned, hits_of
+from srl_web.options import provided
+from srl_web.providers import PROVIDERS
+
+QUESTION = "where is the lighthouse?"
+REQUESTS = {  # options, method and URL, parameters, body, the header with the key
+    "serpapi": (
+        {"language": "en", "country": "us"},
+        "GET https://serpapi.com/search.json",
+        {"engine": "google", "q": QUESTION, "num": "3", "hl": "en", "gl": "us", "api_key": "KEY"},
+        None,
+        None,
+    ),
+    "google": (
+        {"language": "en", "country": "us"},
+        "GET https://www.googleapis.com/customsearch/v1",
+        {"q": QUESTION, "num": "3", "hl": "en", "lr": "lang_en", "gl": "us", "cx": "engine-id", "key": "KEY"},
+        None,
+        None,
+    ),
+    "serper": (
+        {"country": "us"},
+        "POST https://google.serper.dev/search",
+        {},
+        {"q": QUESTION, "num": 3, "gl": "us"},
+        ("X-API-KEY", "KEY"),
+    ),
+    "brave": (
+        {"language": "en", "country": "US"},
+        "GET https://api.search.brave.com/res/v1/web/search",
+        {
+            "q": QUESTION, "count": "3", "search_lang": "en", "country": "US", "text_decorations": "false",
+            "result_filter": "web",
+        },
+        None,
+        ("X-Subscription-Token", "KEY"),
+    ),
+    "tavily": (
+        {"answers": True, "country": "italy"},
+        "POST https://api.tavily.com/search",
+        {},
+        {
+            "query": QUESTION, "max_results": 3, "search_depth": "basic", "include_answer": True,
+            "country": "italy",
+        },
+        ("Authorization", "Bearer KEY"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_each_api_is_asked_as_it_documents(web, key, provider):
+    options, where, params, body, header = REQUESTS[provider]
+    retriever = web(replies(ANSWERS[provider]), provider=provider, **options)
+    retriever.search([QUESTION], 3)
+    (request,) = retriever.asked
+    assert f"{request.method} {request.url.copy_with(query=None)}" == where
+    assert dict(request.url.params) == {
+        name: key if value == "KEY" else value for name, value in params.items()
+    }
+    assert (json.loads(request.content) if request.content else None) == body
+    assert header is None or request.headers[header[0]] == header[1].replace("KEY", key)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_results_are_hits_in_the_form_of_passages(web, provider):
+    first, second = web(replies(ANSWERS[provider]), provider=provider).search(["x"], 3)[0]
+    assert (first.passage.id, first.passage.contents) == ("https://one.test/", '"One"\nThe first.')
+    assert (second.passage.id, second.passage.contents) == ("https://two.test/", '"Two"\nThe second.')
+    assert (first.score, second.score) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("provider", "contents", "count"),
+    [("serpapi", '"Genoa"\nSince 1128', 4), ("serper", '"Genoa"\n1128', 4), ("tavily", '"x"\nIn 1128.', 3)],
+)
+def test_a_direct_answer_comes_first_when_it_is_wanted(web, provider, contents, count):
+    (hits,) = web(replies(ANSWERS[provider]), provider=provider, answers=True).search(["x"], 9)
+    assert (hits[0].passage.contents, len(hits)) == (contents, count)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_no_results_are_an_empty_list_and_json_of_another_shape_is_a_fault(web, provider):
+    assert web(replies(EMPTY[provider]), provider=provider).outcomes(["x"], 3) == [[]]
+    for payload in ({}, [], None, "text", 3, {"results": "none"}, {"organic": {}}, {"error": "we broke"}):
+        (fault,) = web(replies(payload), provider=provider).outcomes(["x"], 3)
+        assert isinstance(fault, Fault), payload
+        assert fault.status == "failed"
+        assert "we broke" in str(fault) or payload != {"error": "we broke"}
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_an_api_is_never_asked_for_more_than_it_gives(web, provider):
+    retriever = web(replies(ANSWERS[provider]), provider=provider)
+    retriever.search(["x"], 1000)
+    (request,) = retriever.asked
+    assert str(PROVIDERS[provider].max_k) in f"{request.url.params} {request.content!r}"
+
+
+def test_no_more_hits_than_asked_for_no_url_twice_and_an_id_without_one(web):
+    entries = [{"title": "t", "snippet": "s", "link": f"https://{n // 2}.test/"} for n in range(14)]
+    retriever = web(replies({"organic": entries}))
+    assert [hit.passage.id for hit in retriever.search(["x"], 2)[0]] == ["https://0.test/", "https://1.test/"]
+    scores = [hit.score for hit in retriever.search(["x"], 100)[0]]
+    assert (len(scores), scores) == (7, sorted(set(scores), reverse=True))
+    nameless = [
+        {"title": "a", "snippet": "1"},
+        {"title": "a", "snippet": "2"},
+        {"title": "a", "snippet": "1"},
+    ]
+    (hits,) = web(replies({"organic": nameless})).search(["x"], 5)
+    assert [hit.passage.text for hit in hits] == ["1", "2"]
+    assert len({hit.passage.id for hit in hits}) == 2
+
+
+@pytest.mark.parametrize(
+    ("title", "snippet", "contents"),
+    [
+        ("A <b>bold</b> title", "it&#39;s <strong>x</strong> &amp; y", '"A bold title"\nit\'s x & y'),
+        ("two\nlines", "tab\there\x00and\x1bthere", '"two lines"\ntab here and there'),
+        ("if a < b > c", "vector<int> stays", '"if a < b > c"\nvector<int> stays'),
+        ("lone \ud800 surrogate", "ok", '"lone ? surrogate"\nok'),
+        (None, 42, '""\n42'),
+        ("only a title", None, '"only a title"\n'),
+    ],
+)
+def test_texts_are_plain_and_can_be_written(web, title, snippet, contents):
+    body = json.dumps({"organic": [{"title": title, "snippet": snippet, "link": "https://a.test/"}]})
+    (hit,) = web(lambda request: httpx.Response(200, content=body.encode())).search(["x"], 3)[0]
+    assert hit.passage.contents == contents
+    hit.passage.contents.encode()
+
+
+NAMES = [name for payload in (*ANSWERS.values(), {"title": 0, "snippet": 0, "url": 0}) for name in payload]
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150)
+@given(payload=json_values, provider=st.sampled_from(sorted(PROVIDERS)), answers=st.booleans())
+def test_whatever_json_comes_it_has_hits_that_can_be_written_or_is_refused(payload, provider, answers):
+    api = PROVIDERS[provider]
+    try:
+        results = cleaned(read_results(api, payload) + (read_answers(api, payload) if answers else []))
+    except ValueError:
+        return
+    hits = hits_of(results, 3)
+    assert len({hit.passage.id for hit in hits}) == len(hits) <= 3
+    for hit in hits:
+        assert hit.passage.id.strip()
+        (hit.passage.id + hit.passage.contents).encode()
+
+
+OWN = """
+url: http://api.test/v2/find
+method: POST
+headers: {Authorization: "Bearer {key}"}
+params: {engine: "{env:GOOGLE_CSE_ID}"}
+key_env: MY_KEY
+body: {text: "{query}", limit: "{k}", filter: {lang: "{language}", where: "{country}"}, tags: [a, "{k}"]}
+results: data.hits
+title: document.title
+text: [document.abstract, document.highlights]
+link: document.links.0.url
+"""
+
+
+def test_any_json_api_is_asked_by_a_mapping_in_a_file(web, key, tmp_path):
+    (tmp_path / "my-api.yaml").write_text(OWN)
+    document = {
+        "title": "T",
+        "abstract": "A.",
+        "highlights": ["h1", "h2"],
+        "links": [{"url": "https://u.test"}],
+    }
+    answer = replies({"data": {"hits": [{"document": document}, None, 3]}})
+    retriever = web(answer, api=str(tmp_path / "my-api.yaml"), language="it")
+    (hit,) = retriever.search(["{key} {k}"], 4)[0]
+    assert (hit.passage.id, hit.passage.contents) == ("https://u.test", '"T"\nA. h1 h2')
+    (request,) = retriever.asked
+    body = {"text": "{key} {k}", "limit": 4, "filter": {"lang": "it"}, "tags": ["a", 4]}
+    assert json.loads(request.content) == body
+    assert request.headers["Authorization"] == f"Bearer {key}"
+    assert dict(request.url.params) == {"engine": "engine-id"}
+
+
+def test_the_mapping_of_the_readme_is_one():
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    block = readme.split("`my-api.yaml`, for an imaginary API:\n\n")[1].split("\n\n")[0]
+    api = Api.model_validate(yaml.safe_load(textwrap.dedent(block)))
+    assert api.environment() == ["EXAMPLE_KEY"]
+    assert api.uses("language")
+
+
+def test_the_open_part_of_a_request_has_no_key():
+    values = {"query": "QUERY", "k": 3, "language": None, "country": None, "answers": False}
+    for api in PROVIDERS.values():
+        secret = repr(secret_part(api, dict.fromkeys(api.environment(), "SECRET")))
+        assert "SECRET" in secret
+        assert "QUERY" not in secret
+        assert "QUERY" in repr(open_part(api, values))
+        assert "key" not in repr(open_part(api, values)).lower()
+
+
+def test_dotted_paths_lead_into_objects_and_lists():
+    nested = {"a": [{"b": 1}]}
+    assert [at(nested, path) for path in ("", "a.0.b", "a.1.b", "a.b", "a.0.b.c")] == [
+        nested,
+        1,
+        None,
+        None,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"provider": "bing"},
+        {"provider": "serper", "api": {"url": "http://a.test"}},
+        {"provider": "tavily", "language": "en"},
+        {"provider": "brave", "answers": True},
+        {"api": {"url": "ftp://a.test"}},
+        {"api": {"url": "https://a.test/{query}"}},
+        {"api": {"url": "https://a.test/?api_key=s3cr3t"}},
+        {"api": {"url": "https://s3cr3t@a.test/"}},
+        {"api": {"url": "https://a.test/", "headers": {"X-API-KEY": "s3cr3t"}}},
+        {"api": {"url": "https://a.test/", "params": {"api_key": "s3cr3t"}}},
+        {"api": {"url": "https://a.test/", "body": {"auth": {"token": "s3cr3t"}}}},
+        {"api": {"url": "https://a.test/", "body": {"auth": {"token": "{key}"}}, "key_env": "K"}},
+        {"api": {"url": "https://a.test/", "headers": {"X-Key": "{key}"}}},
+        {"api": {"url": "https://a.test/", "params": {"q": "{key}-{query}"}, "key_env": "K"}},
+        {"api": {"url": "https://a.test/", "result": "x"}},
+        {"api": "no-such-file.yaml"},
+        {"provider": "serper", "concurency": 3},
+    ],
+)
+def test_options_that_do_not_fit_are_one_line_without_the_key(options):
+    with pytest.raises(UserError) as caught:
+        manager.load("retriever", "web", options)
+    assert "\n" not in str(caught.value)
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_every_provider_conforms_and_is_a_plugin(name):
+    check_provider(name)
+    assert manager.load("provider", name) is PROVIDERS[name]
+
+
+@pytest.mark.parametrize(
+    ("description", "passes"),
+    [
+        ({"url": "http://a.test/", "params": {"q": "{query}"}}, False),
+        ({"url": "https://a.test/", "params": {"n": "{k}"}}, False),
+        ({"url": "https://a.test/", "params": {"q": "{query}"}, "key_env": "K"}, False),
+        ({"url": "https://a.test/", "params": {"q": "{query}"}}, True),
+        ({"url": "http://localhost:8888/search", "params": {"q": "{query}"}}, True),
+        ({"url": "http://192.168.0.7/search", "params": {"q": "{query}"}}, True),
+    ],
+)
+def test_the_kit_tells_a_provider_that_lacks_something(description, passes):
+    assert all(check.passed for check in checks("provider", Api(**description))) == passes
+
+
+def test_a_provider_of_the_users_own_module_is_asked_and_fixes_the_identity(web, tmp_path, monkeypatch):
+    source = "from srl_web.api import Api\nown = Api(url='https://own.test/', params={'q': '{query}'})"
+    (tmp_path / "provider_of_a_test.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    answer = replies({"results": [{"title": "T", "snippet": "S", "link": "https://t.test"}]})
+    retriever = web(answer, provider="provider_of_a_test:own")
+    ((hit,),) = retriever.search(["lighthouse"], 3)
+    assert hit.passage.id == "https://t.test"
+    assert str(retriever.asked[0].url) == "https://own.test/?q=lighthouse"
+    assert list(retriever.identity()) == ["provider"]
+    assert web(answer).identity() == {}
+    with pytest.raises(UserError):
+        provided("sys:path")
