@@ -1,8 +1,9 @@
-"""A configuration of verl's or Search-R1's becomes ours, and what it means in another way is said."""
+"""A configuration of verl's or Search-R1's becomes ours; scripts are read as a shell would, and never run."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.import_inputs import GRPO, imported, said, search_r1, verl
+from tests.import_inputs import GRPO, imported, search_r1, verl
 
 from srl.cli import main
-from srl.config import load_config
-from srl.config.keys import place
+from srl.config import Config, load_config
+from srl.config.keys import flat, place, plain
+from srl.config.yaml12 import parse
 from srl.errors import UserError
-from srl.train.importing import Imported, import_file
+from srl.train.importing import import_file
 from srl.train.importing.key_table import (
     KEY_TABLE,
     NO_DEFAULT,
@@ -26,314 +28,248 @@ from srl.train.importing.key_table import (
     KeyMapping,
     why_replaced,
 )
+from srl.train.importing.script import MAX_LINES, read_script
+from srl.train.importing.source import read_value, resolved
 
 DOCS = Path(__file__).parent.parent / "docs"
+COMMAND = "python3 -m verl.trainer.main_ppo"
 
 
-def reported(folder: Path, text: str) -> Imported:
-    """What is made of a script of this text."""
-    (folder / "run.sh").write_text(text, encoding="utf-8")
-    return import_file(folder / "run.sh")
+def words(text: str, **given: str) -> list[str]:
+    """The words of the training command in `text`."""
+    return read_script(text, "run.sh", given, frozenset({"max_turns"})).words
 
 
-def refused(folder: Path, text: str, name: str = "run.sh", **given: str) -> str:
-    """The one line that the file is refused with."""
-    with pytest.raises(UserError) as caught:
-        imported(folder, text, name, **given)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+def at(config: Config, key: str) -> Any:
+    return reduce(getattr, key.split("."), config)
 
 
-# Search-R1's scripts
+# Scripts of Search-R1's forks and of verl's users, in their shapes
+
+SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Search-R1's, GRPO": (
+        search_r1(*GRPO, "actor_rollout_ref.actor.kl_loss_coef=0.002"),
+        {"algorithm.name": "grpo", "rollout.n": 5, "actor.use_kl_loss": True, "actor.kl_loss_coef": 0.002,
+         "algorithm.use_kl_in_reward": False, "data.train_files": ("data/towns/train.parquet",),
+         "data.max_prompt_length": 2048, "data.max_response_length": 4096, "rollout.max_turn_tokens": 500,
+         "rollout.max_obs_length": 450, "rollout.max_turns": 4, "rollout.top_p": 0.95,
+         "actor.entropy_coeff": 0.001, "actor.clip_ratio_c": None, "trainer.val_before_train": False,
+         "search.url": ("http://127.0.0.1:8000/retrieve",), "trainer.logger": ("wandb",), "sft.steps": 0,
+         "actor.mask_observations": True, "eval.temperature": 0, "model.path": "models/small"},
+    ),
+    "with its own options, whose defaults hold": (
+        "LR=2e-6\nMODEL=models/small\nTURNS=3\n"
+        'while [[ $# -gt 0 ]]; do\n  case "$1" in\n    --lr) LR="$2"; shift 2 ;;\n    --model)\n'
+        '      MODEL="$2"\n'
+        "      shift 2 ;;\n    *) echo \"unknown $1\" >&2; exit 1 ;;\n  esac\ndone\n"
+        f"{COMMAND} max_turns=$TURNS actor_rollout_ref.actor.optim.lr=$LR \\\n"
+        '  actor_rollout_ref.model.path="$MODEL" "$@" 2>&1 | tee run.log\n',
+        {"rollout.max_turns": 3, "actor.optim.lr": 2e-6, "model.path": "models/small"},
+    ),
+    "with arrays and sums": (
+        "set -euo pipefail\nmax_prompt=$((1024 * 2))\nmax_response=$((1024 * 3 + 512))\n"
+        "DATA=(\n  data.train_files=train.parquet   # ours\n  \"data.val_files=['dev.parquet']\"\n"
+        "  data.max_prompt_length=$max_prompt\n)\nACTOR=(algorithm.adv_estimator=rloo)\n"
+        "ACTOR+=(actor_rollout_ref.rollout.n=8 data.max_response_length=${max_response})\n"
+        f'{COMMAND} --config-name=base "${{DATA[@]}}" "${{ACTOR[@]}}" $@\n',
+        {"data.max_prompt_length": 2048, "data.max_response_length": 3584, "algorithm.name": "rloo",
+         "rollout.n": 8, "data.train_files": ("train.parquet",), "data.val_files": ("dev.parquet",)},
+    ),
+    "with defaults, a document and a branch for its log": (
+        'ROOT=${ROOT:-"${BASE:-work}"}\nN=${1:-4}\ncat > notes.txt <<EOF\nalgorithm.adv_estimator=gae\nEOF\n'
+        'if [ -z "$LOG" ]; then\n  LOG=run.log\nfi\n'
+        f"{COMMAND} \\\n  algorithm.adv_estimator=grpo \\\n  actor_rollout_ref.rollout.n=$N \\\n"
+        "  data.train_files=$ROOT/train.parquet \\\n  trainer.experiment_name='a << b' \\\n"
+        "  trainer.default_local_dir=$(pwd)/$LOG \\\n  trainer.total_training_steps=9\n",
+        {"algorithm.name": "grpo", "rollout.n": 4, "data.train_files": ("work/train.parquet",),
+         "trainer.experiment_name": "a << b", "trainer.total_training_steps": 9},
+    ),
+    "submitted to Ray, with the format's program": (
+        'ray job submit --address="$RAY" --no-wait --runtime-env-json=\'{"env_vars": {"A": "1"}}\' -- \\\n'
+        "  python3 -m verl.trainer.main_ppo_format reward_model.structure_format_score=0.3 \\\n"
+        "  reward_model.final_format_score=0.05 +trainer.val_before_train=true max_turns=2\n",
+        {"reward.weights": {"format": 1.0}, "rollout.max_turns": 2, "trainer.val_before_train": True},
+    ),
+    "verl's with tools": (
+        "export VLLM_USE=1\nCONF=\"config\"; PROJECT=towns\nnohup python -u -m verl.trainer.main_ppo "
+        "--config-path=\"$CONF\" actor_rollout_ref.rollout.name=sglang \\\n"
+        "  trainer.project_name=\"${PROJECT}_x\" \\\n"
+        "  actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4 \\\n"
+        "  actor_rollout_ref.rollout.multi_turn.tool_config_path=$CONF/tool.yaml \\\n"
+        "  actor_rollout_ref.actor.policy_loss.loss_mode=gspo data.val_batch_size=null > log.txt 2>&1 &\n",
+        {"cluster.rollout": "sglang", "trainer.project_name": "towns_x", "rollout.max_turns": 3,
+         "actor.policy_loss.loss_mode": "gspo", "rollout.max_turn_tokens": 512},
+    ),
+}  # fmt: skip
 
 
-def test_script_for_grpo_becomes_the_same_run(tmp_path):
-    config, _ = imported(tmp_path, search_r1(*GRPO, "actor_rollout_ref.actor.kl_loss_coef=0.002"))
-    assert config.data.train_files == ("data/towns/train.parquet",)
-    assert config.model.path == "models/small"
-    assert (config.algorithm.name, config.rollout.n) == ("grpo", 5)
-    assert (config.actor.use_kl_loss, config.actor.kl_loss_coef, config.actor.kl_loss_type) == (
-        True,
-        0.002,
-        "k3",
-    )
-    assert not config.algorithm.use_kl_in_reward
-    assert (config.data.max_prompt_length, config.data.max_response_length) == (2048, 4096)
-    assert (config.rollout.max_turn_tokens, config.rollout.max_obs_length) == (500, 450)
-    assert (config.rollout.max_turns, config.search.url) == (4, ("http://127.0.0.1:8000/retrieve",))
-    assert (config.trainer.total_training_steps, config.trainer.val_before_train) == (1005, False)
-    assert config.trainer.logger == ("wandb",)
-    assert config.sft.steps == 0
+@pytest.mark.parametrize(("text", "expected"), SCRIPTS.values(), ids=SCRIPTS)
+def test_a_script_becomes_the_same_run(tmp_path, text, expected):
+    config, made = imported(tmp_path, text)
+    assert {key: at(config, key) for key in expected} == expected
+    head = [line.removeprefix("# ") for line in made.text.partition("\n\n")[0].splitlines()]
+    assert head[1:] == list(made.report)
 
 
-def test_script_for_ppo_has_the_penalty_in_the_reward_and_a_critic(tmp_path):
-    config, made = imported(
-        tmp_path,
-        search_r1("algorithm.kl_ctrl.kl_coef=0.01", "critic.optim.lr=2e-5", "trainer.critic_warmup=3"),
-    )
-    assert config.algorithm.name == "ppo"
-    assert config.algorithm.use_kl_in_reward
-    assert (config.algorithm.kl_penalty, config.algorithm.kl_ctrl.kl_coef) == ("k1", 0.01)
-    assert (config.critic.optim.lr, config.critic.ppo_mini_batch_size) == (2e-5, 256)
-    assert config.trainer.critic_warmup == 2
-    assert "only the critic for 2 steps" in said(made, "critic_warmup=3")
+def test_keys_that_a_fork_took_elsewhere_are_named_and_not_taken(tmp_path):
+    """ZeroSearch has `trainer.max_turns` where Search-R1 has `max_turns`."""
+    config, made = imported(tmp_path, verl("trainer.max_turns=3", "trainer.do_search=False"))
+    assert (config.rollout.max_turns, config.rollout.search) == (Config().rollout.max_turns, True)
+    assert [line for line in made.report if "trainer.max_turns" in line and "trainer.do_search" in line]
+    assert "max_turns" not in config.verl.get("trainer", {})
 
 
-def test_defaults_there_and_not_ours_fill_what_a_script_leaves_out(tmp_path):
-    config, made = imported(tmp_path, search_r1(*GRPO))
-    assert config.rollout.top_p == 0.95
-    assert config.actor.entropy_coeff == 0.001
-    assert config.actor.clip_ratio_c is None
-    assert config.cluster.tensor_model_parallel_size == 2
-    assert config.eval.val_questions is None
-    line = said(made, "defaults of Search-R1 written out")
-    assert "rollout.top_p=0.95" in line
-    assert "data.train_batch_size" not in line
+# A shell's words
+
+PRELUDE = "A=2\nB='three'\nEMPTY=\n"
+CASES = {
+    "X a.b=1 \\\n   c.d=2": ["a.b=1", "c.d=2"],
+    "X a.b=12\\\n34": ["a.b=1234"],
+    "X\ta.b=1\t\tc.d=2": ["a.b=1", "c.d=2"],
+    "X \"a.b=$A  $B\" a.c='x \"q\"'": ["a.b=2  three", 'a.c=x "q"'],
+    "X a.b=\"['$A', '${B}']\" a.c=['wandb']": ["a.b=['2', 'three']", "a.c=[wandb]"],
+    "X a.b=${A}_${B}-$A.$B/x": ["a.b=2_three-2.three/x"],
+    "X ${NONE:-c.d=4} a.b=${A:-5} a.c=${EMPTY:-6}": ["c.d=4", "a.b=2", "a.c=6"],
+    'X a.b="${NONE:-"$A/${B}"}"': ["a.b=2/three"],
+    "X a.b=$((1024 * 2)) a.c=$((A*3 + 1))": ["a.b=2048", "a.c=7"],
+    "L=(a.b=1 # comment\n  'c d' \"$A\"\n)\nX \"${L[@]}\"": ["a.b=1", "c d", "2"],
+    "M='a.b=1 c.d=2'\nX $M": ["a.b=1", "c.d=2"],
+    "# X no=1\nX a.b=1 # c.d=2\nY e.f=3": ["a.b=1"],
+    "X a.b=c#d e.f=http://h:1/x?y=z": ["a.b=c#d", "e.f=http://h:1/x?y=z"],
+    "X a.b=1 2>&1 > out.txt c.d=2 | tee x": ["a.b=1", "c.d=2"],
+    "V=1\nV=2\nW=$V-3; X a.b=$W; Z c.d=2 && Z e.f=3": ["a.b=2-3"],
+    "function F() {\n  date\n}\nV=1\nX a.b=$V": ["a.b=1"],
+    "( X a.b=1 )": ["a.b=1"],
+    "V=1 X a.b=1": ["a.b=1"],
+    "X a.b=1 \\\n  # more \\\n  c.d=2": ["a.b=1"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_words_are_those_of_a_shell(text):
+    assert words(PRELUDE + text.replace("X", COMMAND, 1) if "# X" not in text else
+                 PRELUDE + text.replace("\nX", f"\n{COMMAND}")) == CASES[text]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("settings", "there", "here"),
+    "text",
     [
-        (GRPO, 10, 2),
-        ((*GRPO, "actor_rollout_ref.actor.ppo_epochs=2"), 20, 4),
-        ((*GRPO, "actor_rollout_ref.actor.ppo_mini_batch_size=512"), 5, 1),
-        ((*GRPO[:2], "actor_rollout_ref.rollout.n_agent=3"), 6, 2),
+        f"{COMMAND} data.train_files=$HERE/a",
+        f"A=$(pwd)/x\n{COMMAND} data.train_files=$A",
+        f"A=`date`\n{COMMAND} data.train_files=$A",
+        f"A=${{B%.*}}\n{COMMAND} data.train_files=$A",
+        f"A=1\nif [ -z $A ]; then\n A=2\nfi\n{COMMAND} data.train_files=$A",
+        f"[ -n x ] && A=1\n{COMMAND} data.train_files=$A",
+        f"for A in 1 2; do\n{COMMAND} data.train_files=$A\ndone",
+        f"{COMMAND} data.train_files=$1",
     ],
 )
-def test_optimiser_steps_of_a_rollout_are_counted_there_and_here(tmp_path, settings, there, here):
-    config, made = imported(tmp_path, search_r1(*settings))
-    assert f"{there} optimiser steps a rollout in Search-R1, {here} in srl" in said(made, "a mini-batch of")
-    rows = config.data.train_batch_size * config.rollout.n * config.actor.ppo_epochs
-    assert rows // (config.actor.ppo_mini_batch_size * config.rollout.n) == here
+def test_a_value_that_only_a_shell_can_tell_is_asked_for_where_it_matters(tmp_path, text):
+    with pytest.raises(UserError) as refused:
+        imported(tmp_path, text)
+    assert refused.value.key == "data.train_files"
+    harmless = text.replace("data.train_files=", "max_turns=1 trainer.default_local_dir=")
+    _, made = imported(tmp_path, harmless)
+    assert [line for line in made.report if "trainer.default_local_dir" in line]
 
 
-def test_mini_batch_that_comes_nearest_divides_the_batch(tmp_path):
-    _, made = imported(tmp_path, search_r1(*GRPO))
-    assert said(made, "a mini-batch of").endswith("actor.ppo_mini_batch_size=64 gives 8")
+def test_a_value_that_is_given_wins_over_the_scripts(tmp_path):
+    assert words(f"A=1\nif x; then A=2; fi\n{COMMAND} a.b=$A c.d=$1", A="9", **{"1": "z"}) == [
+        "a.b=9",
+        "c.d=z",
+    ]
+    config, _ = imported(tmp_path, "data: {train_files: '${oc.env:WHERE}/a.parquet'}", "a.yaml", WHERE="my")
+    assert config.data.train_files == ("my/a.parquet",)
 
 
-def test_nothing_is_said_of_mini_batches_where_both_count_alike(tmp_path):
-    _, made = imported(tmp_path, search_r1("actor_rollout_ref.rollout.n_agent=1"))
-    assert not [line for line in made.report if "optimiser steps" in line]
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="abX=.'\"\\ #\n[]{}()$`<>|&;:-+@*0", max_size=60))
+def test_no_text_breaks_the_reader(text):
+    for whole in (f"{COMMAND} a.b=1 {text}", text):
+        with suppress(UserError):
+            words(whole)
 
 
-def test_validation_is_greedy_and_the_temperature_of_theirs_is_named(tmp_path):
-    config, made = imported(tmp_path, search_r1("actor_rollout_ref.rollout.temperature=0.8"))
-    assert config.eval.temperature == 0
-    assert "temperature 0.8 and top_p 0.95" in said(made, "validation is greedy")
+def test_nothing_in_a_script_is_run(tmp_path):
+    mark = tmp_path / "mark"
+    for text in (
+        f"X=$(touch {mark})\n{COMMAND} a.b=$X",
+        f"{COMMAND} a.b=`touch {mark}` 'c.d=$(touch {mark})'",
+        f"touch {mark}\n{COMMAND} a.b=1",
+        f"{COMMAND} a.b=$((__import__('os').system('touch {mark}')))",
+    ):
+        with suppress(UserError):
+            words(text)
+    assert not mark.exists()
 
 
-def test_test_questions_that_validate_are_named(tmp_path):
-    config, made = imported(tmp_path, search_r1())
-    assert config.data.val_files == ("data/towns/test.parquet",)
-    assert "choose the checkpoint" in said(made, "data/towns/test.parquet")
-    _, other = imported(tmp_path, search_r1("data.val_files=data/dev.parquet"))
-    assert not [line for line in other.report if "choose the checkpoint" in line]
+BAD_FILES = {
+    "missing.sh": None,
+    "empty.sh": b" \n",
+    "binary.sh": b"\x7fELF\xff\xfe\x00",
+    "huge.sh": b"# x\n" * 2**17,
+    "growing.sh": ("A=a\n" + "A=$A$A\n" * 40 + f"{COMMAND} data.train_files=$A").encode(),
+    "open.sh": f"{COMMAND} a.b='x\n".encode() + b"y\n" * MAX_LINES * 2,
+    "two.sh": f"{COMMAND} max_turns=1\n\n{COMMAND} max_turns=2".encode(),
+    "none.sh": b"echo hello\n",
+    "other.sh": b"python -m verl.trainer.fsdp_sft_trainer data.train_files=x",
+    "word.sh": f"{COMMAND} max_turns=1 oops".encode(),
+    "mapping.sh": f"{COMMAND} trainer.logger={{a:1}}".encode(),
+    "list.yaml": b"- 1\n- 2\n",
+    "text.yaml": b"hello\n",
+    "broken.yaml": b"a: [1\n",
+    "twice.yaml": b"data: {a: 1}\ndata: {b: 1}\n",
+    "laughs.yaml": b"a0: &a0 {x: 1, y: 2}\n"
+    + b"".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n".encode() for n in range(1, 40)),
+    "compose.yaml": b"services: {web: {image: nginx, ports: ['80:80']}}\n",
+    "skyrl.txt": b"trainer.algorithm.advantage_estimator=grpo\ngenerator.n_samples_per_prompt=5\n",
+    "ours.yaml": b"format: 1\nmodel: {path: small}\n",
+}
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("actor_rollout_ref.rollout.top_p=0.9", ("top_p 0.9 is kept", "rollout.top_p=1.0")),
-        ("actor_rollout_ref.rollout.n_agent=5", ("episodes of one question in srl", "row number")),
-        ("max_turns=2", ("max_turns=2 means the same", "2 turns may search and one more")),
-        ("data.max_start_length=1000", ("data.max_start_length=1000 is data.max_prompt_length",)),
-        ("actor_rollout_ref.model.use_remove_padding=true", ("use_remove_padding", "flash_attention_2")),
-        ("actor_rollout_ref.ref.fsdp_config.param_offload=true", ("kept below verl:", "param_offload")),
-        ("max_turns=3", ("3 turns of 500 + 450 tokens", "3350")),
-        ("actor_rollout_ref.actor.state_masking=false", ("state_masking is off", "mask_observations=false")),
-        ("algorithm.no_think_rl=true", ("no_think_rl has no equivalent",)),
-        ("algorithm.state_masking.end_state_marker='</obs>'", ("end_state_marker has no equivalent",)),
-        ("data.train_data_num=100", ("data.train_data_num has no equivalent",)),
-        ("data.val_batch_size=256", ("drops an incomplete last batch",)),
-        ("trainer.total_epochs=15", ("total_epochs=15 may end a run earlier",)),
-        ("trainer.total_training_steps=305", ("305: srl trains all", "one fewer")),
-        ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.95", ("is 954 of 1005 steps", "955 in srl")),
-        ("+trainer.val_only=true", ("only validates", "srl eval")),
-        ("trainer.logger=[wandb,mlflow]", ("trainer.logger has no mlflow",)),
-        ("critic.model.path=models/other", ("critic.model.path=models/other", "starts from the policy")),
-        ("actor_rollout_ref.rollout.top_k=50", ("top_k=50 has no equivalent",)),
-        ("reranker.do_rerank=true reranker.url=http://127.0.0.1:6980/rerank", ("search.url rerank",)),
-        ("critic.model.fsdp_config.param_offload=true", ("param_offload=True differs",)),
-        ("reward_model.structure_format_score=0.2", ("does not read the format scores",)),
-        ("trainer.total_training_steps=null trainer.total_epochs=9", ("9 epochs: srl counts steps only",)),
-        ("actor_rollout_ref.actor.ppo_mini_batchsize=3", ("ignored, unknown", "actor.ppo_mini_batchsize")),
-        ("trainer.default_hdfs_dir=hdfs://x", ("dropped, runs", "trainer.default_hdfs_dir")),
-        ("data.return_raw_chat=false", ("dropped, srl reads the questions", "data.return_raw_chat")),
-        ("actor_rollout_ref.actor.fsdp_config.fsdp_size=4", ("kept below verl:", "fsdp_config.fsdp_size")),
-    ],
-)  # fmt: skip
-def test_change_of_meaning_is_said(tmp_path, setting, words):
-    if words[0].startswith("3 turns"):
-        setting += " data.max_prompt_length=2048"
-    said(reported(tmp_path, search_r1(setting)), *words)
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_file_that_is_none_of_theirs_is_refused_in_one_line_that_names_it(tmp_path, name):
+    content = BAD_FILES[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as refused:
+        import_file(tmp_path / name)
+    assert "\n" not in str(refused.value)
+    assert str(tmp_path / name) in str(refused.value)
 
 
-def test_program_with_format_scores_brings_the_format_reward(tmp_path):
-    scores = {"structure_format_score": 0.3, "final_format_score": 0.05, "retrieval_score": 0.1}
-    settings = [f"reward_model.{name}={score}" for name, score in scores.items()]
-    config, _ = imported(tmp_path, search_r1(*settings, program="main_ppo_format"))
-    assert config.reward.weights == {"format": 1.0}
-    assert config.reward.options("format") == {
-        "structure_score": 0.3, "final_format_score": 0.05, "retrieval_score": 0.1,
-    }  # fmt: skip
-    plain, _ = imported(tmp_path, search_r1(*settings))
-    assert plain.reward.weights == {"em": 1.0}
+# Values and references
+
+VALUES: dict[str, Any] = {
+    "1": 1, "-7": -7, "1e-6": 1e-6, ".5": 0.5, "2.": 2.0, "true": True, "False": False, "null": None,
+    "words": "words", "a/b-c.d:80": "a/b-c.d:80", "'1'": "1", '"a, b"': "a, b", "[]": [], "{}": {},
+    "[1,two,3.0]": [1, "two", 3.0], "[ 'a' , b ]": ["a", "b"], "[[1],[2,[3]]]": [[1], [2, [3]]],
+    "${a.b}": "${a.b}", "x${a}y": "x${a}y", "['${a}',2]": ["${a}", 2],
+    "[http://127.0.0.1:8000/x]": ["http://127.0.0.1:8000/x"],
+}  # fmt: skip
 
 
-def test_report_stands_at_the_head_of_the_file(tmp_path):
-    _, made = imported(tmp_path, search_r1(*GRPO))
-    head = [line for line in made.text.splitlines() if line.startswith("#")]
-    assert head == ["# From run.sh, a configuration of Search-R1's.", *(f"# {line}" for line in made.report)]
+@pytest.mark.parametrize("text", VALUES)
+def test_value_is_read_as_it_is_meant(text):
+    assert read_value(text) == VALUES[text]
+    assert isinstance(read_value(text), type(VALUES[text]))
 
 
-# verl's configurations
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_values_are_those_of_hydra():
+    pytest.importorskip("verl")
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = OverridesParser.create()
+    for text in VALUES:
+        assert read_value(text) == _plain(parser.parse_override(f"key={text}").value()), text
 
 
-def test_verl_counts_mini_batches_as_srl_does(tmp_path):
-    config, made = imported(
-        tmp_path,
-        verl(
-            "data.train_batch_size=64",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=16",
-            "actor_rollout_ref.rollout.n=5",
-        ),
-    )
-    assert (config.rollout.n, config.actor.ppo_mini_batch_size) == (5, 16)
-    assert "16 questions × 5 episodes in verl and srl: 4 optimiser steps" in said(made, "a mini-batch of")
-
-
-@pytest.mark.parametrize(
-    ("setting", "ours", "value"),
-    [
-        ("actor_rollout_ref.actor.kl_loss_type=mse", "actor.kl_loss_type", "k2"),
-        ("actor_rollout_ref.actor.kl_loss_type=kl", "actor.kl_loss_type", "k1"),
-        ("actor_rollout_ref.actor.kl_loss_type=k3+", "actor.kl_loss_type", "k3+"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "actor.policy_loss.loss_mode", "gspo"),
-        ("algorithm.kl_penalty=low_var_kl", "algorithm.kl_penalty", "k3"),
-        ("algorithm.adv_estimator=reinforce++", "algorithm.name", "reinforce_plus_plus"),
-        ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm.name", "reinforce_plus_plus"),
-        ("algorithm.adv_estimator=rloo", "algorithm.name", "rloo"),
-        ("algorithm.adv_estimator=gae", "algorithm.name", "ppo"),
-        ("algorithm.adv_estimator=srl_grpo", "algorithm.name", "grpo"),
-        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "actor.loss_agg_mode", "constant"),
-        ("actor_rollout_ref.actor.optim.warmup_style=cosine", "actor.optim.lr_scheduler_type", "cosine"),
-        ("actor_rollout_ref.actor.optim.lr_warmup_steps=7", "actor.optim.lr_warmup_steps", 7),
-        ("actor_rollout_ref.actor.optim.lr_warmup_steps=-1", "actor.optim.lr_warmup_steps", 0),
-        ("actor_rollout_ref.rollout.name=sglang_async", "cluster.rollout", "sglang"),
-        ("actor_rollout_ref.actor.strategy=fsdp2", "cluster.strategy", "fsdp2"),
-        ("+actor_rollout_ref.actor.megatron.sequence_parallel=true", "cluster.strategy", "megatron"),
-        ("actor_rollout_ref.actor.megatron.param_offload=true", "cluster.param_offload", True),
-        ("trainer.save_freq=-1", "trainer.save_freq", 0),
-        ("data.val_max_samples=-1", "eval.val_questions", None),
-        ("data.val_max_samples=99", "eval.val_questions", 99),
-        ("data.seed=7", "trainer.seed", 7),
-        ("reward_model.reward_kwargs.overlong_buffer_cfg.enable=true", "reward.overlong_buffer.enable", True),
-        ("reward.reward_kwargs.overlong_buffer_cfg.len=64", "reward.overlong_buffer.len", 64),
-        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3", "rollout.max_turns", 2),
-        ("actor_rollout_ref.rollout.multi_turn.max_user_turns=3", "rollout.max_turns", 3),
-        ("actor_rollout_ref.rollout.multi_turn.max_user_turns=0", "rollout.max_turns", 4),
-        ("actor_rollout_ref.actor.optim.clip_grad=0.5", "actor.grad_clip", 0.5),
-        ("actor_rollout_ref.rollout.val_kwargs.temperature=0.6", "eval.temperature", 0.0),
-        ("data.train_files=\"[a.parquet,'b c.parquet']\"", "data.train_files", ("a.parquet", "b c.parquet")),
-    ],
-)  # fmt: skip
-def test_name_of_verls_has_its_counterpart(tmp_path, setting, ours, value):
-    config, _ = imported(tmp_path, verl(setting))
-    assert reduce(getattr, ours.split("."), config) == value
-
-
-def test_a_temperature_of_validation_that_is_not_used_is_said(tmp_path):
-    _, made = imported(tmp_path, verl("actor_rollout_ref.rollout.val_kwargs.temperature=0.6"))
-    said(made, "val_kwargs.temperature=0.6 is not used", "eval.temperature=0.6")
-
-
-def test_validation_samples_where_verl_says_so(tmp_path):
-    settings = ("val_kwargs.do_sample=true", "val_kwargs.temperature=0.6", "val_kwargs.n=4")
-    config, made = imported(tmp_path, verl(*(f"actor_rollout_ref.rollout.{item}" for item in settings)))
-    assert config.eval.temperature == 0.6
-    said(made, "val_kwargs.n=4", "asked once")
-
-
-def test_weights_between_sampler_and_trainer_are_carried(tmp_path):
-    section = "algorithm.rollout_correction"
-    given = {"rollout_is": "sequence", "rollout_is_threshold": "0.5_4", "rollout_is_batch_normalize": "true",
-             "rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.9_1.1", "bypass_mode": True}  # fmt: skip
-    config, made = imported(tmp_path, verl(*(f"{section}.{name}={value}" for name, value in given.items())))
-    found = config.algorithm.rollout_correction
-    assert (found.rollout_is, found.bounds, found.rollout_is_batch_normalize) == (
-        "sequence",
-        (0.5, 4.0),
-        True,
-    )
-    assert found.rejections == [("seq_mean_k1", 0.9, 1.1)]
-    said(made, "srl has no bypass mode")
-    assert "switches it off" not in made.text
-    _, made = imported(tmp_path, verl())
-    said(made, "truncated importance sampling", f"{section}.rollout_is=off switches it off")
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("actor_rollout_ref.actor.clip_ratio=0.3", ("clip_ratio=0.3 is used in srl",)),
-        ("actor_rollout_ref.actor.grad_clip=0.5", ("grad_clip=0.5: verl 0.9.1 reads",)),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=sapo", ("the loss sapo is verl's own",)),
-        ("algorithm.filter_groups.enable=true", ("filter_groups is not converted",)),
-        ("custom_reward_function.path=my.py", ("my.py is not read", "plugin")),
-        ("reward.custom_reward_function.path=my.py", ("my.py is not read", "plugin")),
-        ("reward_model.enable=true", ("a reward model has no equivalent",)),
-        ("data.truncation=left", ("srl truncates no prompt",)),
-        ("data.prompt_key=question", ("data.prompt_key=question",)),
-        ("data.train_max_samples=5", ("train_max_samples has no equivalent",)),
-        ("actor_rollout_ref.rollout.multi_turn.tool_config_path=t.yaml", ("t.yaml is not read",)),
-        ("actor_rollout_ref.rollout.multi_turn.max_tool_response_length=9", ("=9 counts characters",)),
-        ("actor_rollout_ref.model.trust_remote_code=true", ("trust_remote_code is kept",)),
-        ("actor_rollout_ref.actor.optim.min_lr_ratio=0.1", ("min_lr_ratio has no equivalent",)),
-    ],
-)  # fmt: skip
-def test_change_against_verl_is_said(tmp_path, setting, words):
-    said(reported(tmp_path, verl(setting)), *words)
-
-
-@pytest.mark.parametrize("setting", ["algorithm.adv_estimator=remax", "algorithm.adv_estimator=my_own"])
-def test_estimator_that_srl_has_not_is_refused_with_those_it_has(tmp_path, setting):
-    line = refused(tmp_path, verl(setting))
-    assert setting in line
-    assert all(name in line for name in ("grpo", "ppo", "rloo", "reinforce_plus_plus", "srl plugins new"))
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "actor_rollout_ref.actor.kl_loss_type=abs",
-        "actor_rollout_ref.actor.loss_agg_mode=token-sum",
-        "actor_rollout_ref.rollout.name=trtllm",
-        "actor_rollout_ref.actor.strategy=veomni",
-    ],
-)
-def test_value_that_srl_has_nothing_for_is_refused(tmp_path, setting):
-    line = refused(tmp_path, verl(setting))
-    assert line.startswith(f"run.sh: {setting}: srl has no equivalent")
-
-
-def test_value_that_does_not_fit_is_refused_with_both_names(tmp_path):
-    line = refused(tmp_path, verl("actor_rollout_ref.actor.clip_ratio=wide"))
-    assert "actor.clip_ratio is 'wide', expected number" in line
-    assert "actor_rollout_ref.actor.clip_ratio=wide" in line
-    assert "imported.yaml" not in line
-
-
-def test_key_of_verls_alone_is_kept_for_its_engine(tmp_path):
-    config, made = imported(
-        tmp_path,
-        verl("actor_rollout_ref.rollout.free_cache_engine=false", "+actor_rollout_ref.actor.my_own.knob=3"),
-    )
-    assert config.verl["actor_rollout_ref"]["rollout"] == {"free_cache_engine": False}
-    assert config.verl["+actor_rollout_ref"] == {"actor": {"my_own": {"knob": 3}}}
-    line = said(made, "kept below verl:")
-    assert "free_cache_engine" in line
-    assert "my_own.knob" in line
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return value.text if type(value).__name__ == "QuotedString" else value
 
 
 def test_yaml_is_read_with_its_references_and_bases(tmp_path):
@@ -345,24 +281,23 @@ actor_rollout_ref:
   actor: {ppo_mini_batch_size: 16, optim: {lr: 1e-6}}
   rollout: {prompt_length: "${data.max_prompt_length}", n: "${oc.select:data.many,4}"}
 critic: {ppo_mini_batch_size: "${actor_rollout_ref.actor.ppo_mini_batch_size}", ppo_epochs: "${.missing}"}
-trainer: {experiment_name: "run-${..data.train_batch_size}", project_name: "p-${actor_rollout_ref.rollout.n}"}
+trainer: {experiment_name: "run-${..data.train_batch_size}", project_name: "${.experiment_name}-x"}
 """
     config, made = imported(tmp_path, text, "verl.yaml")
-    assert config.rollout.n == 4
-    assert config.critic.ppo_mini_batch_size == 16
-    assert config.actor.optim.lr == 1e-6
-    assert (config.trainer.experiment_name, config.trainer.project_name) == ("run-32", "p-4")
+    assert (config.rollout.n, config.critic.ppo_mini_batch_size, config.actor.optim.lr) == (4, 16, 1e-6)
+    assert (config.trainer.experiment_name, config.trainer.project_name) == ("run-32", "run-32-x")
     assert config.data.train_files == (str(Path.home() / "a.parquet"),)
-    said(made, "the bases of the file are not read: my_base")
-    said(made, "${.missing} is not defined", "critic.ppo_epochs")
+    assert [line for line in made.report if "my_base" in line]
+    assert [line for line in made.report if "${.missing}" in line and "critic.ppo_epochs" in line]
 
 
-def test_offload_of_the_reference_is_kept_only_where_it_differs(tmp_path):
-    both = [f"actor_rollout_ref.{role}.fsdp_config.param_offload=true" for role in ("actor", "ref")]
-    config, made = imported(tmp_path, verl(*both))
-    assert config.cluster.param_offload
-    assert config.verl == {}
-    assert not [line for line in made.report if "kept below" in line]
+@pytest.mark.parametrize(
+    "references", [{"a": "${b}", "b": "${a}"}, {f"a{n}": f"${{a{n + 1}}}${{a{n + 1}}}" for n in range(60)}]
+)
+def test_references_come_to_an_end(references):
+    key = next(iter(references))
+    with pytest.raises(LookupError):
+        resolved(references[key], key, references, {})
 
 
 def test_list_of_overrides_may_be_yaml_too(tmp_path):
@@ -370,29 +305,136 @@ def test_list_of_overrides_may_be_yaml_too(tmp_path):
     assert (config.algorithm.name, config.rollout.max_turns) == ("grpo", 3)
 
 
+# Meanings
+
+
+@pytest.mark.parametrize(
+    ("more", "theirs", "ours"),
+    [
+        (GRPO, 10, 2),
+        ((*GRPO, "actor_rollout_ref.actor.ppo_epochs=2"), 20, 4),
+        ((*GRPO, "actor_rollout_ref.actor.ppo_mini_batch_size=512"), 5, 1),
+        ((), 2, 2),
+    ],
+)
+def test_optimiser_steps_of_a_rollout_are_counted_there_and_here(tmp_path, more, theirs, ours):
+    config, made = imported(tmp_path, search_r1(*more))
+    rows = config.data.train_batch_size * config.actor.ppo_epochs
+    assert rows // config.actor.ppo_mini_batch_size == ours
+    said = [line for line in made.report if "optimiser steps" in line]
+    assert [f"{theirs} optimiser steps" in line and f"{ours} here" in line for line in said] == (
+        [] if theirs == ours else [True]
+    )
+
+
+def test_ppo_of_search_r1_has_the_penalty_in_the_reward_and_a_critic(tmp_path):
+    settings = ("algorithm.kl_ctrl.kl_coef=0.01", "critic.optim.lr=2e-5", "trainer.critic_warmup=3")
+    config, _ = imported(tmp_path, search_r1(*settings))
+    assert (config.algorithm.name, config.algorithm.use_kl_in_reward) == ("ppo", True)
+    assert (config.algorithm.kl_penalty, config.algorithm.kl_ctrl.kl_coef) == ("k1", 0.01)
+    assert (config.critic.optim.lr, config.critic.ppo_mini_batch_size) == (2e-5, 256)
+    assert config.trainer.critic_warmup == 2, "in srl the actor learns from the next step on"
+
+
+@pytest.mark.parametrize(
+    ("setting", "key", "value"),
+    [
+        ("actor_rollout_ref.actor.kl_loss_type=mse", "actor.kl_loss_type", "k2"),
+        ("actor_rollout_ref.actor.kl_loss_type=k3+", "actor.kl_loss_type", "k3+"),
+        ("algorithm.adv_estimator=reinforce++", "algorithm.name", "reinforce_plus_plus"),
+        ("algorithm.adv_estimator=gae", "algorithm.name", "ppo"),
+        ("algorithm.adv_estimator=srl_grpo", "algorithm.name", "grpo"),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "actor.loss_agg_mode", "constant"),
+        ("actor_rollout_ref.actor.optim.warmup_style=cosine", "actor.optim.lr_scheduler_type", "cosine"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps=-1", "actor.optim.lr_warmup_steps", 0),
+        ("actor_rollout_ref.rollout.name=sglang_async", "cluster.rollout", "sglang"),
+        ("+actor_rollout_ref.actor.megatron.sequence_parallel=true", "cluster.strategy", "megatron"),
+        ("actor_rollout_ref.actor.megatron.param_offload=true", "cluster.param_offload", True),
+        ("trainer.save_freq=-1", "trainer.save_freq", 0),
+        ("data.val_max_samples=-1", "eval.val_questions", None),
+        ("reward_model.reward_kwargs.overlong_buffer_cfg.enable=true", "reward.overlong_buffer.enable", True),
+        ("actor_rollout_ref.rollout.multi_turn.max_user_turns=3", "rollout.max_turns", 3),
+        ("actor_rollout_ref.rollout.multi_turn.max_user_turns=0", "rollout.max_turns", 4),
+        ("actor_rollout_ref.actor.optim.clip_grad=0.5", "actor.grad_clip", 0.5),
+        ("actor_rollout_ref.rollout.val_kwargs.temperature=0.6", "eval.temperature", 0.0),
+        ("data.train_files=\"[a.parquet,'b c.parquet']\"", "data.train_files", ("a.parquet", "b c.parquet")),
+    ],
+)
+def test_name_of_verls_has_its_counterpart(tmp_path, setting, key, value):
+    config, _ = imported(tmp_path, verl(setting))
+    assert at(config, key) == value
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "algorithm.adv_estimator=remax",
+        "actor_rollout_ref.actor.kl_loss_type=abs",
+        "actor_rollout_ref.actor.loss_agg_mode=token-sum",
+        "actor_rollout_ref.rollout.name=trtllm",
+    ],
+)
+def test_value_that_srl_has_nothing_for_is_refused(tmp_path, setting):
+    with pytest.raises(UserError) as refused:
+        imported(tmp_path, verl(setting))
+    assert refused.value.key == setting.partition("=")[0]
+
+
+def test_value_that_does_not_fit_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"actor\.clip_ratio") as refused:
+        imported(tmp_path, verl("actor_rollout_ref.actor.clip_ratio=wide"))
+    assert "imported.yaml" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "data.val_files=data/test.parquet",
+        "trainer.total_training_steps=null",
+        "trainer.default_hdfs_dir=hdfs://x",
+        "data.return_raw_chat=false",
+        "actor_rollout_ref.rollout.top_k=50",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=sapo",
+        "custom_reward_function.path=my.py",
+        "data.truncation=left",
+        "critic.model.path=models/other",
+        "trainer.logger=[wandb,mlflow]",
+        "actor_rollout_ref.actor.fsdp_config.fsdp_size=4",
+        "nothing.at_all=1",
+    ],
+)
+def test_what_is_not_taken_as_it_stands_is_said(tmp_path, setting):
+    _, without = imported(tmp_path, verl())
+    _, made = imported(tmp_path, verl(setting))
+    named = (setting.partition("=")[0], setting.partition("=")[2].strip("[]").rpartition(",")[2], "epochs")
+    assert [line for line in set(made.report) - set(without.report) if any(name in line for name in named)]
+
+
+def test_key_of_verls_alone_is_kept_for_its_engine(tmp_path):
+    own = ("actor_rollout_ref.rollout.free_cache_engine=false", "+actor_rollout_ref.actor.my_own.knob=3")
+    config, _ = imported(tmp_path, verl(*own))
+    assert config.verl["actor_rollout_ref"]["rollout"] == {"free_cache_engine": False}
+    assert config.verl["+actor_rollout_ref"] == {"actor": {"my_own": {"knob": 3}}}
+
+
 # The table
 
 
 def test_each_row_leads_to_a_key_and_to_values_that_it_takes():
-    for name in KEY_TABLE:
-        assert place(name.ours.split("."))[0] == "leaf", name
-        if name.values:
-            for value in set(name.values.values()):
-                assert value is None or load_config(None, flags={name.ours: value})
+    for row in KEY_TABLE:
+        assert place(row.ours.split("."))[0] == "leaf", row
+        for value in set(row.values.values()):
+            assert value is None or load_config(None, flags={row.ours: value})
 
 
-def test_key_of_a_row_is_not_dropped():
-    for name in KEY_TABLE:
-        assert not ({SEARCH_R1, VERL} <= name.defaults.keys() and why_replaced(name.theirs)), name.theirs
-
-
-def test_later_rows_for_one_key_have_no_default():
+def test_key_of_a_row_is_not_dropped_and_later_rows_for_one_key_have_no_default():
     """Of two rows for one of our keys the later would win with its default over what is given."""
     for dialect in (SEARCH_R1, VERL):
         seen: set[str] = set()
-        for name in (name for name in KEY_TABLE if dialect in name.defaults):
-            assert name.ours not in seen or name.defaults[dialect] is NO_DEFAULT, name
-            seen.add(name.ours)
+        for row in (row for row in KEY_TABLE if dialect in row.defaults):
+            assert row.ours not in seen or row.defaults[dialect] is NO_DEFAULT, row
+            assert not ({SEARCH_R1, VERL} <= row.defaults.keys() and why_replaced(row.theirs)), row.theirs
+            seen.add(row.ours)
 
 
 OTHER_VALUES = {
@@ -413,11 +455,11 @@ OTHER_VALUES = {
 READ_AS = {"mse": "k2"}
 
 
-def other_value(name: KeyMapping, dialect: str) -> Any:
+def other_value(row: KeyMapping, dialect: str) -> Any:
     """A value that the key takes and that is not its default there."""
-    default = name.defaults[dialect]
-    if name.ours in OTHER_VALUES:
-        return OTHER_VALUES[name.ours]
+    default = row.defaults[dialect]
+    if row.ours in OTHER_VALUES:
+        return OTHER_VALUES[row.ours]
     if isinstance(default, bool):
         return not default
     return 0.25 if isinstance(default, float) else 4
@@ -425,24 +467,83 @@ def other_value(name: KeyMapping, dialect: str) -> Any:
 
 @pytest.mark.parametrize("dialect", [SEARCH_R1, VERL])
 def test_value_of_each_row_arrives(tmp_path, dialect):
-    rows = {name.ours: name for name in KEY_TABLE if dialect in name.defaults}
+    rows = {row.ours: row for row in KEY_TABLE if dialect in row.defaults}
     for elsewhere in ("algorithm.name", "trainer.critic_warmup"):
         del rows[elsewhere]
-    settings = [f"{name.theirs}={other_value(name, dialect)}".replace(" ", "") for name in rows.values()]
+    settings = [f"{row.theirs}={other_value(row, dialect)}".replace(" ", "") for row in rows.values()]
     assert len(set(settings)) > 50
     config, _ = imported(tmp_path, "\n".join(settings))
-    found = {ours: reduce(getattr, ours.split("."), config) for ours in rows}
-    expected = {ours: other_value(name, dialect) for ours, name in rows.items()}
+    expected = {ours: other_value(row, dialect) for ours, row in rows.items()}
     if dialect == VERL:
-        expected["rollout.max_turn_tokens"] = found["rollout.max_turn_tokens"] = 640
+        expected["rollout.max_turn_tokens"] = 640
     for ours, value in expected.items():
         of_text = READ_AS.get(value, value) if isinstance(value, str) else value
         wanted = tuple(of_text) if isinstance(of_text, list) else of_text
-        assert found[ours] in (wanted, (wanted,)), ours
+        assert at(config, ours) in (wanted, (wanted,)), ours
 
 
-def cell(name: KeyMapping, dialect: str) -> str:
-    value = name.defaults.get(dialect, "")
+def shipped(name: str) -> dict[str, Any]:
+    """The configuration that comes with verl, flat, its references as they stand."""
+    package = pytest.importorskip("verl")
+    file = Path(package.__file__).parent / "trainer" / "config" / f"_generated_{name}.yaml"
+    tree = parse(file.read_text(encoding="utf-8"), name)
+    return {".".join(path): plain(value) for path, value in flat(tree) if path[-1] != "_target_"}
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+@pytest.mark.parametrize("name", ["ppo_trainer", "ppo_megatron_trainer"])
+def test_of_verls_own_configuration_nothing_is_kept_or_unknown(tmp_path, name):
+    lines = [f"{key}: {json.dumps(value)}" for key, value in shipped(name).items() if value != "???"]
+    config, made = imported(tmp_path, "\n".join(lines), "verl.yaml")
+    assert config.verl == {}
+    assert not [line for line in made.report if line.startswith("ignored, unknown")]
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_defaults_of_the_table_are_those_of_verl():
+    found = shipped("ppo_trainer")
+    for row in KEY_TABLE:
+        default = row.defaults.get(VERL, NO_DEFAULT)
+        assert default is NO_DEFAULT or resolved(found[row.theirs], row.theirs, found, {}) == default, (
+            row.theirs
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+@pytest.mark.parametrize(
+    "text",
+    [
+        search_r1(*GRPO, "actor_rollout_ref.ref.fsdp_config.param_offload=True", "trainer.n_gpus_per_node=8",
+                  "actor_rollout_ref.rollout.tensor_model_parallel_size=1"),
+        search_r1("actor_rollout_ref.actor.fsdp_config.fsdp_size=8",
+                  "actor_rollout_ref.rollout.enforce_eager=True"),
+        verl("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "search.nothing=1",
+             "actor_rollout_ref.rollout.free_cache_engine=false",
+             "+actor_rollout_ref.rollout.engine_kwargs.vllm.disable_log_stats=true",
+             "+actor_rollout_ref.my_own=3", "actor_rollout_ref.actor.policy_loss.loss_mode=gspo"),
+    ],
+    ids=["grpo", "ppo", "verl"],
+)  # fmt: skip
+def test_imported_file_is_one_that_verl_accepts(tmp_path, text):
+    pytest.importorskip("verl")
+    from srl.train.verl.config_check import validated
+    from srl.train.verl.job import Job
+
+    config, _ = imported(tmp_path, text)
+    composed = validated(config, Job(tmp_path / "run", resume=False, cpu=False, gpus_per_node=8))
+    assert config.verl
+    for path, value in flat(config.verl):
+        node: Any = composed
+        for part in path:
+            node = node[part.removeprefix("+")]
+        assert node == value
+
+
+def cell(row: KeyMapping, dialect: str) -> str:
+    value = row.defaults.get(dialect, "")
     if value in ("", NO_DEFAULT):
         return "·" if value else ""
     return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
@@ -450,92 +551,48 @@ def cell(name: KeyMapping, dialect: str) -> str:
 
 def test_table_of_the_page_is_that_of_the_names():
     lines = (DOCS / "import.md").read_text(encoding="utf-8").partition("## Names")[2].splitlines()
-    rows = [line for line in lines if line.startswith("| `")]
-    assert rows == [
-        f"| `{name.theirs}` | `{name.ours}` | {cell(name, SEARCH_R1)} | {cell(name, VERL)} |"
-        for name in KEY_TABLE
+    assert [line for line in lines if line.startswith("| `")] == [
+        f"| `{row.theirs}` | `{row.ours}` | {cell(row, SEARCH_R1)} | {cell(row, VERL)} |" for row in KEY_TABLE
     ]
 
 
 # The command
 
 
-def test_command_writes_the_file_and_says_the_changes_on_stderr(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("train.sh").write_text(search_r1(*GRPO))
-    assert main(["train", "import", "train.sh", "--out", "deep/ours.yaml"]) == 0
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.splitlines() == list(import_file("train.sh").report)
-    assert Path("deep/ours.yaml").read_text() == import_file("train.sh").text
-    assert main(["train", "import", "train.sh"]) == 0
-    assert capsys.readouterr().out == import_file("train.sh").text
-
-
-def test_imported_file_is_planned(tmp_path, monkeypatch, capsys):
+def test_command_writes_a_file_that_is_planned_and_says_the_changes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("train.sh").write_text(search_r1(*GRPO, "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B"))
-    assert main(["train", "import", "train.sh", "--out", "ours.yaml"]) == 0
-    assert main(["train", "--config", "ours.yaml", "--dry-run"]) == 0
-    assert "512 questions × 5 episodes a step, 2 optimiser steps" in capsys.readouterr().out
-
-
-def test_command_does_not_write_over_a_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("train.sh").write_text(search_r1())
-    Path("ours.yaml").write_text("kept")
-    assert main(["train", "import", "train.sh", "--out", "ours.yaml"]) == 2
-    assert capsys.readouterr().err.startswith("srl: ours.yaml exists already")
-    assert Path("ours.yaml").read_text() == "kept"
+    assert main(["train", "import", "train.sh", "--out", "deep/ours.yaml"]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()) == ("", list(import_file("train.sh").report))
+    assert main(["train", "import", "train.sh"]) == 0
+    assert capsys.readouterr().out == Path("deep/ours.yaml").read_text()
+    assert main(["train", "import", "train.sh", "--out", "deep/ours.yaml"]) == 2
+    assert main(["train", "--config", "deep/ours.yaml", "--dry-run"]) == 0
 
 
 def test_command_takes_values_of_variables(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("train.sh").write_text(search_r1("data.train_files=$WHERE/a.parquet"))
     assert main(["train", "import", "train.sh"]) == 2
-    assert "type: --define WHERE=VALUE" in capsys.readouterr().err
+    assert "--define WHERE=VALUE" in capsys.readouterr().err
     assert main(["train", "import", "train.sh", "--define", "WHERE=my/data"]) == 0
-    assert "train_files: my/data/a.parquet" in capsys.readouterr().out
-    Path("train.sh").write_text(search_r1("data.train_files=$1/a.parquet"))
-    assert main(["train", "import", "train.sh"]) == 2
-    assert "type: --define 1=VALUE" in capsys.readouterr().err
-    assert main(["train", "import", "train.sh", "--define", "1=my/data"]) == 0
     assert "train_files: my/data/a.parquet" in capsys.readouterr().out
     for wrong in ("WHERE", "=x", "a b=x"):
         assert main(["train", "import", "train.sh", "--define", wrong]) == 2
-        assert "expected NAME=VALUE" in capsys.readouterr().err
 
 
 # Whatever is in it
 
 ODD = [
-    None,
-    True,
-    False,
-    -1,
-    0,
-    3,
-    2.5,
-    1e300,
-    10**30,
-    "",
-    "x",
-    "x\ny: 1",
-    "\u2028x",
-    "~/x",
-    "${a.b}",
-    "${.a}",
-    [],
-    [1],
-    ["x", None],
-    {},
-    {"a": 1},
-]
+    None, True, False, -1, 0, 3, 2.5, 1e300, 10**30, "", "x", "x\ny: 1", "\u2028x", "~/x", "${a.b}", "${.a}",
+    [], [1], ["x", None], {}, {"a": 1},
+]  # fmt: skip
 KEYS = [
-    *sorted({name.theirs for name in KEY_TABLE} | SEARCH_R1_ONLY),
+    *sorted({row.theirs for row in KEY_TABLE} | SEARCH_R1_ONLY),
     "actor_rollout_ref.rollout.multi_turn.max_assistant_turns", "trainer.logger", "trainer.total_epochs",
-    "critic.model.path", "actor_rollout_ref.actor.optim.clip_grad", "algorithm.rollout_correction.rollout_is",
-    "algorithm.norm_adv_by_std_in_grpo", "actor_rollout_ref.rollout.val_kwargs.temperature", "a.b", "a",
+    "critic.model.path", "actor_rollout_ref.actor.optim.clip_grad", "algorithm.norm_adv_by_std_in_grpo",
+    "actor_rollout_ref.rollout.val_kwargs.temperature", "a.b", "a",
     "actor_rollout_ref.rollout.engine_kwargs.vllm", "actor_rollout_ref.rollout.engine_kwargs.vllm.x",
 ]  # fmt: skip
 

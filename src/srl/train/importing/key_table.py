@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -265,8 +265,8 @@ REPLACED: Mapping[str, list[str]] = {
     """),
     "it follows from other keys": _patterns("""
         *: rollout_n data_loader_seed use_remove_padding grad_offload optim.total_training_steps
-        critic: enable nccl_timeout strategy shuffle fsdp.param_offload fsdp.optimizer_offload
-        critic.model: tokenizer_path external_lib enable_gradient_checkpointing fsdp_config.*
+        critic: enable nccl_timeout strategy shuffle *.param_offload *.optimizer_offload
+        critic.model: path tokenizer_path external_lib enable_gradient_checkpointing fsdp_config.*
           override_config* trust_remote_code lora_rank lora_alpha target_modules
         actor_rollout_ref: hybrid_engine actor.shuffle ref.strategy
         trainer: total_epochs
@@ -280,56 +280,20 @@ REPLACED: Mapping[str, list[str]] = {
         "algorithm.rollout_correction: bypass_mode loss_type"
     ),
     "reranking is the server's: let the one at search.url rerank": _patterns("reranker: do_rerank url topk"),
+    "the learning rate decays to 0": _patterns("actor_rollout_ref.actor critic: optim.min_lr_ratio"),
+    "tokens are sampled from all": _patterns("actor_rollout_ref.rollout: top_k"),
+    "all questions of data.train_files are used": _patterns("data: train_data_num train_max_samples"),
+    "set algorithm.filter_groups.enable=true to replace groups": _patterns("algorithm.filter_groups: *"),
+    "the mask follows who wrote a token": _patterns("algorithm: state_masking.* no_think_rl"),
+    "srl eval validates; the imported file trains": _patterns("trainer: val_only"),
     "rewards are plugins: reward.weights": _patterns("""
         TOP: reward.* reward_model.* custom_reward_function.* sandbox_fusion.*
     """),
 }
 """Why keys are dropped, and which."""
 
-_KNOWN = _patterns("""
-    actor_rollout_ref: nccl_timeout
-    actor_rollout_ref.model critic.model: custom_chat_template enable_activation_offload exclude_modules
-      external_lib hf_config_path use_shm lora_adapter_path use_fused_kernels use_liger
-      fused_kernel_options.* lora.* tiled_mlp.* mtp.* override_config*
-    actor_rollout_ref.actor actor_rollout_ref.ref critic: ulysses_sequence_parallel_size use_torch_compile
-      use_fused_kernels entropy_* pad_to_length* profiler.* megatron.* veomni.* torchtitan.* mindspeed.*
-      fsdp_turbo.*
-    actor_rollout_ref.actor: policy_loss.* calculate_entropy calculate_sum_pi_squared qat.*
-      freeze_vision_tower tau_pos tau_neg use_prefix_grouper
-    actor_rollout_ref.actor.optim critic.optim: optimizer optimizer_impl min_lr* num_cycles
-      zero_indexed_step override_optimizer_config* lr_decay_* lr_wsd_* lr_warmup_init muon_* exp_avg*
-      main_grads_dtype use_checkpoint_opt_param_scheduler use_layer_wise_distributed_optimizer
-      use_precision_aware_optimizer weight_decay_incr_style
-    actor_rollout_ref.actor.fsdp_config actor_rollout_ref.ref.fsdp_config critic.fsdp: strategy dtype
-      model_dtype seed forward_only forward_prefetch fsdp_size full_determinism offload_policy
-      reshard_after_forward use_orig_params use_torch_compile wrap_policy.* mixed_precision.*
-      ulysses_sequence_parallel_size param_offload optimizer_offload qat.* turbo_config.* entropy_*
-      pad_to_length* use_no_sync_for_gradient_accumulation
-    actor_rollout_ref.rollout: top_k cudagraph_capture_sizes data_parallel_size disable_log_stats
-      enable_chunked_prefill enable_prefix_caching enable_rollout_routing_replay enable_sleep_mode
-      enforce_eager expert_parallel_size free_cache_engine full_determinism layered_summon logprobs_mode
-      moe_load_balance_metrics_interval multi_stage_wake_up nnodes n_gpus_per_node
-      pipeline_model_parallel_size quantization quantization_config_file router_config_path
-      scheduling_policy checkpoint_engine.* disaggregation.* engine_kwargs.* prometheus.* profiler.* qat*
-      mtp*
-    algorithm: use_pf_ppo pf_ppo.* filter_groups.* norm_adv_by_std_in_grpo
-    critic: loss_scale_factor
-    trainer: balance_batch ray_wait_register_center_timeout
-    ray_kwargs: timeline_json_file ray_init.num_cpus ray_init.num_gpus ray_init.include_dashboard
-    TOP: global_profiler.*
-""")
-"""Keys of verl 0.9.1 that may be set below `verl:`."""
-
 
 def why_replaced(key: str) -> str | None:
     """Why a key of theirs is dropped, or None where it is not dropped."""
-    return next((why for why, patterns in REPLACED.items() if _matches(key, patterns)), None)
-
-
-def verl_knows(key: str) -> bool:
-    """Whether verl 0.9.1 has the key, for one that is neither in the table nor dropped."""
-    return _matches(key, _KNOWN)
-
-
-def _matches(key: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(key, pattern) for pattern in patterns)
+    matching = (why for why, patterns in REPLACED.items() if any(fnmatchcase(key, p) for p in patterns))
+    return next(matching, None)
