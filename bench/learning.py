@@ -124,29 +124,26 @@ def prepared(workspace: Path) -> None:
             "--set", "eval.test_questions=1", "--json")  # fmt: skip
 
 
-def picture(rows: dict[str, Any]) -> None:
-    """Greedy exact match on the validation questions, every seed of every kind of run."""
+def picture(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
+    """Greedy exact match on the validation questions over the steps, every seed of every row; SVG and PNG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "srl", "font.size": 10}):
         figure = Figure(figsize=(7.2, 3.6), layout="constrained")
         axes = figure.subplots()
-        for colour, name in enumerate(name for name in RL if name in rows):
-            runs = rows[name]
+        for colour, (name, runs) in enumerate(rows.items()):
             for position, run in enumerate(runs):
-                seeds = f"{len(runs)} seeds" if len(runs) > 1 else "1 seed"
-                label = f"{name} ({seeds})" if position == 0 else None
+                label = f"{name} ({len(runs)} seed{'s' * (len(runs) > 1)})" if position == 0 else None
                 steps = [int(step) for step in run["val"]]
                 axes.plot(steps, list(run["val"].values()), color=f"C{colour}", alpha=0.85, linewidth=1.4,
                           marker="o", markersize=3, label=label)  # fmt: skip
         axes.set(xlabel="training step", ylabel="exact match, validation, greedy", ylim=(-0.02, 1.02))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize="small")
-        figure.savefig(PICTURE, metadata={"Date": None})
-        figure.savefig(PICTURE.with_suffix(".png"), dpi=150)
+        axes.legend(frameon=False, fontsize="small")
+        figure.savefig(file, metadata={"Date": None})
+        figure.savefig(file.with_suffix(".png"), dpi=150)
 
 
 def main() -> None:
@@ -175,7 +172,8 @@ def main() -> None:
 def _write(rows: dict[str, Any]) -> None:
     about = {"format": 1, "questions": 1024, "cores": len(os.sched_getaffinity(0)), "rows": rows}
     RESULTS.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    picture(rows)
+    if runs := {name: rows[name] for name in RL if name in rows}:
+        picture(runs, PICTURE)
 
 
 if __name__ == "__main__":

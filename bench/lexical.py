@@ -3,8 +3,7 @@
 Both are asked all 3,610 questions of NQ-open again and again, three passages each, by the same number of
 threads; after two passes to get warm the timed ones alternate. Lucene is asked through pyserini's
 `batch_search`, which uses as many threads as Java sees processors, and gives ids and scores; `bm25` gives the
-passages too. Passages are made of the sentences of 2WikiMultihopQA. What both rank is compared as it is, and
-with our lengths rounded as Lucene rounds its own, which tells how much of the difference that rounding is.
+passages too. Passages are made of the sentences of 2WikiMultihopQA. What both rank is compared.
 
     python bench/lexical.py --data ../shared/data --sizes 6000 300000
 """
@@ -24,7 +23,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 from made_passages import made_passages, nq_questions
 
 RESULT = Path(__file__).parent / "results" / "lexical.json"
@@ -38,30 +36,6 @@ def build_bm25(corpus: Path, out: Path, threads: int) -> None:
     from srl.index import build_index
 
     build_index(corpus, out, "bm25", OPTIONS | {"build_processes": threads})
-
-
-def build_rounded(corpus: Path, out: Path, threads: int) -> None:
-    """As `build_bm25`, with lengths as Lucene keeps them: in one byte, above 39 in steps of 2, 4, 8, …"""
-    import srl_bm25.postings as postings
-
-    exact = postings.np.diff
-
-    class Rounding:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(np, name)
-
-        def diff(self, starts: Any) -> Any:
-            return np.array([rounded(length) for length in exact(starts).tolist()])
-
-    postings.np = Rounding()
-    build_bm25(corpus, out, threads)
-
-
-def rounded(length: int) -> int:
-    """The length that Lucene reads where it wrote `length`: four bits of what is above 24."""
-    above = length - 24
-    shift = max(above.bit_length() - 4, 0)
-    return length if above < 0 else 24 + (above >> shift << shift)
 
 
 def build_lucene(corpus: Path, out: Path, threads: int) -> None:
@@ -94,8 +68,8 @@ def open_lucene(index: Path, threads: int) -> Callable[[Sequence[str], int], Any
     )
 
 
-BUILD = {"bm25": build_bm25, "lucene": build_lucene, "rounded": build_rounded}
-OPEN = {"bm25": open_bm25, "lucene": open_lucene, "rounded": open_bm25}
+BUILD = {"bm25": build_bm25, "lucene": build_lucene}
+OPEN = {"bm25": open_bm25, "lucene": open_lucene}
 RETRIEVERS = ("bm25", "lucene")
 
 
@@ -138,20 +112,11 @@ class Worker:
     """A process that holds one retriever open."""
 
     def __init__(self, retriever: str, index: Path, threads: int, data: Path) -> None:
-        command = [
-            sys.executable,
-            __file__,
-            "--data",
-            str(data),
-            "--work",
-            retriever,
-            str(index),
-            str(threads),
-        ]
+        asked = ["--data", str(data), "--work", retriever, str(index), str(threads)]
         environment = {**os.environ, "JAVA_TOOL_OPTIONS": f"-XX:ActiveProcessorCount={threads}"}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env=environment,
+            [sys.executable, __file__, *asked], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env=environment,
         )  # fmt: skip
         self.opened: dict[str, float] = self._read()
 
@@ -177,18 +142,10 @@ class Worker:
 def build(retriever: str, corpus: Path, out: Path, threads: int, data: Path) -> dict[str, float]:
     """Seconds of a build in a process of its own, and the most memory it had, in MiB."""
     begin = time.perf_counter()
-    command = [
-        sys.executable,
-        __file__,
-        "--data",
-        str(data),
-        "--build",
-        retriever,
-        str(corpus),
-        str(out),
-        str(threads),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    asked = ["--data", str(data), "--build", retriever, str(corpus), str(out), str(threads)]
+    process = subprocess.Popen(
+        [sys.executable, __file__, *asked], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"building with {retriever} failed")
@@ -227,11 +184,7 @@ def measure(size: int, threads: int, rounds: int, builds: int, data: Path, compa
                 row[retriever] |= {name: last[name] for name in ("own_mib", "mapped_mib")}
         if compare:
             ranks = {retriever: worker.ask("rank") for retriever, worker in workers.items()}
-            build("rounded", corpus, Path(folder) / "rounded", threads, data)
-            rounding = Worker("rounded", Path(folder) / "rounded", threads, data)
             row["overlap"] = overlap(ranks["bm25"], ranks["lucene"])
-            row["overlap_rounded"] = overlap(rounding.ask("rank"), ranks["lucene"])
-            rounding.close()
         for retriever, worker in workers.items():
             row[retriever] |= {"open_s": worker.opened["open_s"], "qps": per_second(passes[retriever], data)}
             worker.close()

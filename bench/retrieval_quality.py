@@ -84,7 +84,6 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     text = json.dumps(measure(arguments.data), indent=2)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(text + "\n", encoding="utf-8")
     print(text)
     return 0

@@ -278,10 +278,10 @@ def speed_update() -> str:
     """The update at each precision."""
     lines = [
         [name, seconds(row["seconds"]), f"{row['tokens_per_s']:,.0f}", f"{row['eager_by_this']:.2f}×",
-         f"{100 * row['share_of_products']:.0f}%", memory(row["peak_mib"])]
+         memory(row["peak_mib"])]
         for name, row in speed("update").items() if "first_s" in row
     ]  # fmt: skip
-    headers = ["update", "seconds", "tokens/s", "speed-up", "of the products' speed", "peak memory"]
+    headers = ["update", "seconds", "tokens/s", "speed-up", "peak memory"]
     return table(headers, lines)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from bench.learning import prepared, rl_row
+from bench.learning import picture, prepared, rl_row
 
 from srl.workspace import Workspace
 
@@ -57,39 +57,6 @@ def agreement(rows: dict[str, Any], algo: str, row: dict[str, Any]) -> dict[str,
     return {"largest_gap_to_local_train_em": round(max(gaps), 4)}
 
 
-def picture(rows: dict[str, Any]) -> None:
-    """Greedy exact match on the validation questions, each algorithm on both backends."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "srl", "font.size": 10}):
-        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
-        axes = figure.subplots()
-        for name, row in rows.items():
-            algo, backend = name.split(", ")
-            steps = [int(step) for step in row["val"]]
-            colour = f"C{sorted({key.split(', ')[0] for key in rows}).index(algo)}"
-            style: dict[str, Any] = {
-                "linestyle": "-" if backend == "verl" else "--",
-                "marker": "o" if backend == "verl" else "s",
-            }
-            axes.plot(
-                steps,
-                list(row["val"].values()),
-                color=colour,
-                linewidth=1.5,
-                markersize=4,
-                label=name,
-                **style,
-            )
-        axes.set(xlabel="training step", ylabel="exact match, validation, greedy", ylim=(-0.02, 1.02))
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize="small")
-        figure.savefig(PICTURE, metadata={"Date": None})
-        figure.savefig(PICTURE.with_suffix(".png"), dpi=150)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--algos", nargs="+", default=["grpo", "ppo"])
@@ -105,7 +72,7 @@ def main() -> None:
     about = {"format": 1, "steps": asked.steps, "seed": asked.seed, "questions": asked.questions,
              "cores": len(os.sched_getaffinity(0)), "rows": rows}  # fmt: skip
     RESULTS.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    picture(rows)
+    picture({name: [row] for name, row in rows.items()}, PICTURE)
 
 
 if __name__ == "__main__":

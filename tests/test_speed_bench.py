@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from bench.speed.__main__ import POINTS
 from bench.speed.harness import merged, provenance, ratio
-from bench.speed.rollout import OBSERVATION_TOKENS, TURN_TOKENS, fixed_length_seconds, make_plans, written
+from bench.speed.rollout import OBSERVATION_TOKENS, TURN_TOKENS, make_plans, written
 from bench.speed.step import SearchRollout
 
 ROOT = Path(__file__).parent.parent
@@ -46,21 +46,6 @@ def test_plans_are_groups_of_one_prompt_and_within_their_lengths(shape):
         assert all(length in range(*TURN_TOKENS[shape]) for length in plan.turns)
         assert all(len(read) in range(*OBSERVATION_TOKENS[shape]) for read in plan.observations)
     assert written(plans) == sum(sum(plan.turns) for plan in plans)
-
-
-def test_fixed_length_loop_is_scaled_by_tokens(monkeypatch):
-    """A call of k tokens that takes 5 + k seconds is 504 s of 500 tokens… for each turn."""
-    clock = [0.0]
-
-    def generated(model, contexts, tokens, temperature):
-        clock[0] += 5 + tokens
-        return [[9] * tokens for _ in contexts]
-
-    monkeypatch.setattr("bench.speed.rollout.generated", generated)
-    monkeypatch.setattr("bench.speed.rollout.time.perf_counter", lambda: clock[0])
-    plans = make_plans("real", 0, [[1]], list(range(1000)), 8)
-    turns = max(len(plan.turns) for plan in plans)
-    assert fixed_length_seconds(None, plans)["seconds"] == pytest.approx(turns * 505)
 
 
 class OneToken:

@@ -1,7 +1,7 @@
 """A rollout of 32 episodes with searches: the engine against loops over `transformers.generate`, and vLLM.
 
 The lengths of all turns and the observations are fixed beforehand, so all write and read the same number of
-tokens; searches take no time. `greedy` compares the texts themselves.
+tokens; searches take no time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from bench.speed.harness import (
     Entry,
     Options,
     Rounds,
-    Runs,
     interleaved,
     medians,
     ratio,
-    round_off,
     said,
     with_before,
 )
@@ -35,10 +33,6 @@ TURNS = {"real": (2, 5), "tiny": (2, 5)}
 TURN_TOKENS = {"real": (16, 65), "tiny": (8, 23)}
 OBSERVATION_TOKENS = {"real": (120, 241), "tiny": (40, 81)}
 LONGEST = {"real": 2048, "tiny": 512}
-FIXED_TOKENS = 500
-"""What each turn of Search-R1's published loop generates, before it is cut at the tag."""
-PROBE = 33
-"""Tokens of such a turn that are really generated here; the rest is scaled."""
 STOP = ("</no-such-tag>",)
 """A stop string that costs what ours cost and is never written, since the lengths are fixed."""
 
@@ -175,37 +169,12 @@ def generated(
     return out[:, width:].tolist()
 
 
-def fixed_length_seconds(model: Any, plans: Sequence[EpisodePlan]) -> dict[str, float]:
-    """Seconds of the loop that Search-R1 published: every turn has 500 tokens of every episode, then is cut.
-
-    Each turn is timed with one new token and with 33; a token's share is multiplied. That later tokens have a
-    longer context, and cost more, is left out, in that loop's favour.
-    """
-    contexts, total, measured = [list(plan.prompt) for plan in plans], 0.0, 0.0
-    for turn in range(max(len(plan.turns) for plan in plans)):
-        live = [index for index, plan in enumerate(plans) if turn < len(plan.turns)]
-        found, seconds = [], []
-        for tokens in (1, PROBE):
-            began = time.perf_counter()
-            found = generated(model, [contexts[index] for index in live], tokens, 1.0)
-            seconds.append(time.perf_counter() - began)
-        total += seconds[0] + (FIXED_TOKENS - 1) * max(0.0, seconds[1] - seconds[0]) / (PROBE - 1)
-        measured += sum(seconds)
-        for index, new in zip(live, found, strict=True):
-            length = plans[index].turns[turn]
-            seen = plans[index].observations[turn] if turn < len(plans[index].observations) else []
-            contexts[index] += [*(new * (length // PROBE + 1))[:length], *seen]
-    return {"seconds": total, "measured_seconds": measured}
-
-
-def timed(run: Any, plans: Sequence[EpisodePlan], request: dict[str, Any]) -> dict[str, Any]:
-    """Seconds and tokens a second; with `greedy` also the ids."""
-    greedy = request.get("greedy", False)
+def timed(run: Any, plans: Sequence[EpisodePlan]) -> dict[str, float]:
+    """Seconds and tokens a second."""
     began = time.perf_counter()
-    found = run(plans, 0.0 if greedy else 1.0)
+    run(plans, 1.0)
     seconds = time.perf_counter() - began
-    ids = {"ids": found} if greedy else {}
-    return {"seconds": seconds, "tokens_per_s": written(plans) / seconds, **ids}
+    return {"seconds": seconds, "tokens_per_s": written(plans) / seconds}
 
 
 def loaded_engine(config: Any, policy: Any) -> Any:
@@ -228,94 +197,42 @@ def lockstep(options: Options, settings: dict[str, Any], rounds: Rounds) -> None
     answer(made, partial(generate_rollout, made.policy.model), rounds, warm_up=4)
 
 
-def fixed_length(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
-    made = Setting(options, settings)
-    made.policy.model.eval()
-    generated(made.policy.model, [made.prompts[0]], 2, 1.0)
-    rounds.report({})
-    rounds.serve(lambda request: fixed_length_seconds(made.policy.model, made.plans(request["round"])))
-
-
 def answer(made: Setting, run: Any, rounds: Rounds, warm_up: int = 0) -> None:
     """Warm up on `warm_up` episodes (0: all), then serve: each round has other plans, the same for all."""
-    began = time.perf_counter()
     run(made.plans(1000, warm_up), 1.0)
-    rounds.report({"warm_up_s": time.perf_counter() - began})
-    few = min(8, made.count)
-    rounds.serve(
-        lambda request: timed(run, made.plans(request["round"], few if request.get("greedy") else 0), request)
-    )
+    rounds.report({})
+    rounds.serve(lambda request: timed(run, made.plans(request["round"])))
 
 
-CONTENDERS = {"engine": engine, "lockstep": lockstep, "fixed_length": fixed_length}
-
-
-def entry_of(kind: str, function: str, shape: str, threads: int, dtype: str, **more: Any) -> Entry:
-    return Entry(f"{kind}, {dtype}", function, threads, {"shape": shape, "dtype": dtype}, **more)
-
-
+CONTENDERS = {"engine": engine, "lockstep": lockstep}
 OURS, LOCKSTEP = "torch engine", "transformers.generate, lock-step"
-FIXED = "fixed length, as Search-R1 published"
 
 
-def entries_of(shape: str, threads: int, precisions: dict[str, list[str]], options: Options) -> list[Entry]:
-    """The contenders, ours and `generate` at the precisions given; the rest in bfloat16."""
-    ours = [entry_of(OURS, "engine", shape, threads, dtype) for dtype in precisions[OURS]]
-    found = [*ours[:-1], *with_before(ours[-1], options)]
-    found += [entry_of(LOCKSTEP, "lockstep", shape, threads, dtype) for dtype in precisions[LOCKSTEP]]
-    if shape == "real":
-        found.append(entry_of(FIXED, "fixed_length", shape, threads, precisions[LOCKSTEP][-1], once=True))
-        if options.vllm_python:
-            settings = {"shape": shape, "dtype": "bfloat16", "engine": "vllm"}
-            found.append(Entry("vLLM, bfloat16", "engine", threads, settings, options.vllm_python))
+def entries_of(shape: str, threads: int, options: Options) -> list[Entry]:
+    """Ours, `generate` and vLLM, at each precision that the shape is measured at."""
+    dtypes = ("float32", "bfloat16") if shape == "real" else ("float32",)
+    found = []
+    for dtype in dtypes:
+        settings = {"shape": shape, "dtype": dtype}
+        found += with_before(Entry(f"{OURS}, {dtype}", "engine", threads, settings), options)
+        found.append(Entry(f"{LOCKSTEP}, {dtype}", "lockstep", threads, settings))
+    if shape == "real" and options.vllm_python:
+        settings = {"shape": shape, "dtype": "bfloat16", "engine": "vllm"}
+        found.append(Entry("vLLM, bfloat16", "engine", threads, settings, options.vllm_python))
     return found
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Both shapes on 2 threads and then on 1, and whether greedy texts are equal in float32.
-
-    On one thread ours and `generate` run at the precision that was the faster one on two.
-    """
+    """Both shapes on two threads and on one: medians, and each one's time by the fastest of ours."""
     found: dict[str, Any] = {}
     for shape, more in (("real", 0), ("tiny", 2)):
-        both = ["float32", "bfloat16"] if shape == "real" else ["float32"]
-        precisions = {OURS: both, LOCKSTEP: both}
         for threads in (2, 1):
-            entries = entries_of(shape, threads, precisions, options)
-            runs, ready = interleaved("rollout", entries, options, options.rounds + more)
-            found[f"{shape}, {threads} threads"] = summary(runs, ready)
-            precisions = {kind: [fastest(kind, runs, known)] for kind, known in precisions.items()}
-    found["equal greedy episodes"] = equal_share(options)
-    there = any(name.startswith("vLLM") for name in found["real, 2 threads"])
-    found["vLLM"] = "measured" if there else "failed" if options.vllm_python else "not installed"
+            entries = entries_of(shape, threads, options)
+            runs, _ = interleaved("rollout", entries, options, options.rounds + more)
+            ours = [name for name in runs if name.startswith(OURS) and not name.endswith(BEFORE)]
+            fastest = min(ours, key=lambda name: medians(runs[name])["seconds"])
+            found[f"{shape}, {threads} threads"] = {
+                name: {**medians(results), "times_ours": ratio(results, runs[fastest], "seconds")}
+                for name, results in runs.items()
+            }
     return found
-
-
-def fastest(kind: str, runs: Runs, precisions: Sequence[str]) -> str:
-    """The precision at which the contender of this kind took the least time."""
-    there = [dtype for dtype in precisions if f"{kind}, {dtype}" in runs]
-    return min(there, key=lambda dtype: medians(runs[f"{kind}, {dtype}"])["seconds"])
-
-
-def summary(runs: Runs, ready: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Medians, and each one's time by the fastest of ours in the same round."""
-    ours = min(
-        (name for name in runs if name.startswith(OURS) and not name.endswith(BEFORE)),
-        key=lambda name: medians(runs[name])["seconds"],
-    )
-    return {
-        name: {**medians(results), "times_ours": ratio(results, runs[ours], "seconds"),
-               **{key: round_off(value) for key, value in ready[name].items() if key == "warm_up_s"}}
-        for name, results in runs.items()
-    }  # fmt: skip
-
-
-def equal_share(options: Options) -> dict[str, float]:
-    """The share of episodes whose greedy text is the same token for token: engine against `generate`."""
-    shares = {}
-    for shape in ("real", "tiny"):
-        entries = [Entry(name, name, 2, {"shape": shape}) for name in ("engine", "lockstep")]
-        runs, _ = interleaved("rollout", entries, options, 1, {"greedy": True})
-        ours, theirs = (runs[entry.name][0]["ids"] for entry in entries)
-        shares[shape] = sum(map(list.__eq__, ours, theirs)) / len(ours)
-    return shares

@@ -1,8 +1,7 @@
 """The policy's update alone, on the real shape: as `srl train` does it, against eager float32 with padding.
 
 Eight episodes of two to four turns, one optimiser step. The first update of a process, which compiles where
-the update is compiled, is reported apart. The share is the operations a second of an update's matrix products
-by the speed of such products alone, measured in the same run.
+the update is compiled, is reported apart.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from bench.speed.harness import (
     Options,
     Rounds,
     in_pairs,
-    interleaved,
     medians,
     round_off,
     said,
@@ -44,28 +42,12 @@ def trajectories_of(made: Any, count: int, seed: int = 0) -> list[Any]:
     return found
 
 
-def operations(model: Any, trajectories: list[Any]) -> float:
-    """Floating-point operations of the matrix products of a forward and backward pass, none recomputed.
-
-    6 for each weight of the trunk and token, 6 for each of the head and trained token, and attention's.
-    """
-    config = model.config.get_text_config()
-    head = config.vocab_size * config.hidden_size
-    trunk = sum(item.numel() for item in model.parameters()) - head
-    total = 0.0
-    for item in trajectories:
-        length = len(item.token_ids)
-        attention = 6 * config.num_hidden_layers * config.hidden_size * length**2
-        total += 6 * trunk * length + 6 * head * item.policy_tokens + attention
-    return total
-
-
 def measured(made: Any, update: Callable[[], object], rounds: Rounds) -> None:
-    """Warm up, then serve; the operations let the parent compute the share."""
+    """Warm up, then serve."""
     done = trajectories_of(made, made.updates)
     began = time.perf_counter()
     update()
-    rounds.report({"first_s": time.perf_counter() - began, "operations": operations(made.policy.model, done)})
+    rounds.report({"first_s": time.perf_counter() - began})
     tokens = sum(len(item.token_ids) for item in done)
 
     def once(request: dict[str, Any]) -> dict[str, float]:
@@ -138,28 +120,10 @@ def eager(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
     measured(made, update, rounds)
 
 
-def products(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
-    """Operations a second of the products that the model consists of, (tokens, 576) by (576, 1536)."""
-    import torch
-
-    def speed(dtype: torch.dtype) -> float:
-        left, right = torch.randn(2048, 576, dtype=dtype), torch.randn(576, 1536, dtype=dtype)
-        left @ right
-        count, began = 0, time.perf_counter()
-        while (seconds := time.perf_counter() - began) < 1.0:
-            left @ right
-            count += 1
-        return 2 * left.numel() * right.shape[1] * count / seconds
-
-    rounds.report({})
-    rounds.serve(lambda request: {"float32": speed(torch.float32), "bfloat16": speed(torch.bfloat16)})
-
-
-CONTENDERS = {"ours": ours, "eager": eager, "products": products}
+CONTENDERS = {"ours": ours, "eager": eager}
 
 
 EAGER = Entry("eager float32, padded", "eager", 2, {"dtype": "float32"})
-PRODUCTS = Entry("matrix products", "products", 2)
 
 
 def entries_of(options: Options) -> list[Entry]:
@@ -173,19 +137,11 @@ def entries_of(options: Options) -> list[Entry]:
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Ours at both precisions in turns with eager float32 on two threads, and the machine's products."""
+    """Ours at both precisions in turns with eager float32 on two threads."""
     entries = entries_of(options)
     runs, ready, ratios = in_pairs("update", EAGER, entries, options, options.rounds)
-    speeds = medians(interleaved("update", [PRODUCTS], options, max(3, options.rounds))[0][PRODUCTS.name])
-    rates = {name: round_off(speeds[name] / 1e9) for name in ("float32", "bfloat16")}
-    found: dict[str, Any] = {"matrix products, GFLOP/s": rates}
-    for entry in (entry for entry in [EAGER, *entries] if entry.name in runs):
-        middle, first = medians(runs[entry.name]), ready[entry.name]["first_s"]
-        rate = ready[entry.name]["operations"] / middle["seconds"]
-        found[entry.name] = {
-            **middle,
-            "eager_by_this": round(1 / ratios[entry.name], 2),
-            "first_s": round_off(first),
-            "share_of_products": round_off(rate / speeds[entry.settings["dtype"]]),
-        }
-    return found
+    return {
+        name: {**medians(results), "eager_by_this": round(1 / ratios[name], 2),
+               "first_s": round_off(ready[name]["first_s"])}
+        for name, results in runs.items()
+    }  # fmt: skip
