@@ -8,7 +8,7 @@ from tests.shared_data import shared_data
 from srl.data.corpus import read_corpus
 from srl.data.trec import read_qrels, read_topics
 from srl.errors import UserError
-from srl.evaluate.index_diff import overlap_at
+from srl.evaluate.index_eval import overlap_at
 from srl.evaluate.retrieval_metrics import ranking_measures
 from srl.index import build_index, open_index
 from srl.trajectory import Hit

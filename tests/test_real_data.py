@@ -174,7 +174,7 @@ def test_page_on_retrieval_shows_what_its_commands_print(place: Path) -> None:
     (place / "stemmed").symlink_to("my-index")
     questions = "--questions", "several/test.parquet"
     printed = run("index", "eval", "my-index", *questions)
-    printed += run("index", "diff", "stemmed", "plain", *questions)
+    printed += run("index", "eval", "plain", "--against", "stemmed", "-k", "10", "--show", "0", *questions)
     text = (PAGE.parent / "retrieval.md").read_text(encoding="utf-8")
     tables = re.findall(r"^    ((?:my-index \(|A: stemmed).*?)(?=^\S)", text, re.DOTALL | re.MULTILINE)
     assert len(tables) == 2

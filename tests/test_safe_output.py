@@ -114,7 +114,7 @@ def test_serve_check_shows_no_token_and_no_escape_of_a_server(evil, capsys, page
 @pytest.mark.parametrize("page", ["echo", "late", "html", "digest", "ids"])
 def test_errors_that_quote_a_server_show_no_token_and_no_escape(evil, place, capsys, page):
     url, questions = f"{evil}/{page}/retrieve", str(place / "q.jsonl")
-    assert main(["-vv", "index", "eval", "--url", url, "--questions", questions]) in (1, 2)
+    assert main(["-vv", "index", "eval", url, "--questions", questions]) in (1, 2)
     said = capsys.readouterr()
     assert is_safe(said.out + said.err)
 
@@ -132,7 +132,7 @@ def test_a_digest_that_is_none_is_a_fault_of_the_server_in_one_line(evil, capsys
     "arguments",
     [
         ["index", "search", "a", "red fox"],
-        ["index", "diff", "a", "b", "--questions", "q.jsonl", "--show", "1"],
+        ["index", "eval", "a", "--against", "b", "--questions", "q.jsonl"],
         ["data", "show", "c.jsonl"],
         ["data", "show", "q.jsonl"],
     ],

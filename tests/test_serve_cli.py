@@ -243,7 +243,7 @@ def test_checking_nobody_is_exit_code_2_and_a_wrong_server_1(capsys):
     [
         ["serve", "check", "http://h.test/retrieve?api_key=s3cret"],
         ["serve", "check", "http://s3cret@h.test/"],
-        ["index", "eval", "--url", "http://h.test/retrieve?api_key=s3cret", "--questions", "q.jsonl"],
+        ["index", "eval", "http://h.test/retrieve?api_key=s3cret", "--questions", "q.jsonl"],
     ],
 )
 def test_a_key_in_a_url_is_refused_wherever_one_is_typed(tmp_path, monkeypatch, capsys, command):

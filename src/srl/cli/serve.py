@@ -206,12 +206,11 @@ def _named(given: list[str]) -> dict[str, Path]:
 def _source(name: str, names: Mapping[str, Path], settings: list[str]) -> IndexSource:
     """An index with the settings for all indexes and for this one. Raises UserError if there is no index."""
     from srl.cli.options import read_settings
-    from srl.index import check_index, verify_once
+    from srl.index import check_index
     from srl.serve.server.app import IndexSource
 
     mine = [one.removeprefix(f"{name}.") for one in settings if _owner(one, names) in (None, name)]
     manifest = check_index(names[name])
-    verify_once(names[name], manifest)
     return IndexSource(str(names[name]), read_settings(manifest.retriever, mine))
 
 

@@ -1,16 +1,20 @@
-"""Evaluating an index: search for every question, and compare the hits with the relevance judgements."""
+"""Evaluating an index: search for every question, compare the hits with labels, and with another index."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from time import perf_counter
 from typing import Any, Literal, Protocol
 
+from srl import interrupts
 from srl.answers import contains_answer, findable
 from srl.data.relevance import LabelledQuestions
 from srl.errors import UserError
-from srl.evaluate.intervals import MIN_CLUSTERS, ClusterSums, Estimate, estimate
+from srl.evaluate.intervals import NO_INTERVAL, Estimate, difference_interval, estimate, too_few_clusters
+from srl.evaluate.paired_tests import paired_p
 from srl.evaluate.retrieval_metrics import (
     DEPTHS,
     answer_measures,
@@ -18,11 +22,17 @@ from srl.evaluate.retrieval_metrics import (
     ranking_measures,
     relevant_of,
 )
-from srl.trajectory import Hit, Passage, Question
+from srl.index import Fault
+from srl.serve.client import HttpSearch
+from srl.serve.wire import Limits
+from srl.trajectory import Hit, Question
 
 Labels = Literal["judgements", "answers"]
-_ASKED_AT_ONCE = 256
-_NDCG_DEPTH = 10
+DECISIVE = {"judgements": "nDCG@10", "answers": "answer MRR"}
+"""The measure by which questions are said to have changed most."""
+OVERLAP_DEPTH = 10
+_AT_ONCE = 256
+"""Questions of one call of the index."""
 
 
 class Searchable(Protocol):
@@ -33,20 +43,54 @@ class Searchable(Protocol):
     def outcomes(self, queries: list[str], k: int) -> list[Any]: ...
 
 
+class ServedIndex:
+    """The search server at `url`, ours or another's. Its passages are not at hand, only its hits.
+
+    `digest` is that of the index it serves, empty where it tells none. Raises UserError where it does not
+    answer.
+    """
+
+    passages = None
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.digest = interrupts.run(self._connect())
+
+    def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
+        """The hits of each query, or why there are none."""
+        return interrupts.run(self._search(queries, k))
+
+    async def _connect(self) -> str:
+        client = HttpSearch(self.url)
+        try:
+            return await client.connect()
+        finally:
+            await client.aclose()
+
+    async def _search(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
+        client = HttpSearch(self.url, k, max_query_chars=Limits().query_chars)
+        try:
+            searches = await asyncio.gather(*(client.search(query) for query in queries))
+        finally:
+            await client.aclose()
+        return [
+            list(search.hits) if search.status in ("ok", "empty") else Fault(search.status, search.error)  # type: ignore[arg-type]
+            for search in searches
+        ]
+
+
 @dataclass(frozen=True, slots=True)
 class SearchResults:
     """The hits of each question, by its id, without the passages themselves.
 
     `hits` are ids and scores, best first; none where the search failed, with the reason in `failures`.
-    `answer_ranks` are the ranks of the first passage with a golden answer, where these were asked for, and
-    `passages` its first passages, where these were asked for.
+    `answer_ranks` are the ranks, from 1, of the first passage with a golden answer.
     """
 
     hits: Mapping[str, list[tuple[str, float]]]
     failures: Mapping[str, str]
     seconds: float
-    answer_ranks: Mapping[str, int | None] = field(default_factory=dict)
-    passages: Mapping[str, list[Passage]] = field(default_factory=dict)
+    answer_ranks: Mapping[str, int | None]
 
     def rankings(self) -> dict[str, list[str]]:
         """The ids of the hits, best first."""
@@ -55,19 +99,24 @@ class SearchResults:
 
 @dataclass(frozen=True, slots=True)
 class IndexEvaluation:
-    """The evaluation of an index: `metrics` over all questions, `values` of each, and notes for the user."""
+    """The evaluation of an index: `metrics` over all questions, `values` of each, and notes for the user.
+
+    `values` are `{measure: {question: value}}`; `documents` names for each question the document that it was
+    written from, else the question: questions from one document are found or missed together.
+    """
 
     labels: Labels
     depth: int
     asked: int
     metrics: dict[str, Estimate]
     values: dict[str, dict[str, float]]
+    documents: Mapping[str, Hashable]
     searched: SearchResults
     notes: list[str] = field(default_factory=list)
 
     @property
     def measured(self) -> int:
-        return len(next(iter(self.values.values())))
+        return len(self.documents)
 
     @property
     def failed(self) -> int:
@@ -78,59 +127,12 @@ class IndexEvaluation:
         return {measure: values[name] for measure, values in self.values.items() if name in values}
 
 
-def search_all(
-    index: Searchable,
-    questions: Sequence[Question],
-    depth: int,
-    progress: Callable[[int], None] | None = None,
-    for_answers: bool = False,
-    keep: int = 0,
-) -> SearchResults:
-    """Search the first `depth` hits of every question; `for_answers`, also the rank of the first answer.
-
-    The passages of the first `keep` hits of each are kept. A failed search has no hits, and its reason is
-    kept.
-    """
-    hits: dict[str, list[tuple[str, float]]] = {}
-    failures: dict[str, str] = {}
-    ranks: dict[str, int | None] = {}
-    passages: dict[str, list[Passage]] = {}
-    began = perf_counter()
-    for start in range(0, len(questions), _ASKED_AT_ONCE):
-        batch = questions[start : start + _ASKED_AT_ONCE]
-        outcomes = index.outcomes([question.text for question in batch], depth)
-        for question, outcome in zip(batch, outcomes, strict=True):
-            _take(hits, failures, ranks if for_answers else None, question, outcome)
-            if keep:
-                first = [] if isinstance(outcome, Exception) else outcome[:keep]
-                passages[question.id] = [hit.passage for hit in first]
-        if progress is not None:
-            progress(start + len(batch))
-    return SearchResults(hits, failures, perf_counter() - began, ranks, passages)
-
-
-def _take(
-    hits: dict[str, list[tuple[str, float]]],
-    failures: dict[str, str],
-    ranks: dict[str, int | None] | None,
-    question: Question,
-    outcome: list[Hit] | Exception,
-) -> None:
-    """Keep ids and scores of one question's hits, and the rank of the first answer."""
-    if isinstance(outcome, Exception):
-        failures[question.id] = str(outcome)
-    found: list[Hit] = [] if isinstance(outcome, Exception) else outcome
-    hits[question.id] = [(hit.passage.id, hit.score) for hit in found]
-    if ranks is not None:
-        ranks[question.id] = _first_with_answer(found, question.golden_answers)
-
-
 def evaluate_index(
     index: Searchable,
     labelled: LabelledQuestions,
     depths: Sequence[int] = DEPTHS,
     labels: Labels | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> IndexEvaluation:
     """Evaluate `index` on labelled questions, by relevance judgements or by answers in the passages.
 
@@ -139,122 +141,183 @@ def evaluate_index(
     relevant passages.
     """
     labels = labels or ("judgements" if labelled.judged else "answers")
-    questions, notes = measurable(labelled, labels)
+    questions, notes = _measurable(labelled, labels)
+    judged = {question.id: labelled.judged.get(question.id, {}) for question in questions}
     if labels == "judgements":
-        notes += _absent(index, labelled, questions)
-    depth = max(*depths, _NDCG_DEPTH)
-    searched = search_all(index, questions, depth, progress, labels == "answers")
-    values = measure(searched, questions, labelled, labels, depths)
+        notes += _lacking(index, judged)
+    depth = max(*depths, OVERLAP_DEPTH)
+    searched = _search(index, questions, depth, progress, for_answers=labels == "answers")
+    if labels == "judgements":
+        values = ranking_measures(searched.rankings(), judged, depths)
+        if index.passages is None and all(
+            judged[name].keys().isdisjoint(ranking) for name, ranking in searched.rankings().items()
+        ):
+            notes.append("no hit of any question was judged: are the ids those of the judgements?")
+    else:
+        values = answer_measures(searched.answer_ranks, depths)
     documents = documents_of(questions)
     metrics = {
-        name: estimate(list(of.values()), [documents[one] for one in of]) for name, of in values.items()
+        measure: estimate(list(of.values()), [documents[name] for name in of])
+        for measure, of in values.items()
     }
-    if labels == "judgements" and index.passages is None:
-        notes += _strangers(searched, labelled)
-    notes = [*labelled.notes, *notes, *too_few_documents(documents), *_failures(searched)]
-    return IndexEvaluation(labels, depth, len(labelled.questions), metrics, values, searched, notes)
+    if too_few := too_few_clusters(list(documents.values())):
+        notes.append(f"no interval: {too_few}")
+    if searched.failures:
+        reason = next(iter(searched.failures.values()))
+        notes.append(f"{len(searched.failures):,} searches failed and count as empty results: {reason}")
+    notes = [*labelled.notes, *notes]
+    return IndexEvaluation(
+        labels, depth, len(labelled.questions), metrics, values, documents, searched, notes
+    )
 
 
 def documents_of(questions: Iterable[Question]) -> dict[str, Hashable]:
-    """For each question, by its id, the document that it was written from, else the question itself.
-
-    Questions from one document are found or missed together, which intervals and tests have to know.
-    """
-    return {each.id: document_of(each.metadata) or (each.id,) for each in questions}
+    """For each question, by its id, the document that it was written from, else the question itself."""
+    return {question.id: document_of(question.metadata) or (question.id,) for question in questions}
 
 
-def too_few_documents(documents: Mapping[str, Hashable]) -> list[str]:
-    """A note where the questions are from too few documents for an interval."""
-    found = ClusterSums.of([0.0] * len(documents), list(documents.values()))
-    if found.independent or found.effective >= MIN_CLUSTERS:
-        return []
-    return [
-        f"no interval: {len(documents):,} questions from {len(found.sizes):,} documents, which count as "
-        f"{found.effective:.0f} of equal size, and an interval needs {MIN_CLUSTERS}"
-    ]
-
-
-def measure(
-    searched: SearchResults,
-    questions: Sequence[Question],
-    labelled: LabelledQuestions,
-    labels: Labels,
-    depths: Sequence[int] = DEPTHS,
-) -> dict[str, dict[str, float]]:
-    """`{measure: {question: value}}` of these questions, all of which were searched."""
-    names = [question.id for question in questions]
-    if labels == "answers":
-        return answer_measures({name: searched.answer_ranks[name] for name in names}, depths)
-    return ranking_measures(searched.rankings(), {name: labelled.judged[name] for name in names}, depths)
-
-
-def measurable(labelled: LabelledQuestions, labels: Labels) -> tuple[list[Question], list[str]]:
+def _measurable(labelled: LabelledQuestions, labels: Labels) -> tuple[list[Question], list[str]]:
     """The questions with the labels, and notes about the others."""
     if labels == "judgements":
-        known = [each for each in labelled.questions if relevant_of(labelled.judged.get(each.id, {}))]
-        lacking = "without a relevant passage"
+        kept = [each for each in labelled.questions if relevant_of(labelled.judged.get(each.id, {}))]
+        lack = "without a relevant passage"
     else:
-        known = [each for each in labelled.questions if _asks_for_text(each)]
-        lacking = "without an answer that a passage could contain (no answer, or only yes or no)"
-    if not known:
+        kept = [each for each in labelled.questions if findable(each.golden_answers)]
+        lack = "without an answer that a passage could contain (no answer, or only yes or no)"
+    if not kept:
         raise UserError(
-            f"none of the {len(labelled.questions):,} questions can be measured: all are {lacking}; "
-            "give judgements with --qrels, or questions with supporting_ids or golden_answers"
+            f"none of the {len(labelled.questions):,} questions can be measured: all are {lack}",
+            hint="give judgements with --qrels, or questions with supporting_ids or golden_answers",
         )
-    left_out = len(labelled.questions) - len(known)
-    return known, [f"{left_out:,} questions left out: {lacking}"] if left_out else []
+    left_out = len(labelled.questions) - len(kept)
+    return kept, [f"{left_out:,} questions left out: {lack}"] if left_out else []
 
 
-def _asks_for_text(question: Question) -> bool:
-    return bool(findable(question.golden_answers))
-
-
-def _absent(index: Searchable, labelled: LabelledQuestions, questions: Sequence[Question]) -> list[str]:
+def _lacking(index: Searchable, judged: Mapping[str, Mapping[str, int]]) -> list[str]:
     """A note about relevant passages that are not in the index. Raises UserError where none is."""
-    relevant, absent = lacking(index, labelled, questions)
+    if index.passages is None:
+        return []
+    relevant = {passage for grades in judged.values() for passage in relevant_of(grades)}
+    absent = sorted(passage for passage in relevant if index.passages.row(passage) is None)
     if not absent:
         return []
+    some = ", ".join(absent[:3]) + (", …" if len(absent) > 3 else "")
     if len(absent) == len(relevant):
         raise UserError(
-            f"none of the {len(relevant):,} relevant passages ({_some(relevant)}) is in the index, whose ids "
-            f"are like {index.passages[0].id!r}; measure the index of the corpus that was judged, or look "
-            "for the answers in the passages with --answers"
+            f"none of the {len(relevant):,} relevant passages ({some}) is in the index, whose ids are like "
+            f"{index.passages[0].id!r}",
+            hint="measure the index of the corpus that was judged, or add --answers",
         )
-    return [
-        f"{len(absent):,} of {len(relevant):,} relevant passages are not in the index ({_some(absent)}); "
-        "they count as not found"
-    ]
+    return [f"{len(absent):,} of {len(relevant):,} relevant passages are not in the index ({some})"]
 
 
-def lacking(
-    index: Searchable, labelled: LabelledQuestions, questions: Sequence[Question]
-) -> tuple[set[str], set[str]]:
-    """The relevant passages of these questions, and those that are known not to be in the index."""
-    relevant = {name for each in questions for name in relevant_of(labelled.judged[each.id])}
-    if index.passages is None:
-        return relevant, set()
-    return relevant, {name for name in relevant if index.passages.row(name) is None}
+def _search(
+    index: Searchable,
+    questions: Sequence[Question],
+    depth: int,
+    progress: Callable[[int], None],
+    for_answers: bool,
+) -> SearchResults:
+    """Search the first `depth` hits of every question; `for_answers`, also the rank of the first answer."""
+    hits: dict[str, list[tuple[str, float]]] = {}
+    failures: dict[str, str] = {}
+    ranks: dict[str, int | None] = {}
+    began = perf_counter()
+    for start in range(0, len(questions), _AT_ONCE):
+        batch = questions[start : start + _AT_ONCE]
+        outcomes = index.outcomes([question.text for question in batch], depth)
+        for question, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                failures[question.id], outcome = str(outcome), []
+            hits[question.id] = [(hit.passage.id, hit.score) for hit in outcome]
+            if for_answers:
+                texts = (hit.passage.contents for hit in outcome)
+                right = (contains_answer(text, question.golden_answers) for text in texts)
+                ranks[question.id] = next((rank for rank, has in enumerate(right, 1) if has), None)
+        progress(start + len(batch))
+    return SearchResults(hits, failures, perf_counter() - began, ranks)
 
 
-def _strangers(searched: SearchResults, labelled: LabelledQuestions) -> list[str]:
-    """A note where no hit of any question was judged, since the ids may differ."""
-    if any(not labelled.judged[name].keys().isdisjoint(found) for name, found in searched.rankings().items()):
-        return []
-    return ["no hit of any question was judged, relevant or not: are the ids those of the judgements?"]
+@dataclass(frozen=True, slots=True)
+class MeasureDiff:
+    """One measure of A and of B over the same questions: B - A, its interval, and a paired test's p."""
+
+    a: Estimate
+    b: Estimate
+    change: Estimate
+    better: int
+    worse: int
+    p: float
 
 
-def _failures(searched: SearchResults) -> list[str]:
-    if not searched.failures:
-        return []
-    first = next(iter(searched.failures.values()))
-    return [f"{len(searched.failures):,} searches failed and count as empty results: {first}"]
+def measure_diff(
+    a: Mapping[str, float], b: Mapping[str, float], documents: Mapping[str, Hashable] | None = None
+) -> MeasureDiff:
+    """One measure of two indexes, on the questions measured for both.
+
+    `documents` names for each question the document that it depends on.
+    """
+    names = [name for name in a if name in b]
+    changes = [b[name] - a[name] for name in names]
+    clusters = [(documents or {}).get(name, name) for name in names]
+    held = difference_interval(changes, clusters) if len(changes) > 1 else None
+    return MeasureDiff(
+        estimate([a[name] for name in names], clusters),
+        estimate([b[name] for name in names], clusters),
+        Estimate(fmean(changes), *(held or NO_INTERVAL)),
+        sum(change > 0 for change in changes),
+        sum(change < 0 for change in changes),
+        paired_p(changes, clusters),
+    )
 
 
-def _first_with_answer(hits: Sequence[Hit], golds: Sequence[str]) -> int | None:
-    """The rank, from 1, of the first passage that contains a golden answer."""
-    ranks = (rank for rank, hit in enumerate(hits, 1) if contains_answer(hit.passage.contents, golds))
-    return next(ranks, None)
+def overlap_at(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]], k: int) -> float:
+    """The share of passages that two lists have in common in their first `k`, with ties pooled.
+
+    Where a list is cut inside a tie, it is chance which of the tied passages are in. So a passage counts as
+    common if the other list has it in its first `k` or in the tie at its cut (the lists may be longer than
+    `k` to show the tie). Two empty lists are equal.
+    """
+    first_a, first_b = (list(dict.fromkeys(name for name, _ in hits[:k])) for hits in (a, b))
+    longer = max(len(first_a), len(first_b))
+    if not longer:
+        return 1.0
+    from_a = len(set(first_a) & _with_ties(b, k))
+    from_b = len(set(first_b) & _with_ties(a, k))
+    return min(max(from_a, from_b), longer) / longer
 
 
-def _some(names: set[str]) -> str:
-    return ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+def _with_ties(hits: Sequence[tuple[str, float]], k: int) -> set[str]:
+    """The first `k` passages, and those after them with the same score as the last."""
+    if len(hits) <= k:
+        return {name for name, _ in hits}
+    cut = hits[k - 1][1]
+    return {name for place, (name, score) in enumerate(hits) if place < k or score == cut}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexComparison:
+    """Index B beside index A on the same questions.
+
+    `overlap` is the mean overlap of the first `OVERLAP_DEPTH` hits, `measures` are by name, and `changed`
+    has the questions by how much their decisive measure changed: id, its values in A and B, the overlap.
+    """
+
+    overlap: Estimate
+    measures: dict[str, MeasureDiff]
+    changed: list[tuple[str, float, float, float]]
+
+
+def compare_indexes(a: IndexEvaluation, b: IndexEvaluation) -> IndexComparison:
+    """Compare two evaluations on the same questions by the same labels; passages are the same by their id."""
+    overlaps = {
+        name: overlap_at(hits, b.searched.hits[name], OVERLAP_DEPTH) for name, hits in a.searched.hits.items()
+    }
+    before, after = a.values[DECISIVE[a.labels]], b.values[DECISIVE[b.labels]]
+    changed = [(name, before[name], after[name], overlaps[name]) for name in before]
+    changed.sort(key=lambda row: (-abs(row[2] - row[1]), row[3]))
+    return IndexComparison(
+        estimate(list(overlaps.values()), [a.documents[name] for name in overlaps]),
+        {name: measure_diff(a.values[name], b.values[name], a.documents) for name in a.values},
+        changed,
+    )

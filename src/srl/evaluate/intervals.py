@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from math import sqrt
+from math import isnan, sqrt
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -191,6 +191,24 @@ def cluster_numbers(clusters: Sequence[Hashable]) -> list[int]:
     return [numbers.setdefault(cluster, len(numbers)) for cluster in clusters]
 
 
+def too_few_clusters(clusters: Sequence[Hashable]) -> str:
+    """Why questions with these source documents have no interval, in words; empty where they have one."""
+    sums = ClusterSums.of([0.0] * len(clusters), clusters)
+    if sums.independent or sums.effective >= MIN_CLUSTERS:
+        return ""
+    return (
+        f"{len(clusters):,} questions from {len(sums.sizes):,} documents, which count as "
+        f"{sums.effective:.1f} of equal size, and an interval needs {MIN_CLUSTERS}"
+    )
+
+
+def in_words(held: Sequence[float] | None, digits: int = 3, sign: str = "") -> str:
+    """`0.123 to 0.456`; `-` for no interval. `sign="+"` shows the sign of both ends."""
+    if held is None or isnan(held[0]):
+        return "-"
+    return f"{held[0]:{sign}.{digits}f} to {held[1]:{sign}.{digits}f}"
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """The mean of a measure over questions, and its interval (NaN for one question, or too few documents)."""
@@ -198,6 +216,10 @@ class Estimate:
     mean: float
     low: float
     high: float
+
+    def in_words(self, digits: int = 3, sign: str = "") -> str:
+        """The interval as text."""
+        return in_words((self.low, self.high), digits, sign)
 
 
 def estimate(

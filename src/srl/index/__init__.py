@@ -1,8 +1,8 @@
 """A corpus made searchable: passages, a manifest with a digest, and the retriever's own files."""
 
 from srl.index.build import build_index, check_corpus, import_index
-from srl.index.manifest import Manifest, read_index_manifest
-from srl.index.open import Index, check_index, live_index, open_index
+from srl.index.manifest import Manifest, check_index, read_index_manifest, verify
+from srl.index.open import Index, live_index, open_index
 from srl.index.passages import PassageStore, keep_passages, open_passages
 from srl.index.retriever import (
     Fault,
@@ -13,7 +13,6 @@ from srl.index.retriever import (
     open_retriever,
     outcomes_of,
 )
-from srl.index.verification import is_verified, verify, verify_once
 
 __all__ = [
     "Fault",
@@ -27,7 +26,6 @@ __all__ = [
     "check_corpus",
     "check_index",
     "import_index",
-    "is_verified",
     "keep_passages",
     "live_index",
     "load_retriever",
@@ -37,5 +35,4 @@ __all__ = [
     "outcomes_of",
     "read_index_manifest",
     "verify",
-    "verify_once",
 ]

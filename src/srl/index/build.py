@@ -1,8 +1,14 @@
-"""Building an index: store the passages, let the retriever index them, write the manifest."""
+"""Building an index: store the passages, let the retriever index them, write the manifest.
+
+An index appears whole or not at all. A build that takes long (`resumable`) works in `<out>.building`, which a
+kill leaves behind and the same command continues.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,19 +16,21 @@ from typing import Any
 from srl import __version__
 from srl.data.corpus import read_corpus
 from srl.errors import CheckFailed, UserError
-from srl.index.build_directory import BESIDES, build_directory
-from srl.index.manifest import Manifest, index_digest, mark_files, read_index_manifest
-from srl.index.passages import CorpusDigest, PassageStore, keep_passages
+from srl.files import FORMAT, atomic_directory, read_json, resumable_directory, write_json
+from srl.index.manifest import KIND, Manifest, index_digest, read_index_manifest, sizes_of
+from srl.index.passages import FOLDER, CorpusDigest, PassageStore, keep_passages
 from srl.index.retriever import RetrieverBase, build_live, identity_of, load_retriever
-from srl.index.verification import record
 from srl.input_files import input_name
-from srl.manifests import checksums
+from srl.manifests import MANIFEST, checksums, replaceable
 from srl.plugins import manager
 from srl.plugins.options import runtime_options, validated
 from srl.trajectory import Passage
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the current stage, the passages done, and their number (None: not known yet)."""
+NOTE = "building.json"
+"""Says in an unfinished index what is being built."""
+_REPLACEABLE = replaceable(KIND, "an index", besides=(MANIFEST, NOTE))
 
 
 def build_index(
@@ -33,22 +41,22 @@ def build_index(
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Manifest:
-    """Build the index of `corpus` (a file, or passages) at `out`, which appears whole or not at all.
+    """Build the index of `corpus` (a file, or passages) at `out`.
 
-    A `live` retriever takes no corpus; its `build`, if it has one, gets None. A `resumable` one works in
-    `<out>.building`, where the next call resumes after a kill. An existing index is replaced only with
-    `overwrite`, any other directory never.
+    A `live` retriever takes no corpus; its `build`, if it has one, gets None. An existing index is replaced
+    only with `overwrite`, any other directory never.
 
     Raises UserError for an unknown retriever or option, a bad line of the corpus, and an `out` that exists.
     """
     builder = load_retriever(retriever, options)
-    if builder.live:
-        if corpus is not None:
-            raise UserError(f"{retriever} searches a live source and takes no corpus; leave --corpus out")
-        return _build(builder, retriever, options, Path(out), None, progress, overwrite, None)
-    if corpus is None:
-        raise UserError(f"{retriever} needs a corpus to index; type: srl index build --corpus FILE --out DIR")
-    return _build(builder, retriever, options, Path(out), _source(corpus), progress, overwrite, builder.build)
+    if builder.live and corpus is not None:
+        raise UserError(f"{retriever} searches a live source and takes no corpus", key="corpus")
+    if not builder.live and corpus is None:
+        raise UserError(f"{retriever} needs a corpus to index", key="corpus")
+    source = None if corpus is None else _source(corpus)
+    return _build(
+        builder, retriever, options, Path(out), source, progress, overwrite, builder.build, builder.resumable
+    )
 
 
 def import_index(
@@ -67,22 +75,19 @@ def import_index(
     """
     source = Path(source)
     builder = load_retriever(retriever, options)
-    import_files, passages_in = builder.adopt, builder.passages_in
-    if import_files is None:
-        raise UserError(f"{retriever} cannot import an index; type: srl index build --corpus FILE")
+    adopt = builder.adopt
+    if adopt is None:
+        raise UserError(f"{retriever} cannot import an index", hint="build one of the corpus instead")
     if not source.exists():
         raise UserError(f"no file or directory {source} to import")
-    if corpus is not None:
-        passages = _source(corpus)
-    elif passages_in is not None:
-        passages = (source.name, passages_in(source))
-    else:
-        raise UserError(f"{source} has no passages; add --corpus FILE, the corpus that it was built from")
+    if corpus is None and builder.passages_in is None:
+        raise UserError(f"{source} has no passages", hint="add --corpus FILE, which it was built from")
+    passages = _source(corpus) if corpus else (source.name, builder.passages_in(source))  # type: ignore[misc]
 
-    def adopt(store: PassageStore, directory: Path, report: Callable[[int], None]) -> None:
-        import_files(source, store, directory, report)
+    def link(store: PassageStore, directory: Path, report: Callable[[int], None]) -> None:
+        adopt(source, store, directory, report)
 
-    return _build(builder, retriever, options, Path(out), passages, progress, overwrite, adopt)
+    return _build(builder, retriever, options, Path(out), passages, progress, overwrite, link, False)
 
 
 def _build(
@@ -93,32 +98,75 @@ def _build(
     source: tuple[str, Iterator[Passage]] | None,
     progress: Progress | None,
     overwrite: bool,
-    make: Callable[[PassageStore, Path, Callable[[int], None]], None] | None,
+    make: Callable[[PassageStore, Path, Callable[[int], None]], None],
+    resumable: bool,
 ) -> Manifest:
-    parameters = build_parameters(retriever, dict(options or {}))
+    """Store the passages of `source` (None: live), `make` the index of them, and write the manifest."""
+    parameters = build_parameters(retriever, options or {})
     identity = identity_of(retriever, builder)
-    report, digest, count = progress or _silent, CorpusDigest(), 0
     plan = {"retriever": retriever, "options": parameters, "identity": identity}
-    resumable = builder.resumable and make == builder.build
-    with build_directory(out, plan, resumable, overwrite) as place:
-        if source is not None and make is not None:
-            passages = digest.of(source[1])
-            store = keep_passages(passages, place.directory, lambda done: report("reading", done, None))
-            place.check_corpus(digest.hexdigest())
-            count = len(store)
-            if not place.finished:
-                with manager.named_errors(manager.find("retriever", retriever)):
-                    make(store, place.directory, lambda done: report("indexing", done, count))
+    report = progress or (lambda stage, done, total: None)
+    corpus, corpus_digest, count = "", "", 0
+    with _directory(out, resumable, overwrite) as directory:
+        if resumable:
+            _resume(directory, plan, overwrite)
+        if source is not None:
+            corpus, passages = source
+            digest = CorpusDigest()
+            store = keep_passages(digest.of(passages), directory, lambda done: report("reading", done, None))
+            corpus_digest, count = digest.hexdigest(), len(store)
+            if resumable:
+                _resume(directory, {**plan, "corpus_digest": corpus_digest}, overwrite, keep=FOLDER)
+            with manager.named_errors(manager.find("retriever", retriever)):
+                make(store, directory, lambda done: report("indexing", done, count))
         else:
             with manager.named_errors(manager.find("retriever", retriever)):
-                build_live(builder, place.directory, lambda done: None)
-        of_corpus = (source[0], digest.hexdigest(), count) if source else ("", "", 0)
-        files = mark_files(place.directory, leave_out=BESIDES)
-        sums = checksums(place.directory, files)
-        manifest = make_manifest(retriever, parameters, identity, *of_corpus, files, sums)
-        manifest.write(place.directory)
-        record(place.directory, manifest)
+                build_live(builder, directory, lambda done: None)
+        files = sizes_of(directory, leave_out=(MANIFEST, NOTE))
+        manifest = make_manifest(
+            retriever, parameters, identity, corpus, corpus_digest, count, files, checksums(directory, files)
+        )
+        manifest.write(directory)
+    (out / NOTE).unlink(missing_ok=True)
     return manifest
+
+
+def _directory(out: Path, resumable: bool, overwrite: bool) -> AbstractContextManager[Path]:
+    """The directory of the build, which becomes `out` at the end."""
+    replace = _REPLACEABLE if overwrite else None
+    return resumable_directory(out, replace=replace) if resumable else atomic_directory(out, replace=replace)
+
+
+def _resume(directory: Path, plan: Mapping[str, Any], overwrite: bool, keep: str = "") -> None:
+    """Go on with the build of `plan` that was interrupted in `directory`, if there is one, and note the plan.
+
+    What an interrupted build of anything else left is removed with `overwrite`, except the folder `keep`.
+    Without, UserError is raised.
+    """
+    path, noted = directory / NOTE, dict[str, Any]()
+    if path.is_file():
+        noted = read_json(path, dict[str, Any])
+        same = all(noted.get(name, value) == value for name, value in plan.items())
+        if not same and not overwrite:
+            raise UserError(
+                f"{directory} has an unfinished index of something else, by {noted.get('retriever')}",
+                hint="finish that one, remove it, or add --overwrite to start over",
+            )
+    else:
+        same = not any(directory.iterdir())
+        if not same:  # an index, if the process died while it was replaced
+            _REPLACEABLE(directory)
+    if same:
+        write_json(path, {"format": FORMAT, **noted, **plan})
+        return
+    for entry in directory.iterdir():
+        if entry.name == keep:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    write_json(path, {"format": FORMAT, **plan})
 
 
 def build_parameters(retriever: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,8 +186,7 @@ def check_corpus(directory: Path | str, corpus: Path | str) -> Manifest:
     if digest.hexdigest() != manifest.corpus_digest:
         raise CheckFailed(
             f"{directory} was not built from {corpus}: expected corpus digest {manifest.corpus_digest[:12]} "
-            f"({manifest.passages:,} passages), found {digest.hexdigest()[:12]} ({count:,}); "
-            f"type: srl index build --corpus {corpus} --out DIR"
+            f"({manifest.passages:,} passages), found {digest.hexdigest()[:12]} ({count:,})"
         )
     return manifest
 
@@ -158,7 +205,7 @@ def make_manifest(
     corpus: str = "",
     corpus_digest: str = "",
     passages: int = 0,
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, int] | None = None,
     sums: Mapping[str, str] | None = None,
 ) -> Manifest:
     """The manifest of an index with these parameters."""
@@ -173,11 +220,7 @@ def make_manifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         srl_version=__version__,
         retriever_version=f"{entry.package} {entry.version}",
-        files=files or {},
-        checksums=sums or {},
         identity=identity,
+        files=dict(files or {}),
+        checksums=dict(sums or {}),
     )
-
-
-def _silent(stage: str, done: int, total: int | None) -> None:
-    """Report no progress."""

@@ -81,134 +81,107 @@ def fetch(target: Target, path: Path, headers: dict[str, str], report: Callable[
     growing.touch()
     try:
         with open(growing, "r+b") as file:
-            if _size(file) > target.size:
-                file.truncate(target.size)
             start = 0
             for part in target.parts:
-                _fetch_part(_GrowingPart(part, file, start, report), headers)
+                _fetch_part(part, file, start, headers, report)
                 start += part.size
+            file.truncate(start)
         os.replace(growing, path)
     except OSError as error:
         if is_disk_full(error):
-            raise UserError(
-                f"the disk is full at {growing}; free some space and type the same command again"
-            ) from error
+            raise UserError(f"the disk is full at {growing}", hint="free some space and repeat") from error
         raise
 
 
 def check(path: Path, target: Target, report: Callable[[int], None]) -> None:
     """Raise UserError unless the file at `path` has the published size and digests."""
-    right, start = path.stat().st_size == target.size, 0
+    start, right = 0, path.stat().st_size == target.size
     with open(path, "rb") as file:
-        for part in target.parts if right else ():
+        for part in target.parts:
             digest = part.hasher()
-            _hash(file, start, part.size, digest, report)
+            _read(file, start, part.size, digest, report)
             right = right and digest.hexdigest() == part.digest
             start += part.size
     if not right:
-        raise UserError(f"{path} exists and is not the published file; move it away, or choose another --out")
-
-
-class _GrowingPart:
-    """A part at the end of a growing file: how many of its bytes are there, and their digest so far."""
-
-    def __init__(self, part: Part, file: IO[bytes], start: int, report: Callable[[int], None]) -> None:
-        self.part, self._start, self._file, self._report = part, start, file, report
-        self.have = min(max(_size(file) - start, 0), part.size)
-        self._digest = part.hasher()
-        _hash(file, start, self.have, self._digest, report)
-
-    def append(self, chunk: bytes) -> None:
-        self._file.write(chunk)
-        self._digest.update(chunk)
-        self.have += len(chunk)
-        if self.have > self.part.size:
-            self.drop()
-            raise UserError(f"{self.part.name}: expected {self.part.size:,} bytes, the hub sent more")
-        self._report(self._start + self.have)
-
-    def drop(self) -> None:
-        """Delete what is there of the part."""
-        self._file.flush()
-        self._file.truncate(self._start)
-        self._file.seek(self._start)
-        self.have, self._digest = 0, self.part.hasher()
-
-    def finish(self) -> None:
-        """Flush it to disk. Raises UserError, and deletes the part, where its digest is wrong."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        found = self._digest.hexdigest()
-        if found != self.part.digest:
-            self.drop()
-            raise UserError(
-                f"{self.part.name}: expected digest {self.part.digest[:12]}…, found {found[:12]}…; "
-                "the part was deleted: type the same command again to download it"
-            )
+        raise UserError(
+            f"{path} exists and is not the published file", hint="remove it, or choose another --out"
+        )
 
 
 class _RetryableError(Exception):
     """A request failed, and the next one may not."""
 
 
-def _fetch_part(growing: _GrowingPart, headers: dict[str, str]) -> None:
-    """Request what is missing until it is there, and check the digest."""
-    failures, part = 0, growing.part
-    while growing.have < part.size:
-        before = growing.have
+def _fetch_part(
+    part: Part, file: IO[bytes], start: int, headers: dict[str, str], report: Callable[[int], None]
+) -> None:
+    """Request what is missing of a part, whose place in `file` is `start`, until it is there and right."""
+    digest = part.hasher()
+    have = _read(file, start, part.size, digest, report)
+    failures = 0
+    while have < part.size:
+        before = have
         try:
-            _request(growing, headers)
-        except _RetryableError as error:
-            failures = 1 if growing.have > before else failures + 1
+            for chunk in _chunks(part, have, headers):
+                file.write(chunk)
+                digest.update(chunk)
+                have += len(chunk)
+                report(start + have)
+                if have > part.size:
+                    break
+            else:
+                if have < part.size:
+                    raise _RetryableError("the connection ended early")
+        except (_RetryableError, httpx.TransportError) as error:
+            failures = 1 if have > before else failures + 1
             if failures == _ATTEMPTS:
                 raise UserError(
-                    f"{part.name} could not be downloaded from {httpx.URL(part.url).host} ({error}); "
-                    "the downloaded part is kept: type the same command again to resume"
+                    f"{part.name} could not be downloaded from {httpx.URL(part.url).host}: {error}",
+                    hint="the same command resumes what has arrived",
                 ) from error
-            log.info("%s: %s; trying again at byte %d", part.name, error, growing.have)
+            log.info("%s: %s; trying again at byte %d", part.name, error, have)
             time.sleep(_PAUSE_S * 2 ** (failures - 1))
-    growing.finish()
+    file.flush()
+    if have > part.size or digest.hexdigest() != part.digest:
+        file.truncate(start)
+        raise UserError(
+            f"{part.name}: the hub sent other bytes than it lists (digest {part.digest[:12]})",
+            hint="they were deleted, and the same command downloads them again",
+        )
+    os.fsync(file.fileno())
 
 
-def _request(growing: _GrowingPart, headers: dict[str, str]) -> None:
-    """One request for the rest of a part. Raises _RetryableError where another may bring more."""
+def _chunks(part: Part, have: int, headers: dict[str, str]) -> Any:
+    """What one request brings of the part after its first `have` bytes, piece by piece.
+
+    Raises _RetryableError and httpx.TransportError where another request may bring more.
+    """
     from huggingface_hub.utils import get_session
 
-    asked = {**headers, "Range": f"bytes={growing.have}-", "Accept-Encoding": "identity"}
-    try:
-        with get_session().stream("GET", growing.part.url, headers=asked, timeout=_TIMEOUT_S) as response:
-            _check_status(growing.part, response)
-            if response.status_code != httpx.codes.PARTIAL_CONTENT and growing.have:
-                growing.drop()
-            for chunk in response.iter_bytes():
-                growing.append(chunk)
-    except httpx.TransportError as error:
-        raise _RetryableError(str(error) or type(error).__name__) from error
-    if growing.have < growing.part.size:
-        raise _RetryableError("the connection ended early")
+    ranged = {**headers, "Range": f"bytes={have}-", "Accept-Encoding": "identity"}
+    with get_session().stream("GET", part.url, headers=ranged, timeout=_TIMEOUT_S) as response:
+        status = response.status_code
+        if status in _RETRIED:
+            raise _RetryableError(f"status {status}")
+        if status in (401, 403):
+            raise UserError(
+                f"{part.name}: the hub denies access (status {status})",
+                hint="set HF_TOKEN to a token that has it",
+            )
+        if status not in (200, 206):
+            raise UserError(f"{part.name} could not be downloaded from {response.url.host}: status {status}")
+        unwanted = have if status == 200 else 0  # a server without ranges begins at the first byte
+        for chunk in response.iter_bytes():
+            yield chunk[unwanted:]
+            unwanted = max(unwanted - len(chunk), 0)
 
 
-def _check_status(part: Part, response: httpx.Response) -> None:
-    status = response.status_code
-    if status in _RETRIED:
-        raise _RetryableError(f"status {status}")
-    if status in (401, 403):
-        raise UserError(
-            f"{part.name}: the hub denies access (status {status}); set HF_TOKEN to a token that has it"
-        )
-    if status not in (200, 206):
-        raise UserError(f"{part.name} could not be downloaded from {response.url.host}: status {status}")
-
-
-def _size(file: IO[bytes]) -> int:
-    return os.fstat(file.fileno()).st_size
-
-
-def _hash(file: IO[bytes], start: int, size: int, digest: Any, report: Callable[[int], None]) -> None:
-    """Add `size` bytes from `start` to the digest."""
+def _read(file: IO[bytes], start: int, size: int, digest: Any, report: Callable[[int], None]) -> int:
+    """Add up to `size` bytes from `start` to the digest, and return how many there are."""
     file.seek(start)
-    while size > 0 and (chunk := file.read(min(size, _CHUNK))):
+    have = 0
+    while have < size and (chunk := file.read(min(size - have, _CHUNK))):
         digest.update(chunk)
-        size -= len(chunk)
-        start += len(chunk)
-        report(start)
+        have += len(chunk)
+        report(start + have)
+    return have

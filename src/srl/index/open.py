@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError
 from srl.index.build import build_parameters, make_manifest
-from srl.index.manifest import Manifest, check_files, read_index_manifest
+from srl.index.manifest import Manifest, check_index
 from srl.index.passages import open_passages
 from srl.index.retriever import (
     Fault,
-    RetrieverBase,
     as_retriever,
     identity_of,
     load_retriever,
     open_retriever,
     outcomes_of,
 )
-from srl.index.verification import verify_once
 from srl.plugins import manager
 from srl.plugins.options import runtime_options, validated
 from srl.safe_text import quoted
@@ -77,23 +74,36 @@ class Index:
 def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) -> Index:
     """Open the index at `directory`; `options` may change options of the machine (threads, devices).
 
-    Raises UserError where there is no index, where it is incomplete or of a newer version, where its plugin
-    is not installed, and where an option or a model differs from the one it was built with.
+    Raises UserError where there is no index, where it is incomplete, where its plugin is not installed, and
+    where an option or a model differs from the one it was built with.
     """
     directory = Path(directory)
     manifest = check_index(directory)
     check_may_import(directory, manifest)
-    verify_once(directory, manifest)
-    made = load_retriever(manifest.retriever, _options(directory, manifest, options or {}))
-    _warn_of_other_code(directory, manifest)
-    retriever = _open(manifest.retriever, made, directory)
-    _check_same(directory, manifest, identity_of(manifest.retriever, retriever))
-    index = Index(directory, manifest, retriever)
+    name, entry = manifest.retriever, manager.find("retriever", manifest.retriever)
+    retriever = load_retriever(name, _options(directory, manifest, options or {}))
+    version = f"{entry.package} {entry.version}"
+    if manager.is_import_path(name) and manifest.retriever_version != version:
+        _logger.warning(
+            "%s was built by %s, which is now %s; build it again if that matters",
+            directory, manifest.retriever_version, version,
+        )  # fmt: skip
+    try:
+        with manager.named_errors(entry):
+            opened = open_retriever(retriever, directory)
+        index = Index(directory, manifest, opened)
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        said = f"{type(error).__name__}: {error}".replace("\n", " ")
+        raise UserError(f"{directory} cannot be opened: {said}", hint="copy or build it again") from error
     if index.passages is not None and len(index.passages) != manifest.passages:
         raise UserError(
-            f"{directory}: expected {manifest.passages:,} passages, found {len(index.passages):,}; "
-            "build the index again"
+            f"{directory}: expected {manifest.passages:,} passages, found {len(index.passages):,}"
         )
+    identity = identity_of(name, opened)
+    for what, before in manifest.identity.items():
+        if identity.get(what) != before:
+            now = quoted(identity.get(what, ""), 60)
+            raise UserError(f"{directory} was built with another {what}: {quoted(before, 60)!r}, not {now!r}")
     return index
 
 
@@ -106,21 +116,9 @@ def check_may_import(directory: Path, manifest: Manifest) -> None:
         if not may_import(name):
             module = name.partition(":")[0].partition(".")[0]
             raise UserError(
-                f"{directory} names the retriever {name!r}: there is no module {module!r} in Python's path; "
-                "if you trust its code, type: PYTHONPATH=DIRECTORY srl …, with its directory"
+                f"{directory} names the retriever {name!r}: there is no module {module!r} in Python's path",
+                hint="if you trust its code, type: PYTHONPATH=DIRECTORY srl …, with its directory",
             )
-
-
-def _open(name: str, retriever: RetrieverBase, directory: Path) -> RetrieverBase:
-    """Open a retriever on its files. Raises UserError where its plugin cannot read them."""
-    try:
-        with manager.named_errors(manager.find("retriever", name)):
-            return open_retriever(retriever, directory)
-    except (OSError, ValueError, EOFError, KeyError) as error:
-        raise UserError(
-            f"{directory} cannot be opened; its files are damaged or of another version: "
-            f"{type(error).__name__}: {error}; copy or build it again".replace("\n", " ")
-        ) from error
 
 
 def live_index(retriever: str, options: Mapping[str, Any] | None = None) -> Index:
@@ -130,71 +128,35 @@ def live_index(retriever: str, options: Mapping[str, Any] | None = None) -> Inde
     """
     live = load_retriever(retriever, options)
     if not live.live:
-        raise UserError(f"{retriever} searches an index; type: srl index build --retriever {retriever} …")
+        raise UserError(f"{retriever} searches an index", hint="build one: srl index build")
     with manager.named_errors(manager.find("retriever", retriever)):
         opened = open_retriever(live, None)
     parameters, identity = build_parameters(retriever, options or {}), identity_of(retriever, opened)
     return Index(None, make_manifest(retriever, parameters, identity), opened)
 
 
-def _warn_of_other_code(directory: Path, manifest: Manifest) -> None:
-    """Say where the user's own code has changed since the index was built."""
-    entry = manager.find("retriever", manifest.retriever)
-    now = f"{entry.package} {entry.version}"
-    if manager.is_import_path(manifest.retriever) and manifest.retriever_version != now:
-        _logger.warning(
-            "%s was built by another version of %s (%s, now %s); build it again if that matters",
-            directory, manifest.retriever, manifest.retriever_version, now,
-        )  # fmt: skip
-
-
-def _check_same(directory: Path, manifest: Manifest, found: Mapping[str, str]) -> None:
-    """Raise UserError where something besides the options (a model, say) differs from the build's."""
-    for name, digest in manifest.identity.items():
-        if found.get(name) != digest:
-            raise UserError(
-                f"{directory} was built with another {name}: expected {_shown(digest)}, found "
-                f"{_shown(found.get(name))}; use the one it was built with, or build the index again"
-            )
-
-
-_DIGEST = re.compile(r"[0-9a-f]{32,}")
-
-
-def _shown(value: str | None) -> str:
-    """The beginning of a digest; other values, such as a prefix of queries, are quoted."""
-    if value is None:
-        return "none"
-    return f"digest {value[:12]}" if _DIGEST.fullmatch(value) else repr(quoted(value, 60))
-
-
-def check_index(directory: Path | str) -> Manifest:
-    """The manifest. Raises UserError unless the sizes and both ends of all files are right."""
-    manifest = read_index_manifest(directory)
-    check_files(Path(directory), manifest)
-    return manifest
-
-
-def _options(directory: Path, manifest: Manifest, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the build, with those given that may differ. Raises UserError for the others.
+def _options(directory: Path, manifest: Manifest, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the build, with those of `options` that may differ. Raises UserError for the others.
 
     Machine-dependent options are the user's alone: no build writes them, and those that a manifest has
     nevertheless, such as `trust_remote_code`, are left out.
     """
-    known = build_parameters(manifest.retriever, manifest.options)
-    built = {name: known[name] for name in manifest.options if name in known}
-    asked = build_parameters(manifest.retriever, {**built, **given})
-    for name in given:
-        if name in asked and asked[name] != built.get(name):
-            raise UserError(
-                f"{directory} was built with {name}={built.get(name)}, not {asked[name]}; "
-                f"leave the option out, or type: srl index build --set {name}={asked[name]} …"
-            )
-    model = manager.options_model("retriever", manifest.retriever)
+    name = manifest.retriever
+    model = manager.options_model("retriever", name)
     if model is None:
-        if given:
-            raise UserError(f"no option retriever.{manifest.retriever}.{next(iter(given))}: it has none")
-        return built
-    checked = validated(f"retriever.{manifest.retriever}", model, {**built, **given})
-    runtime = runtime_options(model) & checked.model_fields_set
-    return {**built, **checked.model_dump(mode="json", include=runtime)}
+        if options:
+            raise UserError(f"{name} has no options", key=f"retriever.{name}.{next(iter(options))}")
+        return {}
+    defaults = build_parameters(name, manifest.options)
+    built = {option: defaults[option] for option in manifest.options if option in defaults}
+    checked = build_parameters(name, {**built, **options})
+    for option in options:
+        if option in checked and checked[option] != built.get(option):
+            raise UserError(
+                f"{directory} was built with {option}={built.get(option)}, not {checked[option]}",
+                key=f"retriever.{name}.{option}",
+                hint="leave the option out, or build the index again with it",
+            )
+    made = validated(f"retriever.{name}", model, {**built, **options})
+    runtime = runtime_options(model) & made.model_fields_set
+    return {**built, **made.model_dump(mode="json", include=runtime)}

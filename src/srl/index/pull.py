@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ import httpx
 
 from srl.data.hub import hub_library
 from srl.errors import UserError, nearest
-from srl.files import locked, read_json, write_json
+from srl.files import locked
 from srl.hub_models import hub_reason
 from srl.index.download import Part, Target, check, fetch, partial
 from srl.manifests import MANIFEST, read_manifest, write_manifest
 
 KIND = "pull"
-_STATE = ".pull.json"
 _NOT_DOWNLOADED = (".gitattributes", "README.md")
 
 
@@ -31,7 +29,6 @@ class HubDataset:
     which command comes next; `{out}` in them is the directory, `{size}` the size in GB.
     """
 
-    name: str
     repository: str
     memory: str
     then: str
@@ -40,32 +37,26 @@ class HubDataset:
 
 
 HUB_DATASETS = {
-    each.name: each
-    for each in (
-        HubDataset(
-            "wiki18-bm25",
-            "PeterJinGo/wiki-18-bm25-index",
-            "searching it takes about 2 GB of memory for Java, the index itself stays on disk; it has no "
-            "passages, so importing it needs the corpus too (srl index pull wiki18-corpus)",
-            "srl index import {out}/bm25 --retriever lucene --corpus CORPUS --out DIR",
-        ),
-        HubDataset(
-            "wiki18-e5",
-            "PeterJinGo/wiki-18-e5-index",
-            "searching it takes {size} GB of memory, or half of that on a GPU in 16-bit floats; it has no "
-            "passages, so importing it needs the corpus too (srl index pull wiki18-corpus)",
-            "srl index import {out}/e5_Flat.index --retriever e5 --corpus CORPUS --out DIR",
-            ("part_aa", "part_ab"),
-            "e5_Flat.index",
-        ),
-        HubDataset(
-            "wiki18-corpus",
-            "PeterJinGo/wiki-18-corpus",
-            "reading it takes little memory; an index stores the passages unpacked, at three times this size",
-            "srl index build --corpus {out}/wiki-18.jsonl.gz --out DIR",
-            ("wiki-18.jsonl.gz",),
-        ),
-    )
+    "wiki18-bm25": HubDataset(
+        "PeterJinGo/wiki-18-bm25-index",
+        "searching it takes about 2 GB of memory for Java, the index itself stays on disk; it has no "
+        "passages, so importing it needs the corpus too (srl index pull wiki18-corpus)",
+        "srl index import {out}/bm25 --retriever lucene --corpus CORPUS --out DIR",
+    ),
+    "wiki18-e5": HubDataset(
+        "PeterJinGo/wiki-18-e5-index",
+        "searching it takes {size} GB of memory, or half of that on a GPU in 16-bit floats; it has no "
+        "passages, so importing it needs the corpus too (srl index pull wiki18-corpus)",
+        "srl index import {out}/e5_Flat.index --retriever e5 --corpus CORPUS --out DIR",
+        ("part_aa", "part_ab"),
+        "e5_Flat.index",
+    ),
+    "wiki18-corpus": HubDataset(
+        "PeterJinGo/wiki-18-corpus",
+        "reading it takes little memory; an index stores the passages unpacked, at three times this size",
+        "srl index build --corpus {out}/wiki-18.jsonl.gz --out DIR",
+        ("wiki-18.jsonl.gz",),
+    ),
 }
 
 
@@ -73,6 +64,7 @@ HUB_DATASETS = {
 class Pull:
     """What is to be downloaded, from which revision (`commit`), and where to."""
 
+    name: str
     dataset: HubDataset
     out: Path
     commit: str
@@ -85,15 +77,16 @@ class Pull:
     @property
     def missing(self) -> int:
         """Bytes that have not arrived yet."""
-        return self.size - sum(_arrived(self.out / target.name, target) for target in self.targets)
+        paths = (self.out / target.name for target in self.targets)
+        arrived = [
+            next((file.stat().st_size for file in (path, partial(path)) if file.is_file()), 0)
+            for path in paths
+        ]
+        return sum(max(0, target.size - have) for target, have in zip(self.targets, arrived, strict=True))
 
-    @property
-    def memory(self) -> str:
-        return self.dataset.memory.format(out=self.out, size=f"{self.size / 1e9:.0f}")
-
-    @property
-    def then(self) -> str:
-        return self.dataset.then.format(out=self.out)
+    def in_words(self, text: str) -> str:
+        """`text` of the data set with the directory and the size."""
+        return text.format(out=self.out, size=f"{self.size / 1e9:.0f}")
 
 
 def plan_pull(name: str, out: Path, revision: str | None = None, endpoint: str | None = None) -> Pull:
@@ -103,96 +96,78 @@ def plan_pull(name: str, out: Path, revision: str | None = None, endpoint: str |
     for an unknown name, for a hub that cannot be reached or lacks a file, for an `out` that holds another
     pull, and for a disk that is too small.
     """
-    if name not in HUB_DATASETS:
-        known = ", ".join(HUB_DATASETS)
-        raise UserError(f"no index {name!r} to pull: there are {known}{nearest(name, list(HUB_DATASETS))}")
-    dataset = HUB_DATASETS[name]
-    begun = _begun(dataset, out)
-    commit, parts = _ask(dataset, revision or begun.get("revision"), endpoint)
-    held = str(begun.get("revision", commit))
-    if commit != held:
+    dataset = HUB_DATASETS.get(name)
+    if dataset is None:
+        names = ", ".join(HUB_DATASETS)
+        raise UserError(f"no index {name!r} to pull: there are {names}{nearest(name, list(HUB_DATASETS))}")
+    begun = read_manifest(out, KIND) if (out / MANIFEST).is_file() else {"name": name, "revision": revision}
+    commit, parts = _ask(name, dataset, revision or begun["revision"], endpoint)
+    if begun["name"] != name or begun["revision"] not in (None, commit, revision):
         raise UserError(
-            f"{out} contains revision {held[:12]} of {name}, not {commit[:12]}; "
-            "leave --revision out to resume it, or choose another --out"
+            f"{out} contains {begun['name']} at revision {str(begun['revision'])[:12]}, not {name} at "
+            f"{commit[:12]}",
+            hint="choose another --out",
         )
-    pull = Pull(dataset, out, commit, _targets(dataset, parts))
-    _check_room(pull)
+    pull = Pull(name, dataset, out, commit, _targets(dataset, parts))
+    place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if pull.missing > free:
+        raise UserError(
+            f"{name} needs {in_gb(pull.missing)} more on the disk of {place}, which has {in_gb(free)} free",
+            hint="make room, or give a directory on a larger disk with --out",
+        )
     return pull
 
 
-def run_pull(pull: Pull, report: Callable[[int], None] | None = None) -> Path:
+def run_pull(pull: Pull, report: Callable[[int], None] = lambda arrived: None) -> Path:
     """Download what is missing, check every digest, and return the directory.
 
     A kill at any moment keeps what has arrived, and the next call resumes there; called once more it checks
     every file again. `report` is told how many bytes are there. Raises UserError.
     """
-    tell, headers = report or _silent, hub_headers()
-    with _locked(pull.out):
-        begun = {"name": pull.dataset.name, "revision": pull.commit}
-        write_json(pull.out / _STATE, {"format": 1, **begun})
+    headers = hub_headers()
+    pull.out.mkdir(parents=True, exist_ok=True)
+    with locked(pull.out, f"another srl index pull is writing to {pull.out}; wait for it to end"):
+        manifest = {
+            "name": pull.name,
+            "repository": pull.dataset.repository,
+            "revision": pull.commit,
+            "files": {target.name: target.size for target in pull.targets},
+            "digests": {part.name: part.digest for target in pull.targets for part in target.parts},
+        }
+        write_manifest(pull.out, KIND, manifest)
         done = 0
         for target in pull.targets:
-            _fetch_or_check(pull, target, headers, offset(done, tell))
+            path = pull.out / target.name
+            if path.exists():
+                check(path, target, offset(done, report))
+            else:
+                fetch(target, path, headers, offset(done, report))
             done += target.size
-            tell(done)
-        write_manifest(pull.out, KIND, _facts(pull))
-        (pull.out / _STATE).unlink(missing_ok=True)
+            report(done)
     return pull.out
 
 
-def _facts(pull: Pull) -> dict[str, Any]:
-    """The manifest of a complete directory."""
-    return {
-        "name": pull.dataset.name,
-        "repository": pull.dataset.repository,
-        "revision": pull.commit,
-        "files": {target.name: target.size for target in pull.targets},
-        "digests": {part.name: part.digest for target in pull.targets for part in target.parts},
-    }
-
-
-def _fetch_or_check(
-    pull: Pull, target: Target, headers: dict[str, str], report: Callable[[int], None]
-) -> None:
-    path = pull.out / target.name
-    if path.exists():
-        check(path, target, report)
-    else:
-        fetch(target, path, headers, report)
-
-
-def _begun(dataset: HubDataset, out: Path) -> dict[str, Any]:
-    """What an earlier call noted at `out`, or nothing. Raises UserError where it pulled something else."""
-    state: dict[str, Any] = {}
-    if (out / MANIFEST).is_file():
-        state = read_manifest(out, KIND)
-    elif (out / _STATE).is_file():
-        state = read_json(out / _STATE, dict)
-    if state and state.get("name") != dataset.name:
-        raise UserError(f"{out} contains {state.get('name')}, not {dataset.name}; choose another --out")
-    return state
-
-
-def _ask(dataset: HubDataset, revision: str | None, endpoint: str | None) -> tuple[str, list[Part]]:
-    """The commit of `revision`, and its files."""
-    hub = hub_library(f"pulling {dataset.name}")
+def _ask(
+    name: str, dataset: HubDataset, revision: str | None, endpoint: str | None
+) -> tuple[str, dict[str, Part]]:
+    """The commit of `revision`, and its files by name."""
+    hub = hub_library(f"pulling {name}")
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNotFoundError
 
     where = dataset.repository
     try:
         info = hub.HfApi(endpoint=endpoint).dataset_info(where, revision=revision, files_metadata=True)
     except RevisionNotFoundError as error:
-        raise UserError(f"{where} has no revision {revision!r} on the hub; see its commits there") from error
+        raise UserError(f"{where} has no revision {revision!r} on the hub") from error
     except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError, ValueError) as error:
-        raise UserError(
-            f"the hub could not be reached for {where} ({hub_reason(error)}); try again later"
-        ) from error
+        raise UserError(f"the hub could not be reached for {where}: {hub_reason(error)}") from error
     at = {"repo_type": "dataset", "revision": info.sha, "endpoint": endpoint}
-    parts = [
-        published_part(each, hub.hf_hub_url(where, each.rfilename, **at))
-        for each in info.siblings or ()
-        if each.rfilename not in _NOT_DOWNLOADED
-    ]
+    parts = {
+        file.rfilename: published_part(file, hub.hf_hub_url(where, file.rfilename, **at))
+        for file in info.siblings or ()
+        if file.rfilename not in _NOT_DOWNLOADED
+    }
     return info.sha, parts
 
 
@@ -206,55 +181,25 @@ def published_part(file: Any, url: str) -> Part:
     return part
 
 
-def _targets(dataset: HubDataset, parts: list[Part]) -> tuple[Target, ...]:
-    """The files to write. Raises UserError where the repository lacks one."""
-    there = {part.name: part for part in parts}
-    wanted = dataset.files or tuple(there)
-    if lacking := [name for name in wanted if name not in there] or (not wanted and ["any file"]):
+def _targets(dataset: HubDataset, parts: dict[str, Part]) -> tuple[Target, ...]:
+    """The files to write. Raises UserError where one is missing, or would be outside of --out."""
+    names = dataset.files or tuple(parts)
+    missing = [name for name in names if name not in parts]
+    if missing or not names:
         raise UserError(
-            f"{dataset.repository} lacks {', '.join(lacking)} at this revision: it has "
-            f"{', '.join(there) or 'nothing'}; choose another with --revision"
+            f"{dataset.repository} lacks {', '.join(missing) or 'any file'} at this revision: it has "
+            f"{', '.join(parts) or 'nothing'}"
         )
+    if outside := [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]:
+        raise UserError(f"{dataset.repository} has a file {outside[0]!r}, which would be outside of --out")
     if dataset.joined:
-        return (Target(dataset.joined, [there[name] for name in wanted]),)
-    for name in wanted:
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise UserError(
-                f"{dataset.repository} has a file {name!r}, which would be written outside of --out"
-            )
-    return tuple(Target(name, [there[name]]) for name in wanted)
-
-
-def _check_room(pull: Pull) -> None:
-    """Raise UserError unless the disk has space for what is missing."""
-    where = next(folder for folder in (pull.out, *pull.out.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(where).free
-    if pull.missing > free:
-        raise UserError(
-            f"{pull.dataset.name} needs {in_gb(pull.missing)} more on the disk of {where}, which has "
-            f"{in_gb(free)} free; make room, or give a directory on a larger disk with --out"
-        )
-
-
-def _arrived(path: Path, target: Target) -> int:
-    """How many bytes of a file have arrived."""
-    for place in (path, partial(path)):
-        if place.is_file():
-            return min(place.stat().st_size, target.size)
-    return 0
+        return (Target(dataset.joined, [parts[name] for name in names]),)
+    return tuple(Target(name, [parts[name]]) for name in names)
 
 
 def in_gb(size: int) -> str:
     """`64.6 GB`; small sizes in MB."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Lock the directory. Raises UserError where another process has locked it."""
-    out.mkdir(parents=True, exist_ok=True)
-    with locked(out, f"another srl index pull is writing to {out}; wait for it to end"):
-        yield
 
 
 def hub_headers() -> dict[str, str]:
@@ -268,7 +213,3 @@ def hub_headers() -> dict[str, str]:
 def offset(before: int, report: Callable[[int], None]) -> Callable[[int], None]:
     """Report bytes on top of those `before`."""
     return lambda arrived: report(before + arrived)
-
-
-def _silent(arrived: int) -> None:
-    """Report nothing."""

@@ -1,4 +1,4 @@
-"""`srl index`: build, import, download, inspect, search, measure and compare indexes."""
+"""`srl index`: build, import, download, inspect, search and measure indexes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import typer
 
-from srl.cli.index import build, diff, pull, search
+from srl.cli.index import build, pull, search
 from srl.cli.index import eval as eval_
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Build, import, search, measure and compare indexes.")
+app = typer.Typer(no_args_is_help=True, help="Build, import, search and measure indexes.")
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "build": build.build,
@@ -20,7 +20,6 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "info": build.info,
     "search": search.search,
     "eval": eval_.evaluate,
-    "diff": diff.diff,
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name)(_function)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from srl.cli.index.shared import IndexDirectory, show_index, stages
 from srl.cli.options import Json, Overwrite, RetrieverSettings, check_new, read_settings
 from srl.cli.output import progress
-
-if TYPE_CHECKING:
-    from srl.index import Manifest
 
 Out = Annotated[Path, typer.Option(help="Output directory; written atomically.")]
 
@@ -39,7 +36,7 @@ def build(
     from srl.index import build_index
     from srl.plugins.import_path import look_in
 
-    check_new(out, overwrite=True, inputs=[corpus])
+    check_new(out, overwrite, inputs=[corpus])
     look_in(Path.cwd())
     options = read_settings(retriever, settings or [])
     with stages() as report:
@@ -67,7 +64,7 @@ def import_(
     from srl.index import import_index
     from srl.plugins.import_path import look_in
 
-    check_new(out, overwrite=True, inputs=[source, corpus])
+    check_new(out, overwrite, inputs=[source, corpus])
     look_in(Path.cwd())
     options = read_settings(retriever, settings or [])
     with stages() as report:
@@ -80,40 +77,33 @@ def info(
     corpus: Annotated[
         Path | None, typer.Option(help="Also check that the index was built from this corpus.")
     ] = None,
-    whole: Annotated[
+    checksums: Annotated[
         bool, typer.Option("--verify", help="Read all files and compare their checksums.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the facts about an index and check its files: sizes and ends, or every byte with --verify.
+    """Show the facts about an index and check that its files are whole: their sizes, or every byte.
 
     \b
     Example:
       srl index info my-index --verify
     """
-    from srl.index import check_corpus, check_index
+    from threading import Lock
+
+    from srl.index import check_corpus, check_index, verify
 
     manifest = check_index(directory)
-    if whole:
-        _verify(directory, manifest)
+    if checksums:
+        done, lock = 0, Lock()
+        with progress("bytes read", manifest.size) as update:
+
+            def report(count: int) -> None:
+                nonlocal done
+                with lock:
+                    done += count
+                    update(done)
+
+            verify(directory, manifest, report)
     if corpus is not None:
         check_corpus(directory, corpus)
     show_index(directory, manifest, as_json)
-
-
-def _verify(directory: Path, manifest: Manifest) -> None:
-    """Read the whole index, with a progress bar."""
-    from threading import Lock
-
-    from srl.index import verify
-
-    done, lock = 0, Lock()
-    with progress("bytes read", manifest.size) as update:
-
-        def report(count: int) -> None:
-            nonlocal done
-            with lock:
-                done += count
-                update(done)
-
-        verify(directory, manifest, report)

@@ -1,4 +1,4 @@
-"""`srl index eval`: how well an index finds what answers the questions."""
+"""`srl index eval`: how well an index finds what answers the questions, and whether another is better."""
 
 from __future__ import annotations
 
@@ -9,41 +9,48 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
-from srl.cli.index.shared import (
-    LABELS,
-    Answers,
-    Qrels,
-    Questions,
-    figure_cells,
-    notes,
-    open_with,
-    read_depths,
-)
+from srl.cli.index.shared import open_with
 from srl.cli.options import Json, RetrieverSettings
 from srl.errors import CheckFailed, UserError
 
 if TYPE_CHECKING:
     from srl.data.relevance import LabelledQuestions
-    from srl.evaluate.index_eval import IndexEvaluation
-    from srl.evaluate.served_index import ServedIndex
+    from srl.evaluate.index_eval import IndexComparison, IndexEvaluation, ServedIndex
     from srl.index import Index
 
+_LABELS = {"judgements": "the passages judged relevant", "answers": "the passages that contain an answer"}
+"""What counts as relevant, in words."""
 _BEARABLE = 0.01
 """Largest share of failed searches; above it the exit code is 1."""
 
 
 def evaluate(
-    questions: Questions,
-    directory: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="Index directory.", show_default=False)
+    index: Annotated[
+        str, typer.Argument(metavar="INDEX", help="Index directory, or URL of a search server.")
+    ],
+    questions: Annotated[
+        Path,
+        typer.Option(help="Parquet, JSON lines, SQuAD, TREC topics, or `ID <tab> QUESTION` lines."),
+    ],
+    qrels: Annotated[
+        Path | None,
+        typer.Option(help="Relevance judgements in TREC format: `question 0 passage grade` per line."),
     ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="URL of a search server, instead of an index directory.")
+    answers: Annotated[
+        bool,
+        typer.Option(
+            "--answers", help="Count passages that contain an answer as relevant, and ignore judgements."
+        ),
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="INDEX", help="Also measure this index or server, and compare with it."),
     ] = None,
-    qrels: Qrels = None,
-    answers: Answers = False,
     k: Annotated[str, typer.Option("-k", "--k", help="Depths of recall@k.")] = "1,3,5,10,100",
     settings: RetrieverSettings = None,
+    show: Annotated[
+        int, typer.Option(min=0, help="Questions to show with --against, the most changed first.")
+    ] = 5,
     per_question: Annotated[
         Path | None, typer.Option(help="Also write the results per question to this file, as JSON lines.")
     ] = None,
@@ -53,64 +60,79 @@ def evaluate(
 
     Relevant are the passages in --qrels, else the supporting_ids of the questions (SQuAD: the paragraph of a
     question). Without either, passages that contain a golden answer count as relevant, and the metric is
-    called answer recall.
+    called answer recall. With --against each measure is compared on the same questions, by a paired
+    randomisation test, and overlap@10 says how many of the first ten passages both find.
 
     \b
     Example:
       srl index eval my-index --questions dev-v1.1.json
+      srl index eval stemmed --against plain --questions dev-v1.1.json
     """
     from srl.data.relevance import read_labelled_questions
-    from srl.evaluate.index_eval import evaluate_index
+    from srl.evaluate.index_eval import compare_indexes, evaluate_index
 
-    depths = read_depths(k)
+    depths = _read_depths(k)
     labelled = read_labelled_questions(questions, qrels)
-    index = _open(directory, url, settings or [])
-    with output.progress("asking questions", len(labelled.questions)) as progress:
-        found = evaluate_index(index, labelled, depths, "answers" if answers else None, progress)
+    named = {name: _open(name, settings or []) for name in (against, index) if name is not None}
+    evaluations: dict[str, IndexEvaluation] = {}
+    for name, opened in named.items():
+        with output.progress("asking questions", len(labelled.questions)) as progress:
+            evaluations[name] = evaluate_index(
+                opened, labelled, depths, "answers" if answers else None, progress
+            )
+        for note in evaluations[name].notes:
+            output.note(f"note: {note}")
+    found, other = evaluations[index], evaluations.get(against or "")
+    comparison = None if other is None else compare_indexes(other, found)
     if per_question is not None:
         _write(per_question, labelled, found)
-    notes(found.notes)
     if as_json:
-        output.print_json(_facts(index, found))
+        facts = _facts(named[index], found)
+        if against is not None and other is not None:
+            facts |= {"against": _facts(named[against], other), "comparison": comparison}
+        output.print_json(facts)
+    elif against is None or comparison is None:
+        output.line(f"{_in_words(named[index])}: {_measured(found)}")
+        rows = [(name, f"{mean.mean:.4f}", mean.in_words(4)) for name, mean in found.metrics.items()]
+        output.table(("measure", "mean", "95% interval"), rows)
     else:
-        _print(index, found)
+        output.line(f"A: {_in_words(named[against])}\nB: {_in_words(named[index])}\n{_measured(found)}")
+        _print(comparison, labelled, show)
     if found.failed > _BEARABLE * found.measured:
         raise CheckFailed(
             f"{found.failed:,} of {found.measured:,} searches failed; they count as empty results"
         )
 
 
-def _open(directory: Path | None, url: str | None, settings: list[str]) -> Index | ServedIndex:
-    """The index or server to measure."""
-    if (directory is None) == (url is None):
-        raise UserError(
-            "expected either a directory or a server: srl index eval DIR …, or srl index eval --url URL …"
-        )
-    if directory is None:
-        from srl.evaluate.served_index import ServedIndex
-        from srl.safe_text import refuse_credentials
-
-        if settings:
-            raise UserError(
-                "--set applies to an index directory, not to a server; give it to srl serve retriever"
-            )
-        refuse_credentials("--url", str(url))
-        return ServedIndex(str(url))
-    return open_with(directory, settings)
+def _read_depths(text: str) -> tuple[int, ...]:
+    """The depths in `1,3,5`, sorted. Raises UserError for numbers outside 1 to 10,000."""
+    parts = text.split(",")
+    depths = sorted({int(part) for part in parts if part.strip().isdecimal()})
+    if not all(part.strip().isdecimal() for part in parts) or depths[0] < 1 or depths[-1] > 10_000:
+        raise UserError(f"--k {text}: expected numbers from 1 to 10,000, as in --k 1,3,10", key="k")
+    return tuple(depths)
 
 
-def _named(index: Any) -> tuple[str, dict[str, Any]]:
-    """What was measured, as text and as facts."""
-    if hasattr(index, "url"):
-        return index.url, {"url": index.url, "digest": index.digest or None}
-    of = index.manifest
-    facts = {"directory": index.directory, "retriever": of.retriever, "passages": of.passages}
-    return f"{index.directory} ({of.retriever}, {of.passages:,} passages)", {**facts, "digest": of.digest}
+def _open(name: str, settings: list[str]) -> Index | ServedIndex:
+    """The index or server of that name."""
+    if not name.startswith(("http://", "https://")):
+        return open_with(Path(name), settings)
+    from srl.evaluate.index_eval import ServedIndex
+    from srl.safe_text import refuse_credentials
+
+    if settings:
+        raise UserError("--set applies to an index directory, not to a server", key="set")
+    refuse_credentials("URL", name)
+    return ServedIndex(name)
 
 
 def _facts(index: Any, found: IndexEvaluation) -> dict[str, Any]:
+    if hasattr(index, "url"):
+        about = {"url": index.url, "digest": index.digest or None}
+    else:
+        about = {"directory": index.directory, **index.manifest.model_dump(include=_ABOUT)}
     return {
-        "index": _named(index)[1],
+        "index": about,
         "labels": found.labels,
         "questions": found.asked,
         "measured": found.measured,
@@ -123,13 +145,42 @@ def _facts(index: Any, found: IndexEvaluation) -> dict[str, Any]:
     }
 
 
-def _print(index: Any, found: IndexEvaluation) -> None:
-    output.line(
-        f"{_named(index)[0]}: {found.measured:,} questions, the first {found.depth} hits, "
-        f"by {LABELS[found.labels]}"
-    )
-    rows = [(name, *figure_cells(figure)) for name, figure in found.metrics.items()]
-    output.table(("measure", "mean", "95% interval"), rows)
+_ABOUT = {"retriever", "options", "passages", "digest"}
+
+
+def _in_words(index: Any) -> str:
+    if hasattr(index, "url"):
+        return str(index.url)
+    of = index.manifest
+    options = "".join(f" {name}={value}" for name, value in of.options.items())
+    return f"{index.directory} ({of.retriever}{options}, {of.passages:,} passages, {index.digest[:12]})"
+
+
+def _measured(found: IndexEvaluation) -> str:
+    return f"{found.measured:,} questions, the first {found.depth} hits, by {_LABELS[found.labels]}"
+
+
+def _print(comparison: IndexComparison, labelled: LabelledQuestions, show: int) -> None:
+    """The measures of both indexes, and the questions that changed most."""
+    heads = ("measure", "A", "B", "B - A", "95% interval", "better", "worse", "p")
+    rows: list[tuple[object, ...]] = [
+        (
+            name, f"{diff.a.mean:.4f}", f"{diff.b.mean:.4f}", f"{diff.change.mean:+.4f}",
+            diff.change.in_words(4, "+"), diff.better, diff.worse, f"{diff.p:.4f}",
+        )
+        for name, diff in comparison.measures.items()
+    ]  # fmt: skip
+    output.table(heads, rows)
+    overlap = comparison.overlap
+    output.line(f"overlap@10: {overlap.mean:.4f} ({overlap.in_words(4)})")
+    texts = {question.id: question.text for question in labelled.questions}
+    changed = [
+        (name, f"{before:.3f}", f"{after:.3f}", f"{share:.2f}", texts[name])
+        for name, before, after, share in comparison.changed[:show]
+    ]
+    if changed:
+        output.line("\nthe questions that changed most")
+        output.table(("id", "A", "B", "overlap", "question"), changed)
 
 
 def _write(path: Path, labelled: LabelledQuestions, found: IndexEvaluation) -> None:

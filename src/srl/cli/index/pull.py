@@ -36,20 +36,19 @@ def pull(
 
     place = out or Workspace.resolve().indexes / "published" / name
     plan = plan_pull(name, place, revision, os.environ.get("HF_ENDPOINT"))
-    to_come = f"{in_gb(plan.missing)} left to download, which is the disk space needed"
     output.note(
-        f"{plan.dataset.repository} at {plan.commit[:12]}: {in_gb(plan.size)} to {place}; "
-        f"{to_come if plan.missing else 'everything is downloaded and is checked again'}"
+        f"{plan.dataset.repository} at {plan.commit[:12]}: {in_gb(plan.size)} to {place}, "
+        f"{in_gb(plan.missing)} left to download"
     )
-    output.note(f"{name}: {plan.memory}")
+    output.note(f"{name}: {plan.in_words(plan.dataset.memory)}")
     with output.progress("bytes", plan.size) as progress:
         run_pull(plan, progress)
+    then = plan.in_words(plan.dataset.then)
     if as_json:
         files = {target.name: target.size for target in plan.targets}
-        output.print_json(
-            {"name": name, "directory": place, "revision": plan.commit, "files": files, "then": plan.then}
-        )
+        facts = {"name": name, "directory": place, "revision": plan.commit, "files": files, "then": then}
+        output.print_json(facts)
         return
     for top in sorted({Path(target.name).parts[0] for target in plan.targets}):
         output.line(place / top)
-    output.note(f"now type: {plan.then}")
+    output.note(f"now type: {then}")

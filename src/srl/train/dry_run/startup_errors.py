@@ -13,7 +13,7 @@ from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import read_questions
 from srl.errors import CheckFailed, UserError
 from srl.hub_models import HubName
-from srl.index import check_index, verify_once
+from srl.index import check_index
 from srl.index.retriever import load_retriever
 from srl.model import check_directory, load_tokenizer
 from srl.plugins import manager
@@ -112,7 +112,7 @@ def _search_checks(config: Config) -> Iterator[Callable[[], object]]:
     for source in sources:
         yield from (partial(retrieve_url, url) for url in source.url or ())
         if source.index is not None:
-            yield partial(_check_index, Path(source.index))
+            yield partial(check_index, Path(source.index))
 
 
 def _retriever_checks(config: Config) -> Iterator[Callable[[], object]]:
@@ -123,10 +123,6 @@ def _retriever_checks(config: Config) -> Iterator[Callable[[], object]]:
     for named in search.retrievers.values():
         if named.retriever is not None:
             yield partial(load_retriever, named.retriever, named.options)
-
-
-def _check_index(index: Path) -> None:
-    verify_once(index, check_index(index))
 
 
 def _check_cassette(config: Config) -> None:
