@@ -21,7 +21,7 @@ else:  # verl installs a package `tests` too
     from store_builder import new_log, run_info, write_step
 
 from srl.errors import UserError
-from srl.processes import Process
+from srl.process import Process
 from srl.store import LogWriter
 from srl.store.lock import LogLock
 from srl.store.merge import merge_logs

@@ -22,18 +22,12 @@ ORDER |= {"train": len(ORDER), "cli": len(ORDER) + 1}
 NOUNS = {"trajectory", "protocol", "model", "errors", "answers", "files", "workspace"}
 NOUNS |= {
     "hub_models",
-    "daemon_thread",
     "probe",
     "progress",
     "renamed",
-    "manifests",
-    "input_files",
     "install",
-    "interrupts",
-    "processes",
-    "safe_log",
-    "safe_text",
-    "pydantic_errors",
+    "process",
+    "safe",
 }
 """Modules at the root that everybody may import; they import each other and no stage."""
 
@@ -42,13 +36,10 @@ BARE = {"trajectory", "protocol", "model", "probe", "rollout", "advantage", "upd
 BARE_HELPERS = {
     "errors",
     "files",
-    "manifests",
-    "input_files",
     "install",
+    "process",
+    "safe",
     "answers",
-    "processes",
-    "safe_text",
-    "pydantic_errors",
 }
 """Nouns of the standard library alone, which the bare ones may use too."""
 LIBRARIES = {"numpy", "torch", "transformers"}
@@ -183,7 +174,7 @@ def test_bare_rooms_need_only_torch_and_transformers():
             return False
         if item.room:
             return item.room not in BARE | BARE_HELPERS
-        if (room, item.top) in (("model", "peft"), ("input_files", "pyarrow")) and item.lazy:
+        if (room, item.top) in (("model", "peft"), ("files", "pyarrow")) and item.lazy:
             return False
         libraries = LIBRARIES if room in BARE else set()
         return item.top not in sys.stdlib_module_names | libraries | {"srl"}

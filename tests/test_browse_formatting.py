@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srl.browse.formatting import csv_text, duration, json_line, number
-from srl.safe_text import one_line
+from srl.safe import one_line
 
 
 def _acts(letter: str) -> bool:

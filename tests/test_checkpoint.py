@@ -18,7 +18,7 @@ from srl import files
 from srl.advantage import Algorithm
 from srl.config import load_config
 from srl.errors import UserError
-from srl.manifests import DamagedError, check_checkpoint
+from srl.files import DamagedError, check_checkpoint
 from srl.model import add_lora, load_model, load_tokenizer, model_digest, new_model
 from srl.train import checkpoint
 from srl.train.checkpoint import (

@@ -89,7 +89,7 @@ def test_importing_the_command_imports_nothing_but_how_it_ends():
     code = "import sys; before = set(sys.modules); import srl.cli; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ours = {name for name in done.stdout.split() if name.startswith("srl")}
-    assert ours == {"srl", "srl.cli", "srl.cli.exit_codes", "srl.errors", "srl.interrupts"}
+    assert ours == {"srl", "srl.cli", "srl.cli.exit_codes", "srl.errors", "srl.process"}
 
 
 def test_help_names_every_command_and_leaves_the_modules_alone(capsys, monkeypatch):

@@ -29,7 +29,7 @@ from srl.data.splits import (
 )
 from srl.data.write_world import write_world
 from srl.errors import UserError
-from srl.manifests import read_manifest
+from srl.files import read_manifest
 from srl.trajectory import Question
 
 FIXTURES = Path(__file__).parent / "fixtures" / "data"
@@ -224,19 +224,6 @@ def test_overwrite_leaves_alone_a_link_in_prepared_data(tmp_path):
     (out / "link").symlink_to(tmp_path)
     with pytest.raises(UserError, match="srl did not write link in it"):
         prepare(inputs, out, overwrite=True)
-
-
-def test_overwrite_replaces_data_of_a_version_whose_manifest_named_no_files(tmp_path):
-    inputs, out = [given_file("nq", "nq-open.train.jsonl")], tmp_path / "out"
-    prepare(inputs, out)
-    manifest = json.loads((out / "manifest.json").read_text())
-    del manifest["files"]
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    (out / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"srl did not write notes\.txt in it"):
-        prepare(inputs, out, overwrite=True)
-    (out / "notes.txt").unlink()
-    assert prepare(inputs, out, limit=1, overwrite=True).questions == {"train": 1}
 
 
 def test_overwrite_leaves_alone_a_directory_of_another_kind(tmp_path):

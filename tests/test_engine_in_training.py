@@ -13,7 +13,7 @@ from srl.model import load_model, merged_weights
 from srl.rollout.delivery import NotDelivered
 from srl.rollout.engine import EngineFault
 from srl.rollout.torch_engine import TorchEngine
-from srl.safe_text import hidden
+from srl.safe import hidden
 from srl.train import load_components
 from srl.train.resume import resume_with
 

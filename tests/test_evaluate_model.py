@@ -22,9 +22,8 @@ from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import wilson_interval
-from srl.files import write_json
+from srl.files import ABOUT, write_json
 from srl.index import build_index, open_index
-from srl.manifests import ABOUT
 from srl.model import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from srl import files, manifests
+from srl import files
 from srl.errors import UserError
 
 
@@ -331,30 +331,26 @@ def test_missing_and_broken_files_are_user_errors(tmp_path):
 
 
 def test_manifest_round_trips_and_carries_its_format(tmp_path):
-    manifests.write_manifest(tmp_path, "index", {"passages": 3})
+    files.write_manifest(tmp_path, "index", {"passages": 3})
     assert json.loads((tmp_path / "manifest.json").read_text())["format"] == 1
-    assert manifests.read_manifest(tmp_path, "index") == {"format": 1, "kind": "index", "passages": 3}
+    assert files.read_manifest(tmp_path, "index") == {"format": 1, "kind": "index", "passages": 3}
 
 
-def test_newer_format_is_refused_in_one_line(tmp_path):
-    manifests.write_manifest(tmp_path, "index", {"format": 2})
-    with pytest.raises(UserError, match=r"has format 2, this srl reads up to 1") as caught:
-        manifests.read_manifest(tmp_path, "index")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("found", [None, "1", True, 0])
-def test_format_that_is_no_number_is_refused(found):
-    with pytest.raises(UserError, match="expected a format number"):
-        files.check_format("x", found)
+@pytest.mark.parametrize("number", [None, "1", True, 0, 2])
+def test_another_format_is_refused(number, tmp_path):
+    with pytest.raises(UserError):
+        files.check_format("x", number)
+    files.write_manifest(tmp_path, "index", {"format": number})
+    with pytest.raises(UserError):
+        files.read_manifest(tmp_path, "index")
 
 
 def test_wrong_kind_and_no_manifest_are_user_errors(tmp_path):
-    manifests.write_manifest(tmp_path, "world", {})
+    files.write_manifest(tmp_path, "world", {})
     with pytest.raises(UserError, match="of kind 'index', found 'world'"):
-        manifests.read_manifest(tmp_path, "index")
+        files.read_manifest(tmp_path, "index")
     with pytest.raises(UserError, match="does not exist"):
-        manifests.read_manifest(tmp_path / "absent", "index")
+        files.read_manifest(tmp_path / "absent", "index")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"has no manifest\.json"):
-        manifests.read_manifest(tmp_path / "empty", "index")
+        files.read_manifest(tmp_path / "empty", "index")

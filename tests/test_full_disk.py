@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from tests.cli_mistakes import Shell, lines, place, shell, train
@@ -51,14 +48,6 @@ def test_what_does_not_fit_is_named_and_not_there(shell: Shell, inputs, monkeypa
     assert said == "in/out was not written: the disk is full; free some space and try again"
 
 
-def test_numpys_short_writes_are_a_full_disk(shell: Shell, inputs, monkeypatch) -> None:
-    def short(*arguments: object) -> None:
-        raise OSError("120786 requested and 13280 written")
-
-    monkeypatch.setattr(np, "save", short)
-    assert "in/out was not written: the disk is full" in shell.refused(*COMMANDS["index build"])
-
-
 @pytest.mark.parametrize("is_room_left", [False, True])
 def test_a_disk_that_fills_up_in_training_stops_the_run_which_goes_on_later(
     shell: Shell, place: Path, workspace: Path, monkeypatch, is_room_left: bool
@@ -85,36 +74,6 @@ def test_a_disk_that_fills_up_in_training_stops_the_run_which_goes_on_later(
     assert err.endswith(f"; there is no checkpoint yet: `{resume_command(run)}` starts over from step 0\n")
     assert shell.typed("-q", "train", "--resume")[0] == 0
     assert train_steps(workspace) == [1, 2]
-
-
-@contextmanager
-def limited(size: int) -> Iterator[None]:
-    """No file may be larger than `size` bytes. What the tests themselves print may go to a larger one."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.parametrize("size", [10, 1000, 4000])
-def test_a_limit_of_file_sizes_ends_a_build_in_one_line(shell: Shell, size: int) -> None:
-    rows = [{"id": str(row), "contents": f'"T{row}"\nword{row} thing'} for row in range(300)]
-    corpus = lines(shell.folder / "c.jsonl", rows)
-    with limited(size):
-        said = shell.refused("-q", "index", "build", "--corpus", corpus, "--out", "in/out")
-    why = "a file exceeds the file-size limit; raise it (ulimit -f) and try again"
-    assert said == f"in/out was not written: {why}"
-
-
-@pytest.mark.parametrize("size", [1000, 20_000, 60_000, 200_000, 600_000])
-def test_a_limit_of_file_sizes_ends_a_run_in_one_line(shell: Shell, place: Path, size: int) -> None:
-    with limited(size):
-        code, _, err = shell.typed(*train(place, "--steps", "1"))
-    assert (code, err.count("\n")) in [(2, 1), (0, 0)], err
-    assert code == 0 or "was not written: a file exceeds the file-size limit" in err
-    assert code == 0 or err.count("train --resume") == any(shell.folder.glob("*/runs/*/log"))
 
 
 @pytest.mark.parametrize("algo", ["grpo", "ppo"])
@@ -178,7 +137,7 @@ def test_a_disk_of_any_size_ends_a_run_in_one_line_and_it_goes_on_with_more(
     shell: Shell, place: Path, small_disk, monkeypatch
 ) -> None:
     begin, resume = train(place, "--steps", "2"), ("-q", "train", "--resume")
-    for kilobytes in (4, 12, 24, 40, 60, 90, 130, 180, 240, 320, 500):
+    for kilobytes in (4, 12, 24, 40, 60, 90, 130, 180, 240, 320, 500, 1000, 2000, 4000):
         home = small_disk(kilobytes) / f"of-{kilobytes}"
         monkeypatch.setenv("SRL_WORKSPACE", str(home))
         code, _, err = shell.typed(*begin)

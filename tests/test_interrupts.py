@@ -19,7 +19,7 @@ import pytest
 from tests.cli_mistakes import Shell, fine_tune, lines, place, shell, train
 from tests.store_builder import run_info
 
-from srl import interrupts
+from srl import process
 from srl.browse import sql
 from srl.cli.app import LazyGroup
 from srl.errors import UserError
@@ -187,17 +187,17 @@ def test_a_signal_lets_a_coroutine_clean_up_and_then_ends_the_command() -> None:
             await asyncio.sleep(0)
             cleaned.append(True)
 
-    with interrupts.handled(), pytest.raises(KeyboardInterrupt):
-        interrupts.run(waits())
-    assert (cleaned, interrupts.received()) == ([True], signal.SIGTERM)
+    with process.signals_handled(), pytest.raises(KeyboardInterrupt):
+        process.run_async(waits())
+    assert (cleaned, process.signal_received()) == ([True], signal.SIGTERM)
 
 
 def test_a_coroutine_that_ends_as_the_signal_comes_ends_the_command_too() -> None:
     async def ends() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with interrupts.handled(), pytest.raises(KeyboardInterrupt):
-        interrupts.run(ends())
+    with process.signals_handled(), pytest.raises(KeyboardInterrupt):
+        process.run_async(ends())
 
 
 def test_a_signal_that_does_not_interrupt_a_waiting_loop_wakes_it() -> None:
@@ -221,8 +221,8 @@ def test_a_signal_that_does_not_interrupt_a_waiting_loop_wakes_it() -> None:
         finally:
             ended.set()
 
-    with interrupts.handled(), pytest.raises(KeyboardInterrupt):
-        interrupts.run(waits())
+    with process.signals_handled(), pytest.raises(KeyboardInterrupt):
+        process.run_async(waits())
     assert woken == []
     assert signal.set_wakeup_fd(-1) == -1
 
@@ -237,16 +237,16 @@ def test_a_signal_that_falls_into_a_destructor_is_not_lost() -> None:
         del sends
         signal.sigtimedwait([], 60)
 
-    with interrupts.handled(), pytest.raises(KeyboardInterrupt):
+    with process.signals_handled(), pytest.raises(KeyboardInterrupt):
         drops_one()
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with interrupts.handled():
+        with process.signals_handled():
             os.kill(os.getpid(), signal.SIGHUP)
-        assert interrupts.received() is None
+        assert process.signal_received() is None
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -267,14 +267,14 @@ def test_the_hints_at_the_end_of_a_run_work_when_they_are_typed(shell, place) ->
 
 def test_event_loops_in_the_main_thread_are_run_where_signals_cancel_them() -> None:
     """A signal that is raised inside a loop's task would print the task's stack."""
-    source = Path(interrupts.__file__).parent
+    source = Path(process.__file__).parent
     found = {
         path.relative_to(source).as_posix()
         for path in source.rglob("*.py")
         if re.search(r"asyncio\.run\b|runner\.run\(", path.read_text(encoding="utf-8"))
     }
     elsewhere = {"serve/client/preflight.py", "testing/rewards.py"}  # in a thread; in a plugin's test
-    assert found - {"train/verl/watchdog.py"} == {"interrupts.py", *elsewhere}
+    assert found - {"train/verl/watchdog.py"} == {"process.py", *elsewhere}
 
 
 @pytest.mark.slow

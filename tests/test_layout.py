@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from srl.cli import output
-from srl.safe_text import safe
+from srl.safe import safe
 
 ROWS = st.integers(1, 7).flatmap(
     lambda count: st.lists(

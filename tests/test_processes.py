@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from srl.processes import Process, is_alive, started
+from srl.process import Process, is_alive, started
 
 MAIN_THREAD_ENDS = """
 import ctypes, sys, threading

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import srl.store
-from srl import interrupts
+from srl import process
 from srl.cli import main
 from srl.config import load_config, load_saved
 from srl.data.parquet import write_questions
@@ -324,7 +324,7 @@ def test_rounds_resume_where_they_stopped(
             signal.raise_signal(signal.SIGINT)
         return real(*arguments, **named)
 
-    with interrupts.handled(), monkeypatch.context() as patch:
+    with process.signals_handled(), monkeypatch.context() as patch:
         patch.setattr(place, name, breaking)
         with pytest.raises(KeyboardInterrupt):
             train(config(setting, "ppo", **ROUNDS), workspace, "rft")
@@ -365,12 +365,12 @@ def test_a_first_round_that_is_stopped_twice_keeps_its_episodes(
         asked.append((phase, step))
         return roll_out(runner, questions, phase, step, *rest, **named)
 
-    with interrupts.handled(), monkeypatch.context() as patch:
+    with process.signals_handled(), monkeypatch.context() as patch:
         patch.setattr(RewardMix, "score", stopped("first", 10 + 32 + 5))
         with pytest.raises(KeyboardInterrupt):
             train(config(setting, "ppo", **ROUNDS), workspace, "rft")
     run = only_run(workspace)
-    with interrupts.handled(), monkeypatch.context() as patch:
+    with process.signals_handled(), monkeypatch.context() as patch:
         patch.setattr(RewardMix, "score", stopped("second", 3))
         with pytest.raises(KeyboardInterrupt):
             resume(run, workspace=Workspace(workspace), terminal=Said())

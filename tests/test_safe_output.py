@@ -20,8 +20,7 @@ from srl.cli import main, output
 from srl.index import Fault, build_index
 from srl.plugins import manager
 from srl.plugins.user_code import in_one_line
-from srl.safe_log import SafeFormatter
-from srl.safe_text import HIDDEN
+from srl.safe import HIDDEN, SafeFormatter
 from srl.serve.server.request_log import RequestLog
 from srl.train.report import Terminal
 from srl.trajectory import Passage

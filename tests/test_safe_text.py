@@ -6,14 +6,13 @@ import json
 import subprocess
 import sys
 import unicodedata
-from urllib.parse import quote, urlencode
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from srl.errors import UserError
-from srl.safe_text import (
+from srl.safe import (
     HIDDEN,
     hidden,
     keep_secret,
@@ -49,9 +48,9 @@ def _acts(letter: str) -> bool:
 
 
 def test_what_acts_on_a_terminal_is_written_out():
-    expected = r"a\x1b]0;pwned\x07\x1b[2J\x9b31m\u202eb\u2066c\u061cd\ue000e\ud800f\u2028g\x0dh"
+    expected = r"a\x1b]0;pwned\x07\x1b[2J\x9b31m\u202eb\u2066c\u061cd\ue000e\ud800f\u2028g\rh"
     assert safe(ATTACK) == safe_message(ATTACK) == expected
-    assert one_line(f" {ATTACK}\n\tx ") == expected.replace("\\u2028", " ").replace("\\x0d", " ") + " x"
+    assert one_line(f" {ATTACK}\n\tx ") == expected.replace("\\u2028", " ").replace("\\r", " ") + " x"
     assert safe("ü 中 \u200d 👩\u200d🚀\nx\ty") == "ü 中 \u200d 👩\u200d🚀\nx\ty"
 
 
@@ -62,14 +61,9 @@ def test_safe_json_says_the_same_and_prints(value):
     assert not any(_acts(letter) for letter in text if letter not in "\n\u200c\u200d")
 
 
-@pytest.mark.parametrize("echo", [TOKEN, quote(TOKEN), quote(TOKEN, safe=""), urlencode({"k": TOKEN})[2:]])
-def test_a_token_is_hidden_in_errors_as_it_is_and_as_in_a_url(token, echo):
+def test_a_token_is_hidden_in_errors(token):
     for show in (hidden, safe_message, quoted):
-        shown = show(f"said: [{echo}] to all")
-        assert echo not in shown
-        assert HIDDEN in shown
-        assert shown.startswith("said: [")
-        assert shown.endswith("] to all")
+        assert show(f"said: [{token}] to all") == f"said: [{HIDDEN}] to all"
 
 
 def test_results_are_never_altered_to_hide_a_secret(token):
@@ -85,7 +79,7 @@ def test_a_token_at_the_end_of_a_long_answer_is_hidden_before_it_is_cut(token):
 
 
 READERS = {
-    "safe_text": "import srl.safe_text as s\nread = lambda t: [show(t) for show in"
+    "safe_text": "import srl.safe as s\nread = lambda t: [show(t) for show in"
     " (s.safe, s.one_line, s.safe_message, s.safe_json, s.hidden, s.quoted)]",
     "parse_action": "from srl.protocol import parse_action as read",
     "escape": "from srl.protocol import escape as read",
@@ -150,17 +144,10 @@ def test_a_secret_is_what_srl_reads_as_one_and_no_other_variable(monkeypatch):
     assert safe_message("it is hf_abcdefgh.") == f"it is {HIDDEN}."
 
 
-@pytest.mark.parametrize(
-    ("value", "text", "shown"),
-    [
-        ("test", "Bearer test, tested: test_em", f"Bearer {HIDDEN}, tested: test_em"),
-        ("abc", "Bearer abc", "Bearer abc"),
-        ("\udcff-secret", "Bearer \udcff-secret", f"Bearer {HIDDEN}"),
-    ],
-)
-def test_a_short_token_is_hidden_as_a_whole_word_only(monkeypatch, value, text, shown):
+@pytest.mark.parametrize("value", ["", "test", "1234567"])
+def test_a_short_value_hides_no_words(monkeypatch, value):
     monkeypatch.setenv("SRL_SEARCH_TOKEN", value)
-    assert hidden(text) == shown
+    assert hidden("a test of 1234567 tests") == "a test of 1234567 tests"
 
 
 def test_the_variable_that_a_plugin_names_is_hidden_too(monkeypatch):
@@ -171,22 +158,19 @@ def test_the_variable_that_a_plugin_names_is_hidden_too(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("url", "held"),
+    "url",
     [
-        ("http://me:s3cret@h:1/retrieve", "a password"),
-        ("http://s3cret@h/", "a user name"),
-        ("http://h/retrieve?api_key=s3cret", "a query"),
-        ("http://h/?s3cret", "a query"),
-        ("http://h/#s3cret", "a fragment"),
+        "http://me:s3cret@h:1/retrieve",
+        "http://s3cret@h/",
+        "http://h/retrieve?api_key=s3cret",
+        "http://h/#s3cret",
+        "http://h/a;s3cret",
+        "http://[s3cret",
+        "http://h:s3cret/",
     ],
 )
-def test_a_search_url_with_more_than_host_port_and_path_is_refused(url, held):
-    with pytest.raises(UserError, match=rf"URL for h has {held}.*export SRL_SEARCH_TOKEN=…") as caught:
+def test_a_search_url_with_more_than_host_port_and_path_is_refused_and_not_repeated(url):
+    with pytest.raises(UserError) as caught:
         refuse_credentials("URL", url)
     assert "s3cret" not in str(caught.value)
     refuse_credentials("URL", "http://h:8000/behind/a/proxy/retrieve/wiki")
-
-
-def test_what_is_no_url_is_one_line():
-    with pytest.raises(UserError, match=r"URL is not a URL \(Invalid IPv6 URL\)"):
-        refuse_credentials("URL", "http://[s3cret")

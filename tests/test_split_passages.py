@@ -15,7 +15,7 @@ from srl.cli.app import app
 from srl.data.corpus import read_corpus
 from srl.data.parquet import read_questions
 from srl.data.split_passages import Splitter, name_parts
-from srl.manifests import read_manifest
+from srl.files import read_manifest
 from srl.trajectory import Passage, Question
 
 BIRTH = "Ana Lund was born in Osk on 3 May 1901 to a family of weavers."

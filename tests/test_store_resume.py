@@ -21,7 +21,7 @@ from tests.store_builder import episode, new_log, record, run_info, write_step
 import srl.store
 from srl import files
 from srl.errors import UserError
-from srl.processes import Process, started
+from srl.process import Process, started
 from srl.store import LogWriter, parts, writer
 from srl.store import run_info as manifests
 from srl.store.records import part_tables

@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from srl.cli import main
 from srl.config import Config, load_config, save_config
 from srl.errors import UserError
-from srl.files import write_json
-from srl.manifests import checksums, write_manifest
+from srl.files import checksums, write_json, write_manifest
 from srl.model import load_model, load_tokenizer, model_digest, new_model, save_model
 from srl.protocol import STOP_STRINGS
 from srl.train.dry_run.model_size import shape_of

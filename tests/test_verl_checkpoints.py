@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from srl.manifests import CHECKPOINT, DamagedError, checksums, write_manifest
+from srl.files import CHECKPOINT, DamagedError, checksums, write_manifest
 from srl.train.resume import step_to_resume
 from srl.train.run_directory import (
     CHECKPOINTS,

@@ -14,7 +14,7 @@ import srl.store
 from srl.browse.watches import watches
 from srl.cli import main
 from srl.errors import UserError
-from srl.manifests import check_checkpoint
+from srl.files import check_checkpoint
 from srl.rollout.engine import LogitsNotFinite
 from srl.train import local_backend
 from srl.train.episodes import EpisodeRunner

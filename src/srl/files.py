@@ -1,4 +1,4 @@
-"""Atomic files and directories, digests, and JSON.
+"""Files that appear whole or not at all, their digests, JSON, manifests, and the inputs of commands.
 
 Unfinished output is written next to its target, in a hidden directory that names host and process, and that a
 file marks as ours. The next writer removes what dead processes left behind, and nothing without the mark.
@@ -9,43 +9,64 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import gzip
+import io
 import json
 import os
 import re
-import resource
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator
+import tempfile
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 from srl.errors import UserError, parsing
-from srl.input_files import lines_of
-from srl.processes import is_alive
-from srl.pydantic_errors import no_constant
+from srl.process import is_alive
 
 T = TypeVar("T")
 FORMAT = 1
 """The format number in every file and directory that srl writes."""
-
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
-"""numpy's message for a short write."""
-_BLOCK = 4096
-_ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-(?P<host>[\w.]+)-(?P<pid>\d+)-[0-9a-f]{8}$")
 MARK = ".srl-unfinished"
 """The file that marks a directory whose content may be removed once its process is dead."""
+MANIFEST = "manifest.json"
+CHECKPOINT = "checkpoint"
+"""The kind of a checkpoint's manifest."""
+ABOUT = "srl.json"
+"""The description of a checkpoint or model, next to its weights."""
+HAS_MANIFEST = {"manifest": True}
+"""Entry in a checkpoint's `srl.json` once it has a manifest; one without it is not finished."""
+
+_ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-(?P<host>[\w.]+)-(?P<pid>\d+)-[0-9a-f]{8}$")
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_BLOCK = 4096
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_HEAD = 1 << 20
+_TAR = slice(257, 262)
+"""Position of the magic number of a tar archive."""
+_copies: dict[tuple[int, int], tuple[tempfile.TemporaryDirectory[str], Path]] = {}
+"""The pipes that were read, by device and inode, and the copy of each; removed when the process ends."""
 
 Replace = Callable[[Path], None]
 """Called with a path before it is replaced; raises UserError if it must not be."""
+Report = Callable[[int], object]
+"""Called with the number of bytes of each read."""
 
 
 class NotWritten(UserError):  # noqa: N818 - what happened, as in CheckFailed
-    """A file was not written because the disk is full or the file-size limit was reached."""
+    """A file was not written because the disk is full."""
+
+
+class DamagedError(UserError):
+    """A file is missing, or its content has changed."""
+
+
+# ---- Written whole or not at all
 
 
 @contextmanager
@@ -61,17 +82,11 @@ def atomic_directory(path: Path | str, *, replace: Replace | None = None) -> Ite
     if target_of(path) != Path(path):
         yield Path(path)
         return
-    path = _target(path, replace)
+    path = _writable(path, replace)
     with aside(path) as temporary:
         temporary.mkdir()
         yield temporary
-        _sync_tree(temporary)
-        if replace and _is_taken(path):
-            replace(path)
-            _exchange(temporary, path)
-        else:
-            os.rename(temporary, path)
-        _sync(path.parent)
+        _move(temporary, path, replace)
 
 
 @contextmanager
@@ -81,102 +96,25 @@ def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> 
     It still holds the files of an earlier attempt, so killed work can be resumed. Only one process at a time
     may use it. Raises UserError if `path` exists, if another process is building, or if the disk is full.
     """
-    path = _target(path, replace)
+    path = _writable(path, replace)
     building = path.with_name(path.name + ".building")
     try:
         building.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{building} cannot be written: {error.strerror}") from error
-    with locked(building, f"another process is building in {building}; wait for it, or end it"):
+    with locked(building, f"another process is building in {building}"):
         try:
             yield building
-            _sync_tree(building)
+            _move(building, path, replace)
         except Exception as error:
-            if why := why_not_written(error, building):
+            if is_disk_full(error, building):
                 raise NotWritten(
-                    f"{path} is not finished: {why} and repeat the command; {building} keeps what is done"
+                    f"{path} is not finished: the disk is full",
+                    hint=f"free some space and repeat the command; {building} keeps what is done",
                 ) from error
             raise
-        if replace and _is_taken(path):
-            replace(path)
-            _exchange(building, path)
+        if building.exists():  # the directory that was replaced
             discard(building)
-        else:
-            os.rename(building, path)
-        _sync(path.parent)
-
-
-def _target(path: Path | str, replace: Replace | None) -> Path:
-    """`path`, or the target of a link. Raises UserError if no directory may be written there."""
-    path = Path(path)
-    if path.is_symlink() or path.name == "..":
-        path = Path(os.path.realpath(path))
-    with suppress(OSError):
-        if Path.cwd().is_relative_to(os.path.realpath(path)):
-            raise UserError(
-                f"{path}: this is or contains the current directory; give a new directory, such as ./result"
-            )
-    if _is_taken(path):
-        if replace is None:
-            raise UserError(f"{path} exists already; choose another name, or remove it first")
-        replace(path)
-    return path
-
-
-def _is_taken(path: Path) -> bool:
-    """Whether `path` exists and is not an empty directory."""
-    return path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir())))
-
-
-@contextmanager
-def locked(directory: Path, taken: str | None = None) -> Iterator[None]:
-    """Hold a lock on the directory, where the file system has locks; the system releases it when the process
-    dies.
-
-    Where another process holds it, raises UserError with the text `taken`; without one it waits.
-    """
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        _lock(descriptor, directory, taken)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def lock_open_file(file: IO[Any], taken: str) -> None:
-    """Lock `file` as long as it is open, where the file system has locks.
-
-    Where another process holds it, raises UserError with the text `taken`.
-    """
-    _lock(file.fileno(), file.name, taken)
-
-
-def _lock(descriptor: int, name: object, taken: str | None) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if taken is None else fcntl.LOCK_NB))
-    except BlockingIOError as error:
-        raise UserError(taken or "") from error
-    except OSError as error:
-        import logging
-
-        logging.getLogger(__name__).debug("the file system of %s has no locks: %s", name, error)
-
-
-def link_or_copy(source: Path | str, target: Path | str) -> None:
-    """Link `source` to the new path `target`, or copy it where hard links are not possible; directories file
-    by file.
-
-    A change to a linked file changes both.
-    """
-    source, target = Path(source), Path(target)
-    if source.is_dir():
-        shutil.copytree(source, target, copy_function=link_or_copy)
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 @contextmanager
@@ -203,28 +141,30 @@ def atomic_file(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
 @contextmanager
 def aside(path: Path) -> Iterator[Path]:
     """A path of the same name in a hidden, marked directory next to `path`; it is removed afterwards."""
-    made = _missing_parents(path)
+    new_parents = [parent for parent in path.parents if not parent.exists()]
+    folder = path.with_name(f".{path.name}.tmp-{_host()}-{os.getpid()}-{token_hex(4)}")
+    temporary = folder / path.name
+    ours = {str(place) for place in (temporary, folder, *path.parents)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror} ({error.filename})") from error
-    folder = path.with_name(f".{path.name}.tmp-{_host()}-{os.getpid()}-{token_hex(4)}")
-    temporary = folder / path.name
-    try:
         folder.mkdir()
         (folder / MARK).touch()
         yield temporary
     except Exception as error:
-        if why := why_not_written(error, temporary):
-            raise NotWritten(f"{path} was not written: {why} and try again") from error
-        if isinstance(error, OSError) and str(error.filename) in (str(folder), str(temporary)):
-            raise UserError(f"{path} cannot be written: {error.strerror}") from error
+        if is_disk_full(error, path.parent):
+            raise NotWritten(
+                f"{path} was not written: the disk is full", hint="free some space and try again"
+            ) from error
+        if isinstance(error, OSError) and str(error.filename) in ours:
+            raise UserError(f"{path} cannot be written: {error.strerror} ({error.filename})") from error
         raise
     finally:
         _remove_marked(folder)
         if not path.exists():
-            _remove_empty(made)
+            with suppress(OSError):  # up to the first that is not empty
+                for parent in new_parents:
+                    parent.rmdir()
 
 
 def discard(path: Path) -> None:
@@ -242,85 +182,101 @@ def remove_leftovers(directory: Path, *, alone: bool = False) -> None:
             _remove_marked(mark.parent)
 
 
-def _remove_marked(folder: Path) -> None:
-    """The mark goes last: what a kill or a file that is open (on NFS) leaves is for the next writer."""
-    contents = [entry for entry in folder.glob("*") if entry.name != MARK]
-    for entry in contents:
-        _remove(entry)
-    if not any(map(os.path.lexists, contents)):
-        _remove(folder)
-
-
-def _missing_parents(path: Path) -> list[Path]:
-    """The missing parent directories of `path`, the lowest first."""
-    return [parent for parent in path.parents if not parent.exists()]
-
-
-def _remove_empty(directories: Iterable[Path]) -> None:
-    """Remove directories in this order, up to the first that is not empty."""
-    with suppress(OSError):
-        for directory in directories:
-            directory.rmdir()
-
-
 def target_of(path: object) -> Path:
     """The file or directory that an unfinished one is for; other paths as they are."""
     path = Path(str(path))
-    found = _ASIDE.match(path.parent.name)
-    return path.parent.with_name(found["name"]) if found else path
+    match = _ASIDE.match(path.parent.name)
+    return path.parent.with_name(match["name"]) if match else path
 
 
-def why_not_written(error: BaseException, place: Path | None = None) -> str | None:
-    """The limit of the machine that ended a write at `place`, and what to do; None for other errors."""
-    if _is_too_large(error, place):
-        return "a file exceeds the file-size limit; raise it (ulimit -f)"
-    full = any(is_disk_full(each) for each in _and_what_led_to_it(error))
-    return "the disk is full; free some space" if full or (place and not _has_room(place.parent)) else None
+def is_disk_full(error: BaseException | None, place: Path | None = None) -> bool:
+    """Whether a full disk (or quota) led to `error`, or the disk of the directory `place` is full.
 
-
-def _and_what_led_to_it(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those behind it: PyTorch raises its own while the one of the file is handled."""
+    Libraries wrap the system's error in their own, raise their own while it is handled, or say nothing of it.
+    """
     while error is not None:
-        yield error
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        if os.strerror(errno.ENOSPC) in str(error):
+            return True
         error = error.__cause__ or error.__context__
+    return place is not None and not _has_room(place)
 
 
-def _is_too_large(error: BaseException, place: Path | None) -> bool:
-    """Whether a file reached the size limit; libraries do not always report why a write failed."""
-    too_large = os.strerror(errno.EFBIG)
-    if any(too_large in str(each) for each in _and_what_led_to_it(error)):
-        return True
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if place is None or limit == resource.RLIM_INFINITY:
-        return False
-    written = [place, *place.rglob("*")]
-    return any(file.is_file() and file.stat().st_size >= limit for file in written)
+def link_or_copy(source: Path | str, target: Path | str) -> None:
+    """Link `source` to the new path `target`, or copy it where hard links are not possible; directories file
+    by file.
+
+    A change to a linked file changes both.
+    """
+    source, target = Path(source), Path(target)
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=link_or_copy)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
-def is_disk_full(error: BaseException | None) -> bool:
-    """True for ENOSPC and an exhausted quota, also if a library wrapped them in its own error."""
-    if isinstance(error, OSError) and error.errno in _FULL:
-        return True
-    return os.strerror(errno.ENOSPC) in str(error) or bool(_SHORT_WRITE.search(str(error)))
+@contextmanager
+def locked(directory: Path, taken: str | None = None) -> Iterator[None]:
+    """Hold a lock on the directory; the system releases it when the process dies. See `lock`."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        lock(descriptor, taken)
+        yield
+    finally:
+        os.close(descriptor)
 
 
-def _has_room(directory: Path) -> bool:
-    """Whether another block can be written; libraries do not always report why a write failed."""
+def lock(file: int | IO[Any], taken: str | None = None) -> None:
+    """Lock an open file until it is closed; a file system without locks gives none.
+
+    Where another process holds the lock, raises UserError with the text `taken`; without one it waits.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if taken is None else fcntl.LOCK_NB))
+    except BlockingIOError as error:
+        raise UserError(taken) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+            raise
+
+
+def _writable(path: Path | str, replace: Replace | None) -> Path:
+    """`path`, or the target of a link. Raises UserError if no directory may be written there."""
+    path = Path(path)
+    if path.is_symlink() or path.name == "..":
+        path = Path(os.path.realpath(path))
     with suppress(OSError):
-        return shutil.disk_usage(directory).free >= _BLOCK
-    return True
+        if Path.cwd().is_relative_to(os.path.realpath(path)):
+            raise UserError(f"{path} is or contains the current directory", hint="name a new directory")
+    if _is_taken(path):
+        if replace is None:
+            raise UserError(f"{path} exists already", hint="choose another name, or remove it first")
+        replace(path)
+    return path
 
 
-def _host() -> str:
-    return re.sub(r"[^\w.]", "_", socket.gethostname()) or "localhost"
+def _is_taken(path: Path) -> bool:
+    """Whether `path` exists and is not an empty directory."""
+    return path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir())))
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+def _move(directory: Path, path: Path, replace: Replace | None) -> None:
+    """Rename a finished directory to `path`; one that is replaced has its name afterwards."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+    if replace and _is_taken(path):
+        replace(path)
+        _exchange(directory, path)
     else:
-        with suppress(FileNotFoundError):
-            path.unlink()
+        os.rename(directory, path)
+    _sync(path.parent)
 
 
 def _exchange(one: Path, other: Path) -> None:
@@ -335,13 +291,6 @@ def _exchange(one: Path, other: Path) -> None:
     os.rename(between, one)
 
 
-def _sync_tree(directory: Path) -> None:
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            _sync(Path(folder, name))
-        _sync(Path(folder))
-
-
 def _sync(path: Path) -> None:
     if path.is_symlink():
         return
@@ -352,9 +301,38 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def digest_file(path: Path | str, report: Callable[[int], object] | None = None) -> str:
-    """32 hex digits (blake2b-128) of the file's bytes; `report` is called with the number of bytes of each
-    read."""
+def _remove_marked(folder: Path) -> None:
+    """The mark goes last: what a kill or a file that is open (on NFS) leaves is for the next writer."""
+    contents = [entry for entry in folder.glob("*") if entry.name != MARK]
+    for entry in contents:
+        _remove(entry)
+    if not any(map(os.path.lexists, contents)):
+        _remove(folder)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.unlink()
+
+
+def _has_room(directory: Path) -> bool:
+    with suppress(OSError):
+        return shutil.disk_usage(directory).free >= _BLOCK
+    return True
+
+
+def _host() -> str:
+    return re.sub(r"[^\w.]", "_", socket.gethostname()) or "localhost"
+
+
+# ---- Digests
+
+
+def digest_file(path: Path | str, report: Report | None = None) -> str:
+    """32 hex digits (blake2b-128) of the file's bytes."""
     digest = blake2b(digest_size=16)
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):
@@ -379,30 +357,31 @@ def digest_text(*parts: str) -> str:
     return digest.hexdigest()
 
 
-def read_jsonl(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """`(line number from 1, object)` for each line of a JSON-lines file, also `.gz`; blank lines are skipped.
+# ---- JSON
 
-    The file may be a pipe or a tar archive. Raises UserError that names file and line if a line is not a JSON
-    object, or contains NaN.
+
+def read_jsonl(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`(line number from 1, object)` for each line of a JSON-lines file but blank ones, as `lines_of` reads.
+
+    Raises UserError that names file and line if a line is not a JSON object, or contains NaN.
     """
     path = Path(path)
     for number, line in enumerate(lines_of(path), start=1):
         if line.strip():
-            yield number, json_object(line, f"{path}:{number}", no_constant)
+            yield number, json_object(line, f"{path}:{number}", _no_constant)
 
 
 def json_object(line: bytes, where: str, constant: Callable[[str], object] | None = None) -> dict[str, Any]:
-    try:
+    """The JSON object in `line`; `constant` is called for NaN and its like. Raises UserError."""
+    with parsing(f"{where}: not JSON in UTF-8"):
         value = json.loads(line.decode("utf-8-sig"), parse_constant=constant)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON in UTF-8: {_reason(error)}") from error
     if not isinstance(value, dict):
         raise UserError(f"{where}: expected a JSON object {{…}}, found {type(value).__name__}")
     return value
 
 
-def _reason(error: Exception) -> str:
-    return f"{error.msg} (column {error.colno})" if isinstance(error, json.JSONDecodeError) else str(error)
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def write_json(path: Path | str, obj: object) -> None:
@@ -415,17 +394,227 @@ def write_json(path: Path | str, obj: object) -> None:
 def read_json(path: Path | str, make: Callable[..., T]) -> T:
     """`make(**fields)` for a JSON object with a format number.
 
-    Raises UserError if the file is no such object, is newer, or has unexpected fields.
+    Raises UserError if the file is no such object, has another format, or unexpected fields.
     """
-    found = json_object(Path(path).read_bytes(), str(path))
-    check_format(path, found.pop("format", None))
+    fields = json_object(Path(path).read_bytes(), str(path))
+    check_format(path, fields.pop("format", None))
     with parsing(path):
-        return make(**found)
+        return make(**fields)
 
 
-def check_format(path: Path | str, found: object) -> None:
-    """Raise UserError if `found` is newer than this version of srl, or not a format number."""
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise UserError(f"{path}: expected a format number from 1 to {FORMAT}, found {found!r}")
-    if found > FORMAT:
-        raise UserError(f"{path} has format {found}, this srl reads up to {FORMAT}: a newer srl wrote it")
+def check_format(path: Path | str, number: object) -> None:
+    """Raise UserError if `number` is not the format that this srl writes."""
+    if number != FORMAT or isinstance(number, bool):
+        raise UserError(f"{path} has format {number!r}; this srl reads format {FORMAT}")
+
+
+# ---- Manifests: `manifest.json` says what kind a directory is, and which files are its own
+
+
+def write_manifest(directory: Path | str, kind: str, payload: Mapping[str, Any]) -> None:
+    """Write `manifest.json` into `directory`: `{"format": 1, "kind": kind, …payload}`."""
+    write_json(Path(directory) / MANIFEST, {"format": FORMAT, "kind": kind, **payload})
+
+
+def read_manifest(path: Path | str, kind: str) -> dict[str, Any]:
+    """The manifest of the directory `path`. Raises UserError if it is not of this kind and format."""
+    file = Path(path) / MANIFEST
+    if not file.is_file():
+        there = "is a file" if Path(path).exists() else "does not exist"
+        what = f"has no {MANIFEST}" if Path(path).is_dir() else there
+        raise UserError(f"{path} is not a directory of kind {kind!r}: it {what}")
+    manifest = json_object(file.read_bytes(), str(file))
+    if manifest.get("kind") != kind:
+        raise UserError(f"{path}: expected a directory of kind {kind!r}, found {manifest.get('kind')!r}")
+    check_format(file, manifest.get("format"))
+    return manifest
+
+
+def files_in(directory: Path) -> list[str]:
+    """The files in `directory` except its manifest, as sorted relative paths; links are not followed."""
+    names: list[str] = []
+    for folder, folders, files in os.walk(directory):
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        names += [Path(folder, name).relative_to(directory).as_posix() for name in (*files, *links)]
+    return sorted(name for name in names if name != MANIFEST)
+
+
+def replaceable(kind: str, called: str, besides: Collection[str] = ()) -> Replace:
+    """A `Replace` for directories with a manifest of `kind` and no other files than those listed there.
+
+    `called` is the kind in words, such as "an index"; files in `besides` are allowed always.
+    """
+
+    def check(path: Path) -> None:
+        if not (path / MANIFEST).is_file():
+            raise UserError(
+                f"{path} is not {called} (it has no {MANIFEST} of srl) and is not replaced",
+                hint="choose another directory, or remove it first",
+            )
+        ours = read_manifest(path, kind).get("files", ())
+        foreign = next((name for name in files_in(path) if name not in (*ours, *besides)), None)
+        if foreign is not None:
+            raise UserError(
+                f"{path} is not replaced: srl did not write {foreign} in it",
+                hint="move that file, or choose another directory",
+            )
+
+    return check
+
+
+def checksums(directory: Path, names: Collection[str] | None = None) -> dict[str, str]:
+    """The checksums of the files `names` in `directory`; default: all files except its manifest."""
+    names = files_in(directory) if names is None else names
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(names, pool.map(lambda name: digest_file(directory / name), names), strict=True))
+
+
+def check_files(directory: Path, expected: Mapping[str, str], report: Report | None = None) -> None:
+    """Read every file in `expected`. Raises DamagedError if one is missing or has another checksum."""
+
+    def check(name: str) -> None:
+        path = directory / name
+        if not path.is_file():
+            raise DamagedError(f"{path} is missing")
+        if digest_file(path, report) != expected[name]:
+            raise DamagedError(f"{path} is damaged: its checksum differs from the recorded one")
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(check, expected))
+
+
+def check_checkpoint(path: Path, leave_out: str = "") -> None:
+    """Verify the checksums of a checkpoint, except files whose names begin with `leave_out`.
+
+    Raises DamagedError that names the previous checkpoint. Directories of other kinds pass.
+    """
+    is_resumable = (path / "trainer").is_dir() or (path / "actor").is_dir()  # of the local backend, of verl
+    about = path / ABOUT
+    try:
+        if not is_checked(path):
+            known = json.loads(about.read_bytes()) if is_resumable and about.is_file() else {}
+            if isinstance(known, dict) and HAS_MANIFEST.items() <= known.items():
+                raise DamagedError(f"{path / MANIFEST} is missing, so the checkpoint cannot be checked")
+            return
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        if isinstance(manifest, dict) and manifest.get("kind") == CHECKPOINT:
+            sums = read_manifest(path, CHECKPOINT).get("files", {})
+            names = [name for name in sums if not (leave_out and name.startswith(leave_out))]
+            check_files(path, {name: sums[name] for name in names})
+    except DamagedError as error:
+        raise DamagedError(f"{error}{before(path)}") from error
+    except ValueError as error:
+        if is_resumable:
+            file = path / MANIFEST if is_checked(path) else about
+            raise DamagedError(f"{file} is damaged: {error}{before(path)}") from error
+
+
+def is_checked(path: Path) -> bool:
+    """Whether a directory has a manifest."""
+    return (path / MANIFEST).is_file()
+
+
+def before(path: Path) -> str:
+    """The end of a message that names the newest checkpoint before `path`, or says that there is none."""
+    name = re.compile(r"(\D+)(\d+)")
+    own = name.fullmatch(path.name)
+    if own is None:
+        return ""
+    others = (name.fullmatch(other.name) for other in path.parent.iterdir())
+    older = {int(m[2]): m[0] for m in others if m and m[1] == own[1] and int(m[2]) < int(own[2])}
+    return f"; the checkpoint before it is {older[max(older)] if older else 'none'}"
+
+
+# ---- Inputs of commands: files, also `.gz` and `.zst`, and pipes such as `<(zcat x.gz)` or /dev/stdin
+
+
+def check_input(path: Path, *, regular: bool = False) -> None:
+    """Raise UserError unless `path` can be read; with `regular` also for a pipe."""
+    if path.is_dir():
+        raise UserError(f"{path} is a directory, not a file")
+    if not path.exists():
+        raise UserError(
+            f"{path}: no such file", hint="standard input is /dev/stdin" if str(path) == "-" else ""
+        )
+    if regular and not path.is_file():
+        raise UserError(f"{path} can be read only once, but is needed again", hint="write it to a file first")
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether the name says so."""
+    return path.suffix in (".gz", ".zst")
+
+
+def input_name(path: Path) -> str:
+    """The name of a file; `pipe` for a numbered one in /dev/fd, as from `<(…)`."""
+    return "pipe" if path.parent.name == "fd" and path.name.isdecimal() else path.name
+
+
+def on_disk(path: Path) -> Path:
+    """`path`, or a copy of all that a pipe gives, of the same name: made when it is first asked for, and kept
+    until the process ends. Raises UserError."""
+    if path.is_file() or path.is_dir():
+        return path
+    check_input(path)
+    state = path.stat()
+    pipe = state.st_dev, state.st_ino
+    if pipe not in _copies:
+        folder = tempfile.TemporaryDirectory(prefix="srl-input-")
+        copy = Path(folder.name, input_name(path))
+        with open(path, "rb") as source, open(copy, "wb") as target:
+            shutil.copyfileobj(source, target)
+        _copies[pipe] = folder, copy
+    return _copies[pipe][1]
+
+
+@contextmanager
+def open_input(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of `path`, decompressed if its name ends in `.gz` or `.zst`.
+
+    Raises UserError if there is no file, or if the compressed data is broken.
+    """
+    check_input(path)
+    try:
+        with _opened(on_disk(path)) as file:
+            yield file
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path}: broken gzip file ({error})") from error
+    except OSError as error:  # pyarrow's, which have no number
+        if path.suffix != ".zst" or error.errno is not None:
+            raise
+        raise UserError(f"{path}: broken zstd file ({error})") from error
+
+
+def _opened(path: Path) -> IO[bytes]:
+    if path.suffix == ".zst":
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
+    return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else open(path, "rb")
+
+
+def beginning(path: Path) -> bytes:
+    """The first MiB of the input. Raises UserError."""
+    with open_input(path) as file:
+        return file.read(_HEAD)
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a file, or of the files in a tar archive, whatever its name.
+
+    Search-R1's `wiki-18.jsonl.gz` is such an archive. Raises UserError.
+    """
+    is_archive = beginning(path)[_TAR] == b"ustar"
+    with open_input(path) as file:
+        yield from _archived(file, path) if is_archive else file
+
+
+def _archived(file: IO[bytes], path: Path) -> Iterable[bytes]:
+    import tarfile
+
+    try:
+        with tarfile.open(fileobj=file, mode="r|") as archive:
+            for member in archive:
+                yield from archive.extractfile(member) or ()
+    except tarfile.TarError as error:
+        raise UserError(f"{path}: broken tar archive ({error})") from error

@@ -14,15 +14,14 @@ PROJECT = "srl-search"
 
 
 def pip_install(*extras: str, of: str = PROJECT) -> str:
-    """The command that installs the distribution `of` with these extras.
-
-    It names the folder in the checkout that srl was installed from, `of` itself where there is none.
-    """
-    checkout, wanted = _folder(PROJECT), f"[{','.join(extras)}]" if extras else ""
-    folder = _folder(of) or _plugin(checkout, of)
-    if folder is None:
-        return f"pip install {quote(of + wanted)}"
-    return f"pip install -e {quote(f'{folder}{wanted}')}"
+    """The command that installs the distribution `of` with these extras: its folder in the checkout that srl
+    was installed from, `of` itself where there is none."""
+    folder, wanted = _folder(of), f"[{','.join(extras)}]" if extras else ""
+    return (
+        f"pip install {quote(of + wanted)}"
+        if folder is None
+        else f"pip install -e {quote(f'{folder}{wanted}')}"
+    )
 
 
 def install_default() -> str:
@@ -34,19 +33,16 @@ def install_default() -> str:
 
 
 def _folder(name: str) -> Path | None:
-    """The folder that pip installed a distribution from; None for one from an index, or that is not there."""
+    """The folder of a distribution in the checkout that srl was installed from."""
     try:
-        text = distribution(name).read_text("direct_url.json")
+        text = distribution(PROJECT).read_text("direct_url.json")
     except PackageNotFoundError:
         return None
     url = urlsplit(json.loads(text)["url"]) if text else None
-    folder = Path(url2pathname(url.path)) if url and url.scheme == "file" else None
-    return folder if folder and (folder / "pyproject.toml").is_file() else None
-
-
-def _plugin(checkout: Path | None, name: str) -> Path | None:
-    """The folder of a plugin that is not installed, in the checkout."""
-    for file in sorted(checkout.glob("plugins/*/*/pyproject.toml")) if checkout else ():
-        if tomllib.loads(file.read_text(encoding="utf-8"))["project"]["name"] == name:
+    if url is None or url.scheme != "file":
+        return None
+    checkout = Path(url2pathname(url.path))
+    for file in (checkout / "pyproject.toml", *sorted(checkout.glob("plugins/*/*/pyproject.toml"))):
+        if file.is_file() and tomllib.loads(file.read_text(encoding="utf-8"))["project"]["name"] == name:
             return file.parent
     return None

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from srl.errors import UserError
-from srl.files import atomic_directory
-from srl.manifests import check_checkpoint
+from srl.files import atomic_directory, check_checkpoint
 from srl.protocol import STOP_STRINGS, TAGS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from datetime import date
 from math import isfinite
 from typing import Any
 
-from srl.safe_text import one_line, safe_json
+from srl.safe import one_line, safe_json
 
 
 def number(value: float | int | None, digits: int = 3) -> str:

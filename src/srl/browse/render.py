@@ -10,7 +10,7 @@ from rich.text import Text
 from srl.answers import contains_answer
 from srl.browse.formatting import number, signed
 from srl.browse.transcript import Step, Transcript, describe
-from srl.safe_text import one_line, safe
+from srl.safe import one_line, safe
 from srl.store.verdict import VERDICTS
 from srl.trajectory import Search
 

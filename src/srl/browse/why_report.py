@@ -14,7 +14,7 @@ from srl.browse.falls import level
 from srl.browse.formatting import number
 from srl.browse.svg import Band, band
 from srl.browse.why import RULE, Diagnosis, Finding
-from srl.safe_text import one_line
+from srl.safe import one_line
 
 Format = Literal["text", "markdown", "html"]
 

@@ -142,7 +142,7 @@ def _in_one_line(error: Any) -> Exception:
 
 
 def _expected(found: Any) -> str:
-    from srl.pydantic_errors import expected
+    from srl.errors import expected
 
     said = expected(found)
     return f"{found['input']!r:.60}, {said}" if said.startswith("expected ") else said

@@ -118,7 +118,7 @@ def _checked(question: str) -> str:
 
 def _answer_each(talk: Conversation, full: bool, as_json: bool) -> None:
     """Answer the lines of stdin, one after the other; one that fails does not end the others."""
-    from srl import interrupts
+    from srl import process
     from srl.cli import output
     from srl.errors import CheckFailed, SrlError, UserError
 
@@ -134,7 +134,7 @@ def _answer_each(talk: Conversation, full: bool, as_json: bool) -> None:
             if question.strip():
                 _answer(talk, _checked(question.strip()), full, as_json)
         except KeyboardInterrupt:
-            if not (interactive and interrupts.forgiven()):
+            if not (interactive and process.forget_interrupt()):
                 raise
             output.warn("stopped")
         except SrlError as error:

@@ -192,10 +192,8 @@ def show(
       srl data show srl-workspace/worlds/world-s0/train.parquet -n 1
     """
     from srl.data.show import first_rows, rendered
-    from srl.input_files import on_disk
 
-    with on_disk(file) as path:
-        rows = first_rows(path, number)
+    rows = first_rows(file, number)
     if json:
         output.print_json(rows)
     else:

@@ -11,7 +11,7 @@ from srl.browse.transcript import Span, SpanKind, spans
 from srl.cli import output
 from srl.protocol import ENGINE
 from srl.rollout.codec import Codec
-from srl.safe_text import one_line, safe
+from srl.safe import one_line, safe
 from srl.trajectory import Hit, Search, Segment, Trajectory
 
 INDENT = 8

@@ -14,7 +14,7 @@ from contextlib import suppress
 from signal import SIGINT, Signals
 from typing import Any
 
-from srl import interrupts
+from srl import process
 from srl.errors import (
     EXIT_BUG,
     EXIT_OK,
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     _escape_unencodable()
     try:
-        with interrupts.handled():
+        with process.signals_handled():
             code = _guarded(sys.argv[1:] if arguments is None else list(arguments))
             flushed = _flush()
     except KeyboardInterrupt as error:
@@ -80,7 +80,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _code(stop: SystemExit) -> int:
-    if stop.code == EXIT_SIGNAL + SIGINT and interrupts.received():  # typer's for a signal outside a command
+    if stop.code == EXIT_SIGNAL + SIGINT and process.signal_received():  # typer's
         return _report(stop)
     if stop.code is None or isinstance(stop.code, int):
         return stop.code or 0
@@ -90,7 +90,7 @@ def _code(stop: SystemExit) -> int:
 
 def _report(error: BaseException) -> int:
     """Print one line for an error and return its exit code."""
-    if (signal := interrupts.received()) or isinstance(error, KeyboardInterrupt):
+    if (signal := process.signal_received()) or isinstance(error, KeyboardInterrupt):
         return _interrupted(error, signal)
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
@@ -106,13 +106,13 @@ def _report(error: BaseException) -> int:
 
 def _environment_error(error: BaseException) -> str | None:
     """One line for an error of a file or of the machine (no such file, disk full), else None."""
-    from srl.files import target_of, why_not_written
+    from srl.files import is_disk_full, target_of
 
     if is_out_of_memory(error):
         return f"{first_line(error)} Free the GPU, or lower rollout.max_num_seqs"
     where = getattr(error, "filename", None)
-    if why := why_not_written(error):
-        return f"{why.replace(';', f' at {where};') if where else why} and try again"
+    if is_disk_full(error):
+        return f"the disk is full{f' at {where}' if where else ''}; free some space and try again"
     if isinstance(error, OSError):
         return f"{in_words(error)}: {target_of(where)}" if where else in_words(error)
     return None
@@ -123,7 +123,7 @@ def _write_traceback(error: BaseException) -> str:
     import tempfile
     import traceback
 
-    from srl.safe_text import safe_message
+    from srl.safe import safe_message
 
     what = f"{type(error).__name__}: {error}".partition("\n")[0]
     lines = safe_message("".join(traceback.format_exception(error)))
@@ -139,7 +139,7 @@ def _write_traceback(error: BaseException) -> str:
 
 def _interrupted(error: BaseException, signal: Signals | None) -> int:
     """Print what ended the command, and the notes of the error, such as how to resume."""
-    what = interrupts.SIGNALS[signal] if signal else "interrupted"
+    what = process.SIGNALS[signal] if signal else "interrupted"
     with suppress(OSError):  # the terminal may be the one that was closed
         _say(with_notes(error, what))
     return EXIT_SIGNAL + (signal or SIGINT)

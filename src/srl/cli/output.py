@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-from srl.safe_text import safe, safe_json, safe_message
+from srl.safe import safe, safe_json, safe_message
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +35,7 @@ def set_verbosity(level: int) -> None:
     notes."""
     import logging
 
-    from srl.safe_log import log_to_stderr
+    from srl.safe import log_to_stderr
 
     global _quiet
     _quiet = level < 0
@@ -118,7 +118,7 @@ def stdin_lines() -> Iterator[str]:
 def checked_text(text: str, noun: str) -> str:
     """The text. Raises UserError where it has bytes that are not UTF-8; `noun` says what it is."""
     from srl.errors import UserError
-    from srl.safe_text import quoted
+    from srl.safe import quoted
 
     try:
         text.encode()

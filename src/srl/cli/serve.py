@@ -13,7 +13,7 @@ import typer
 from srl.cli import output
 from srl.cli.options import Json, whole_settings
 from srl.errors import EXIT_CHECK_FAILED, UserError
-from srl.safe_text import keep_secret, refuse_credentials
+from srl.safe import keep_secret, refuse_credentials
 
 if TYPE_CHECKING:
     import socket

@@ -14,7 +14,7 @@ from srl.config.sections import NamedRetriever
 from srl.config.unread import NO_EXAMPLES, takes_examples, value_of
 from srl.errors import UserError, parsing
 from srl.protocol import read_examples
-from srl.safe_text import quoted, refuse_credentials
+from srl.safe import quoted, refuse_credentials
 
 KINDS = ("retriever", "reward", "algorithm")
 """The kinds of plugins; each has a section of the same name."""

@@ -14,7 +14,7 @@ from srl.config.key_errors import split_key
 from srl.config.keys import Config, flat
 from srl.config.watch_sections import Watches
 from srl.errors import UserError
-from srl.manifests import read_manifest
+from srl.files import read_manifest
 from srl.protocol import TEMPLATES
 
 Kind = Literal["rl", "sft", "rft", "eval", "ask", "teacher", "made"]

@@ -25,8 +25,7 @@ from srl.data.published_rows import (
 from srl.data.question_formats import FLASHRAG, Draft, make_question
 from srl.data.splits import canonical_split, guess_split
 from srl.errors import UserError
-from srl.files import FORMAT, atomic_file, check_format
-from srl.input_files import input_name
+from srl.files import FORMAT, atomic_file, check_format, input_name
 from srl.protocol import template as template_of
 from srl.trajectory import Question
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -27,9 +26,7 @@ from srl.data.splits import (
     without_repeats,
 )
 from srl.errors import UserError
-from srl.files import atomic_directory
-from srl.input_files import check_input, on_disk
-from srl.manifests import files_in, replaceable, write_manifest
+from srl.files import atomic_directory, check_input, files_in, replaceable, write_manifest
 from srl.protocol import Template
 from srl.protocol import template as template_of
 from srl.trajectory import Passage, Question
@@ -123,13 +120,12 @@ def prepare(
             f"another template, and train or evaluate with data.template={template}"
         )
     named = [(each, path) for each in inputs for path in _files(each)]
-    replace = replaceable(KIND, "a directory of prepared data", _FILES) if overwrite else None
-    with atomic_directory(out, replace=replace) as folder, ExitStack() as copies:
-        files = [(each, copies.enter_context(on_disk(path))) for each, path in named]
-        made = _read(files, limit)
+    replace = replaceable(KIND, "a directory of prepared data") if overwrite else None
+    with atomic_directory(out, replace=replace) as folder:
+        made = _read(named, limit)
         split = None if passage_words is None else Splitter(passage_words).split
-        merging = Merging(_gold(made, files), merge, split)
-        passages = _write_passages(folder, _passages(made, files, contexts, progress), merging)
+        merging = Merging(_gold(made, named), merge, split)
+        passages = _write_passages(folder, _passages(made, named, contexts, progress), merging)
         if passages:
             _resolve(made, merging.gold)
         _set_aside(made, validation)  # by whole paragraphs, so before the parts of a split one are named

@@ -14,8 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from srl.data.golden_answers import UnclearAnswers, golden_answers
 from srl.errors import UserError, first_line, parsing
-from srl.files import read_jsonl
-from srl.input_files import beginning, check_input, is_compressed, open_input
+from srl.files import beginning, check_input, is_compressed, on_disk, open_input, read_jsonl
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -159,15 +158,13 @@ def is_parquet(path: Path) -> bool:
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
-    """A Parquet file, open. Raises UserError on a pipe, and on what is no Parquet."""
+    """A Parquet file, open. Raises UserError on what is no Parquet."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     check_input(path)
-    if not path.is_file():
-        raise UserError(f"{path}: parquet cannot be read from a pipe; write it to a file first")
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(on_disk(path)) as file:
             _check_unique(path, file.schema_arrow.names)
             yield file
     except (pa.ArrowException, OSError) as error:

@@ -24,7 +24,7 @@ from srl.data.published_rows import (
     table_rows,
 )
 from srl.errors import UserError
-from srl.input_files import beginning
+from srl.files import beginning
 from srl.trajectory import Passage, Question
 
 

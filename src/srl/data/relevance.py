@@ -21,7 +21,7 @@ from srl.data.published_rows import (
 from srl.data.question_formats import SQUAD, first_row_has, is_flashrag, read_format
 from srl.data.trec import is_tagged, read_qrels, read_table_of_questions, read_topics
 from srl.errors import UserError
-from srl.input_files import beginning, input_name
+from srl.files import beginning, input_name
 from srl.trajectory import Question
 
 _IDS = ("id", "_id", "qid", "query_id", "query-id")

@@ -14,10 +14,8 @@ from srl.config.yaml12 import Lined, parse
 from srl.data.parquet import read_questions
 from srl.data.sources import source_of
 from srl.data.splits import canonical_split
-from srl.errors import UserError, nearest, parsing
-from srl.files import FORMAT, check_format, digest_text, json_object, write_json
-from srl.input_files import check_input
-from srl.pydantic_errors import expected
+from srl.errors import UserError, expected, nearest, parsing
+from srl.files import FORMAT, check_format, check_input, digest_text, json_object, write_json
 from srl.trajectory import Question
 
 DEFAULT = "search-r1"

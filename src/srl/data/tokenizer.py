@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from srl.data.corpus import read_corpus
 from srl.data.parquet import read_questions
 from srl.errors import UserError
-from srl.files import atomic_directory
-from srl.manifests import files_in, replaceable, write_manifest
+from srl.files import atomic_directory, files_in, replaceable, write_manifest
 
 KIND = "tokenizer"
 EOS = "<|endoftext|>"

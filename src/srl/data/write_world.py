@@ -11,8 +11,7 @@ from srl.data.demonstration_file import write_demonstrations
 from srl.data.demonstrations import CLEAN, Noise, demonstrations
 from srl.data.parquet import write_questions
 from srl.data.world import SIZES, World, make_world, questions
-from srl.files import atomic_directory
-from srl.manifests import write_manifest
+from srl.files import atomic_directory, write_manifest
 
 QUESTIONS = {"train": 4000, "validation": 1024, "test": 1024}
 DEMONSTRATED = 2560

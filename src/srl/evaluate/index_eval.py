@@ -9,7 +9,7 @@ from statistics import fmean
 from time import perf_counter
 from typing import Any, Literal, Protocol
 
-from srl import interrupts
+from srl import process
 from srl.answers import contains_answer, findable
 from srl.data.relevance import LabelledQuestions
 from srl.errors import UserError
@@ -54,11 +54,11 @@ class ServedIndex:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.digest = interrupts.run(self._connect())
+        self.digest = process.run_async(self._connect())
 
     def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
         """The hits of each query, or why there are none."""
-        return interrupts.run(self._search(queries, k))
+        return process.run_async(self._search(queries, k))
 
     async def _connect(self) -> str:
         client = HttpSearch(self.url)

@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 
 import srl.store
-from srl import interrupts
+from srl import process
 from srl.config import Config, load_saved
 from srl.config.paths import option_paths
 from srl.errors import UserError
@@ -191,7 +191,7 @@ def _scores(
     columns = []
     for name, reward in rewards.items():
         with manager.named_errors(manager.find("reward", name)):
-            columns.append(interrupts.run(reward.score(trajectories), runner))
+            columns.append(process.run_async(reward.score(trajectories), runner))
         for trajectory, score in zip(trajectories, columns[-1], strict=True):
             if score.error:
                 raise UserError(

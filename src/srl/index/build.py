@@ -16,12 +16,20 @@ from typing import Any
 from srl import __version__
 from srl.data.corpus import read_corpus
 from srl.errors import CheckFailed, UserError
-from srl.files import FORMAT, atomic_directory, read_json, resumable_directory, write_json
+from srl.files import (
+    FORMAT,
+    MANIFEST,
+    atomic_directory,
+    checksums,
+    input_name,
+    read_json,
+    replaceable,
+    resumable_directory,
+    write_json,
+)
 from srl.index.manifest import KIND, Manifest, index_digest, read_index_manifest, sizes_of
 from srl.index.passages import FOLDER, CorpusDigest, PassageStore, keep_passages
 from srl.index.retriever import RetrieverBase, build_live, identity_of, load_retriever
-from srl.input_files import input_name
-from srl.manifests import MANIFEST, checksums, replaceable
 from srl.plugins import manager
 from srl.plugins.options import runtime_options, validated
 from srl.trajectory import Passage

@@ -10,10 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from srl.errors import UserError
-from srl.files import digest_text
-from srl.manifests import MANIFEST, DamagedError, Report, check_files, read_manifest, write_manifest
-from srl.pydantic_errors import expected
+from srl.errors import UserError, expected
+from srl.files import MANIFEST, DamagedError, Report, check_files, digest_text, read_manifest, write_manifest
 
 KIND = "index"
 

@@ -21,7 +21,7 @@ from srl.index.retriever import (
 )
 from srl.plugins import manager
 from srl.plugins.options import runtime_options, validated
-from srl.safe_text import quoted
+from srl.safe import quoted
 from srl.trajectory import Hit, Passage
 
 _logger = logging.getLogger(__name__)

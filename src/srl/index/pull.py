@@ -12,10 +12,9 @@ import httpx
 
 from srl.data.hub import hub_library
 from srl.errors import UserError, nearest
-from srl.files import locked
+from srl.files import MANIFEST, locked, read_manifest, write_manifest
 from srl.hub_models import hub_reason
 from srl.index.download import Part, Target, check, fetch, partial
-from srl.manifests import MANIFEST, read_manifest, write_manifest
 
 KIND = "pull"
 _NOT_DOWNLOADED = (".gitattributes", "README.md")

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from srl.index.passages import PassageStore
 from srl.plugins import manager
-from srl.safe_text import safe_message
+from srl.safe import safe_message
 from srl.trajectory import Hit, Passage
 
 FaultStatus = Literal["timed_out", "refused", "failed", "rejected"]

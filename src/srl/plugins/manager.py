@@ -87,9 +87,9 @@ def named_errors(entry: Plugin) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ImportError) and not is_import_path(entry.name):
             raise UserError(_not_loaded(entry, error)) from error
-        from srl.files import why_not_written
+        from srl.files import is_disk_full
 
-        if why_not_written(error) or entry.package in _own_packages():
+        if is_disk_full(error) or entry.package in _own_packages():
             raise
         raise UserError(f"{entry} raised {in_one_line(error)}") from error
 

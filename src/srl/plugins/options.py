@@ -7,9 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from srl.errors import UserError, nearest
-from srl.pydantic_errors import expected
-from srl.safe_text import quoted
+from srl.errors import UserError, expected, nearest
+from srl.safe import quoted
 
 
 def validated(where: str, model: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:

@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 from traceback import walk_tb
 
-from srl.safe_text import quoted
+from srl.safe import quoted
 
 log = logging.getLogger(__name__)
 

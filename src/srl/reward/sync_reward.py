@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from srl.daemon_thread import in_thread
+from srl.process import in_thread
 from srl.trajectory import Score, Trajectory
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from srl.errors import UserError
-from srl.safe_text import one_line
+from srl.safe import one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -24,7 +24,7 @@ import tenacity
 from srl.errors import UserError, in_words
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, EngineFault, Sampling, check_turn, stop_reason
-from srl.safe_text import header_secret, quoted, refusal
+from srl.safe import header_secret, quoted, refusal
 from srl.serve.client.retry import retry_after
 from srl.serve.wire import is_loopback
 

@@ -38,7 +38,7 @@ from srl.rollout.engine import (
     check_turn,
 )
 from srl.rollout.torch_engine import StopFinder
-from srl.safe_text import one_line
+from srl.safe import one_line
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, get_args
 
 from srl.errors import UserError, parsing
-from srl.files import FORMAT, check_format, digest_text, lock_open_file
+from srl.files import FORMAT, check_format, digest_text, lock
 from srl.index import Index
 from srl.serve.named_retrievers import aclose, connect, digest_of, indexes_of
 from srl.trajectory import Hit, Passage, Search, SearchStatus, SearchTool, current_episode
@@ -221,7 +221,7 @@ class CassetteWriter:
     def _open(self) -> BinaryIO:
         self._file = open(self._path, "ab")  # noqa: SIM115 - open until `close`
         taken = f"another run is recording to the cassette {self._path}; choose another name"
-        lock_open_file(self._file, taken)
+        lock(self._file, taken)
         return self._file
 
     @contextmanager

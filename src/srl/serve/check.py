@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import httpx
 
 from srl.errors import UserError
-from srl.safe_text import quoted, refusal
+from srl.safe import quoted, refusal
 from srl.serve.client import is_loopback, retrieve_url
 from srl.serve.client.request import MAX_ANSWER_BYTES, page_url
 from srl.serve.wire import DIGEST_HEADER, read_answer, read_digest

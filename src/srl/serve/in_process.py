@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from srl.daemon_thread import in_thread
 from srl.index import Index
 from srl.index.retriever import Fault, as_retriever, outcomes_of
+from srl.process import in_thread
 from srl.serve.query_batcher import MAX_QUERY_CHARS, QueryBatcher
 from srl.trajectory import Hit, Search, SearchStatus
 

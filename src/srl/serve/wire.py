@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from typing import Any, NoReturn
 
 from srl.data.corpus import contents_of
-from srl.safe_text import quoted
+from srl.safe import quoted
 from srl.trajectory import Hit, Passage
 
 DIGEST_HEADER = "X-Index-Digest"

@@ -18,7 +18,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from srl.manifests import MANIFEST
+from srl.files import MANIFEST
 from srl.store import run_info
 from srl.store.database import attach, in_one_line, scan
 from srl.store.parts import FINISHED, PARTS_DIRECTORY, Part, live_parts

@@ -22,7 +22,7 @@ from typing import Self
 from weakref import WeakValueDictionary
 
 from srl.errors import UserError
-from srl.processes import Process
+from srl.process import Process
 
 LOCK = "lock"
 

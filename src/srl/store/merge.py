@@ -13,8 +13,7 @@ import duckdb
 import pyarrow as pa
 
 from srl.errors import UserError
-from srl.files import atomic_directory
-from srl.manifests import MANIFEST, write_manifest
+from srl.files import MANIFEST, atomic_directory, write_manifest
 from srl.store import run_info
 from srl.store.database import in_one_line
 from srl.store.finished import write_database

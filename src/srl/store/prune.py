@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from srl.errors import UserError
-from srl.files import NotWritten, remove_leftovers, why_not_written
-from srl.manifests import MANIFEST
-from srl.processes import Process
+from srl.files import MANIFEST, NotWritten, is_disk_full, remove_leftovers
+from srl.process import Process
 from srl.store import run_info
 from srl.store.damage import damage_beside, find_damage, left_out
 from srl.store.database import in_one_line, quoted
@@ -122,8 +121,8 @@ def _saying(log: Path, what: str, then: str) -> Iterator[None]:
     try:
         yield
     except (duckdb.Error, pa.ArrowException, OSError, NotWritten) as error:
-        if why := why_not_written(error, log):
-            raise NotWritten(f"{log} {what}: {why}; {then}") from error
+        if is_disk_full(error, log):
+            raise NotWritten(f"{log} {what}: the disk is full; free some space; {then}") from error
         raise UserError(f"{log} {what}: {in_one_line(error)}; {then}") from error
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import duckdb
 
 from srl.errors import UserError
-from srl.manifests import MANIFEST
+from srl.files import MANIFEST
 from srl.store import run_info
 from srl.store.damage import Damage, further_damage, left_out, lost_log, may_be_damage
 from srl.store.database import (

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError
-from srl.files import FORMAT
-from srl.manifests import MANIFEST, read_manifest, write_manifest
-from srl.processes import Process
+from srl.files import FORMAT, MANIFEST, read_manifest, write_manifest
+from srl.process import Process
 from srl.store.lock import in_use
 
 KIND = "log"

@@ -15,9 +15,9 @@ import duckdb
 import pyarrow.parquet as pq
 
 from srl.errors import UserError
-from srl.files import NotWritten, discard, remove_leftovers, why_not_written
-from srl.processes import Process
-from srl.safe_text import quoted
+from srl.files import NotWritten, discard, is_disk_full, remove_leftovers
+from srl.process import Process
+from srl.safe import quoted
 from srl.store import run_info
 from srl.store.damage import find_damage, may_be_damage, set_aside
 from srl.store.database import attach
@@ -154,8 +154,10 @@ class LogWriter:
             with replacing_database(self.directory) as written:
                 write_database(written, run_info.run_row(self.directory), [self.directory])
         except Exception as error:
-            if why := why_not_written(error, self.directory):
-                raise NotWritten(f"{path} was not written: {why}; the run's parts are kept") from error
+            if is_disk_full(error, self.directory):
+                raise NotWritten(
+                    f"{path} was not written: the disk is full", hint="the run's parts are kept"
+                ) from error
             raise
 
     def close(self, status: str, error: str = "") -> None:

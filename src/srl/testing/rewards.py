@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from srl.daemon_thread import in_thread
+from srl.process import in_thread
 from srl.reward import LoadedReward
 from srl.testing.checks import Check, expect, run
 from srl.trajectory import EndReason, Hit, Passage, Question, Score, Search, Segment, Trajectory

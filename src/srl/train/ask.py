@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from srl import interrupts
+from srl import process
 from srl.config import Config
 from srl.protocol import Template
 from srl.rollout.episode import EpisodeOptions, OnProgress, run_episode
@@ -52,7 +52,7 @@ class Conversation:
             asked, self.loaded.engine, self.search, codec=codec, template=self.template, options=self.options,
             seed=self.seed, sample=self._asked[text] - 1, phase="eval", on_progress=on_progress,
         )  # fmt: skip
-        return interrupts.run(episode, self._runner)
+        return process.run_async(episode, self._runner)
 
 
 @contextmanager
@@ -68,9 +68,9 @@ def conversation(config: Config, workspace: Workspace, note: Note) -> Iterator[C
     options = episode_options(config).for_evaluation(config.eval.temperature)
     with asyncio.Runner() as runner:
         try:
-            interrupts.run(connect(search), runner)
+            process.run_async(connect(search), runner)
             loaded.start()
             yield Conversation(loaded, search, template, options, config.trainer.seed, changed, runner)
         finally:
             loaded.engine.close()
-            interrupts.run(aclose(search), runner)
+            process.run_async(aclose(search), runner)

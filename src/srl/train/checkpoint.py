@@ -15,17 +15,22 @@ import torch
 
 from srl.config import Config
 from srl.errors import UserError, first_line
-from srl.files import atomic_directory, discard, link_or_copy, read_json, remove_leftovers, write_json
-from srl.manifests import (
+from srl.files import (
     ABOUT,
     CHECKPOINT,
     HAS_MANIFEST,
     DamagedError,
+    atomic_directory,
     before,
     check_checkpoint,
     checksums,
+    discard,
     files_in,
+    link_or_copy,
+    read_json,
     read_manifest,
+    remove_leftovers,
+    write_json,
     write_manifest,
 )
 from srl.model import check_saved, has_lora, load_model, save_model

@@ -11,9 +11,7 @@ import torch
 
 from srl.config import Config
 from srl.config.sections import Model, Section, Sft
-from srl.files import atomic_directory, digest_path, digest_text
-from srl.input_files import check_input
-from srl.manifests import ABOUT
+from srl.files import ABOUT, atomic_directory, check_input, digest_path, digest_text
 from srl.model import pick_device, pick_dtype, save_model
 from srl.protocol import Template
 from srl.rollout.episode import EpisodeOptions

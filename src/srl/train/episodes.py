@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from srl import interrupts
+from srl import process
 from srl.config import Config
 from srl.evaluate import summarise
 from srl.model import merged_weights
@@ -94,7 +94,7 @@ class EpisodeRunner:
                     self._begin_scoring(trajectory)
                     count(len(self.ended))
 
-                return interrupts.run(
+                return process.run_async(
                     rollout(
                         questions, self.engine, environment.search, codec=environment.codec,
                         template=environment.template, options=options, n=n,
@@ -122,7 +122,7 @@ class EpisodeRunner:
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
         """One score for each trajectory of the last `roll_out`, in order. A missing one is told."""
-        scores = interrupts.run(self._scores(trajectories), self.event_loop)
+        scores = process.run_async(self._scores(trajectories), self.event_loop)
         fault = next((score.error for score in scores if score.error), "")
         if fault and not self._told:
             self.terminal.note(f"warning: {fault}")
@@ -210,6 +210,6 @@ class EpisodeRunner:
         """Wait for the log, and close the engine and the connections to a search server."""
         with ExitStack() as last:
             last.callback(self.event_loop.close)
-            last.callback(lambda: interrupts.run(aclose(self.environment.search), self.event_loop))
+            last.callback(lambda: process.run_async(aclose(self.environment.search), self.event_loop))
             last.callback(self.engine.close)
             last.callback(self._writes.close)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srl import interrupts
+from srl import process
 from srl.config import Config, load_config
 from srl.config.cross_checks import algorithm_plugin
 from srl.config.keys import plain
@@ -282,7 +282,7 @@ def _evaluated(
             ):
                 if plan.replaced:
                     log.drop_trajectories(plan.replaced)
-                interrupts.run(
+                process.run_async(
                     generate(
                         plan.wanted, loaded.engine, search, log, codec=loaded.codec, template=template,
                         options=options, at_once=_window(config, len(plan.wanted), n, loaded.copies),

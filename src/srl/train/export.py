@@ -15,8 +15,17 @@ from torch import Tensor
 
 from srl.config import Config, load_saved
 from srl.errors import UserError, parsing
-from srl.files import atomic_directory, link_or_copy, write_json
-from srl.manifests import ABOUT, MANIFEST, check_checkpoint, files_in, replaceable, write_manifest
+from srl.files import (
+    ABOUT,
+    MANIFEST,
+    atomic_directory,
+    check_checkpoint,
+    files_in,
+    link_or_copy,
+    replaceable,
+    write_json,
+    write_manifest,
+)
 from srl.model import DTYPES, error_line, load_model, quietly
 from srl.protocol import STOP_STRINGS
 from srl.train.make_missing import Note

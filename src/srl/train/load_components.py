@@ -11,7 +11,7 @@ from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srl import interrupts
+from srl import process
 from srl.advantage import Algorithm
 from srl.config import Config
 from srl.config.cross_checks import context_errors, truncation_errors
@@ -189,7 +189,7 @@ def _load_server(config: Config, note: Note) -> Generation:
         timeout_s=openai.timeout_s, retries=openai.retries, max_concurrent=config.rollout.max_num_seqs,
         requests_per_minute=openai.requests_per_minute, price_in=openai.price_in, price_out=openai.price_out,
     )  # fmt: skip
-    server.model = interrupts.run(find_model(server, longest))
+    server.model = process.run_async(find_model(server, longest))
     named = section.tokenizer or section.path
     if named is None or openai.api == "chat":
         why = "chat sends text" if openai.api == "chat" else "model.tokenizer is not set"
@@ -198,7 +198,7 @@ def _load_server(config: Config, note: Note) -> Generation:
         ids = False
     else:
         codec = load_codec(section, _generation_eos(Path(section.path or named)), note)
-        ids = interrupts.run(returns_ids(server, codec))
+        ids = process.run_async(returns_ids(server, codec))
         if not ids:
             note(f"{server.url} returns no token ids: prompts are sent as text")
     engine = OpenAiEngine(codec, server, token_ids=ids, max_model_len=longest, note=note)

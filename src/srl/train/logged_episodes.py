@@ -18,7 +18,7 @@ from srl.browse.sql import sql
 from srl.config import Config, load_saved
 from srl.errors import UserError
 from srl.rollout.codec import Codec
-from srl.safe_text import quoted
+from srl.safe import quoted
 from srl.store import LogWriter, RunInfo, read_records, reading, rows
 from srl.store.reader import find_logs
 from srl.train.run_directory import LOG, RECORD

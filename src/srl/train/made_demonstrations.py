@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from srl import interrupts
+from srl import process
 from srl.answers import contains_answer, findable
 from srl.config import Config
 from srl.data.demonstration_file import write_demonstrations
@@ -230,7 +230,7 @@ def _write(
     questions = load_questions(tuple(files), config, episodes.codec, note, limit)
     check_some_left(questions, files)
     with counted("demonstrations", len(questions)) as count:
-        found = interrupts.run(_all(questions, episodes.search, make, config.eval.max_failed, count))
+        found = process.run_async(_all(questions, episodes.search, make, config.eval.max_failed, count))
     sources = {item.data_source: SourceCounts(item.data_source) for item in questions}
     for question, one in zip(questions, found, strict=True):
         sources[question.data_source].add(one)

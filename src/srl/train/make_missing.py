@@ -10,11 +10,10 @@ from typing import Any
 from srl.config import Config
 from srl.data.corpus import digest_corpus
 from srl.errors import UserError
-from srl.files import digest_text
+from srl.files import check_input, digest_text
 from srl.index import build_index, load_retriever
 from srl.index.build import build_parameters
 from srl.index.retriever import identity_of
-from srl.input_files import check_input
 from srl.plugins import manager
 from srl.progress import counted_stages
 from srl.workspace import Workspace

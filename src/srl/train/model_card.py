@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from srl.config import Config
-from srl.files import FORMAT, check_format, json_object, write_json
+from srl.files import ABOUT, FORMAT, check_format, json_object, write_json
 from srl.hub_models import hub_name
-from srl.manifests import ABOUT
 from srl.protocol import Template
 from srl.train.questions import takes_written_prompts
 from srl.train.search import IndexDigests

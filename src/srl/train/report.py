@@ -16,8 +16,7 @@ from srl.browse.formatting import duration
 from srl.config import Config
 from srl.errors import UserError, first_line
 from srl.install import pip_install
-from srl.safe_log import Stderr
-from srl.safe_text import one_line, quoted, safe_message
+from srl.safe import Stderr, one_line, quoted, safe_message
 from srl.trajectory import Score, Trajectory
 
 

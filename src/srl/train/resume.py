@@ -11,13 +11,21 @@ from operator import attrgetter
 from pathlib import Path
 
 import srl.store
-from srl import interrupts
+from srl import process
 from srl.config import Config, load_saved, save_config
 from srl.config.keys import plain
 from srl.config.load import CHANGEABLE, SAVED
 from srl.errors import UserError, first_line, is_out_of_memory
-from srl.files import NotWritten, digest_file, digest_text, read_json, why_not_written
-from srl.manifests import DamagedError, check_checkpoint, is_checked
+from srl.files import (
+    DamagedError,
+    NotWritten,
+    check_checkpoint,
+    digest_file,
+    digest_text,
+    is_checked,
+    is_disk_full,
+    read_json,
+)
 from srl.store import run_info
 from srl.store.lock import LogLock, left_behind
 from srl.store.parts import FINISHED
@@ -84,9 +92,9 @@ def tells_how_to_resume(how: Callable[[], str], run: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt | NotWritten) or interrupts.received()
+        stopped = isinstance(error, KeyboardInterrupt | NotWritten) or process.signal_received()
         is_told = resume_command(run) in str(error)
-        if (stopped or why_not_written(error)) and not is_told and (run / LOG).is_dir():
+        if (stopped or is_disk_full(error)) and not is_told and (run / LOG).is_dir():
             error.add_note(how())
         raise
 
@@ -194,9 +202,9 @@ def check_not_trained(run: Path, note: Note) -> None:
 
     The process that wrote its log for a run on verl ends soon after a killed launcher: it is waited for.
     """
-    if process := left_behind(run / LOG):
-        note(f"waiting for {process} of the stopped run to end")
-        process.wait(LEFT_BEHIND_S)
+    if writer := left_behind(run / LOG):
+        note(f"waiting for {writer} of the stopped run to end")
+        writer.wait(LEFT_BEHIND_S)
     check_not_written(run / LOG)
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from srl.errors import UserError
-from srl.files import FORMAT, atomic_file, read_json, write_json
-from srl.manifests import ABOUT
+from srl.files import ABOUT, FORMAT, atomic_file, read_json, write_json
 
 BackendName = Literal["local", "verl"]
 """What trains: this process, or verl on a cluster."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from srl import interrupts
+from srl import process
 from srl.config import Config
 from srl.errors import UserError
 from srl.index import Index, check_corpus, live_index, open_index, read_index_manifest
@@ -35,7 +35,7 @@ def load_search(config: Config, workspace: Workspace, note: Note) -> SearchTool 
     mode, file = config.search.cassette_use or ("", "")
     topk = config.search.topk
     search = _replayed(config, file) if mode == "replay" else _retrievers(config, workspace, note)
-    interrupts.run(_reach(search))
+    process.run_async(_reach(search))
     _check_digest(config, search)
     return Recorder(search, file, topk=topk, append=True) if mode == "record" else search
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from srl import interrupts
+from srl import process
 from srl.config.sections import Sft
 from srl.data.demonstration_file import read_demonstrations
 from srl.errors import UserError
@@ -194,7 +194,7 @@ def demonstrate(
     done = itertools.count(1)
 
     with counted("demonstrations", len(questions)) as count:
-        trajectories = interrupts.run(all_at_once())
+        trajectories = process.run_async(all_at_once())
     failed = [item for item in trajectories if not item.valid]
     if failed:
         fault = failed[0].searches[-1]

@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from srl import interrupts
+from srl import process
 from srl.config import Config
 from srl.data.demonstration_file import write_demonstrations
 from srl.errors import CheckFailed, UserError, parsing
 from srl.evaluate.episode_results import EpisodeResult
-from srl.files import digest_text, json_object, lock_open_file
+from srl.files import digest_text, json_object, lock
 from srl.progress import Count, counted
 from srl.protocol import STOP_STRINGS
 from srl.reward import RewardMix
@@ -145,7 +145,7 @@ class Journal:
         """The file to append to, locked as long as it is open, where the file system has locks."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("a", encoding="utf-8")
-        lock_open_file(file, f"another process writes {self.path}; wait for it to end, or give another --out")
+        lock(file, f"another process writes {self.path}; wait for it to end, or give another --out")
         return file
 
     def _keep(self, row: Mapping[str, Any]) -> None:
@@ -312,7 +312,7 @@ class _Asking:
         if not questions:
             return []
         with counted(f"episodes, attempt {attempt + 1}", len(questions)) as count:
-            return interrupts.run(self._ask(questions, attempt, count))
+            return process.run_async(self._ask(questions, attempt, count))
 
     async def _ask(self, questions: Sequence[Question], attempt: int, count: Count) -> list[Trajectory]:
         config, done, kept = self.config, itertools.count(1), list[asyncio.Task[None]]()

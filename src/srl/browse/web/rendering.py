@@ -15,7 +15,7 @@ from markupsafe import Markup
 from srl.browse.curve import short_name
 from srl.browse.formatting import duration, number, signed
 from srl.browse.transcript import describe
-from srl.safe_text import safe
+from srl.safe import safe
 from srl.store.verdict import VERDICTS
 
 HERE = Path(__file__).parent

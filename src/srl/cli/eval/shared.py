@@ -27,8 +27,8 @@ def read_model(model: str | None) -> tuple[Path | None, Workspace]:
 def check_inputs(data: Iterable[Path], index: Path | None, url: str | None, templates: Iterable[str]) -> None:
     """Check the inputs before torch is imported. Raises UserError."""
     from srl.cli.options import exclude
+    from srl.files import check_input
     from srl.index import check_index
-    from srl.input_files import check_input
     from srl.protocol import template
 
     exclude({"--index": index is not None, "--url": url is not None}, "search either an index or a server")

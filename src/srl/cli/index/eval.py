@@ -118,7 +118,7 @@ def _open(name: str, settings: list[str]) -> Index | ServedIndex:
     if not name.startswith(("http://", "https://")):
         return open_with(Path(name), settings)
     from srl.evaluate.index_eval import ServedIndex
-    from srl.safe_text import refuse_credentials
+    from srl.safe import refuse_credentials
 
     if settings:
         raise UserError("--set applies to an index directory, not to a server", key="set")

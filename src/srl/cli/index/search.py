@@ -12,7 +12,7 @@ from srl.cli.index.shared import IndexDirectory, open_with
 from srl.cli.layout import snippet
 from srl.cli.options import Json, RetrieverSettings
 from srl.errors import UserError
-from srl.safe_text import one_line
+from srl.safe import one_line
 
 
 def search(

@@ -108,7 +108,7 @@ def _print_heat(shown: Transcript, heat: Heat, texts: Sequence[Sequence[str] | N
 
     from srl.browse.web.heat import LEGENDS, largest_advantage
     from srl.browse.web.heat import tokens as coloured
-    from srl.safe_text import safe
+    from srl.safe import safe
 
     console, largest = output.stdout(), largest_advantage(shown.steps)
     console.print(Text(f"{heat.value}: {LEGENDS[heat.value]}", style="dim"))

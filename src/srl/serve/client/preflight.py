@@ -13,7 +13,7 @@ from socket import gethostname
 import httpx
 
 from srl.errors import UserError
-from srl.safe_text import quoted
+from srl.safe import quoted
 from srl.serve.client.request import (
     TOKEN_VARIABLE,
     RequestFault,

@@ -9,7 +9,7 @@ from typing import Literal
 import httpx
 
 from srl.errors import UserError
-from srl.safe_text import header_secret, quoted, refusal
+from srl.safe import header_secret, quoted, refusal
 from srl.serve.client.retry import retry_after
 from srl.serve.wire import DIGEST_HEADER, is_loopback, read_answer, read_digest
 from srl.trajectory import Hit

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from starlette.types import Scope
 
 from srl.errors import UserError
-from srl.safe_text import one_line
+from srl.safe import one_line
 from srl.serve.wire import RequestError, is_loopback
 
 OPEN_PATHS = ("/health", "/healthz")

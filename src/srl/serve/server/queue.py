@@ -11,8 +11,8 @@ from functools import partial
 from itertools import islice
 from time import perf_counter
 
-from srl.daemon_thread import DaemonThreads
 from srl.index import Fault, Index, timing
+from srl.process import DaemonThreads
 from srl.serve.server.answer_cache import AnswerCache, EncodedHits, encode
 from srl.trajectory import Hit
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import uvicorn
 
-from srl import interrupts
+import srl.process
 from srl.errors import SrlError, UserError
-from srl.safe_log import log_to_stderr
+from srl.safe import log_to_stderr
 from srl.serve.server.app import ServerSettings, facts_of
 from srl.serve.server.connections import (
     SWITCH_S,
@@ -95,7 +95,7 @@ def run_replicas(
     """
     listen(listener)
     allow_connections()
-    interrupts.run(_Supervisor(settings, replicas, listener, ready, note).run())
+    srl.process.run_async(_Supervisor(settings, replicas, listener, ready, note).run())
 
 
 class _Supervisor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TextIO
 
-from srl.safe_text import hidden, safe_json
+from srl.safe import hidden, safe_json
 from srl.serve.server.queue import Answered
 
 

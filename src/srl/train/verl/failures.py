@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srl.errors import SrlError, UserError, is_out_of_memory, with_notes
-from srl.files import why_not_written
+from srl.files import is_disk_full
 from srl.train.resume import resume_with
 from srl.train.run_directory import LOG
 
@@ -123,9 +123,9 @@ def final_error(error: BaseException, run: Path, failure: str = "") -> BaseExcep
         return type(first)(reason(first))
     if failure:
         return ended_by(failure, run)
-    if why := why_not_written(first, run / LOG):
-        what, _, remedy = why.partition("; ")
-        return UserError(f"{what}: {reason(first)}; {remedy} and {resume_with(run)}")
+    if is_disk_full(first, run / LOG):
+        hint = f"free some space and {resume_with(run)}"
+        return UserError(f"the disk is full: {reason(first)}", hint=hint)
     if isinstance(first, RayError):
         return UserError(f"{reason(first)}; {resume_with(run)}")
     if is_out_of_memory(first):

@@ -17,7 +17,7 @@ from typing import Any
 
 from srl.errors import UserError
 from srl.evaluate import step_metrics, summarise
-from srl.processes import Process
+from srl.process import Process
 from srl.store import LogWriter, Record, RunInfo, reading
 from srl.train.background_writes import BackgroundWrites
 from srl.train.run_directory import Progress

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from srl.config import Config, load_saved
 from srl.plugins import manager
-from srl.safe_log import handle_logs
-from srl.safe_text import quoted
+from srl.safe import handle_logs, quoted
 from srl.train.verl.job import RUN_VARIABLE, device_support
 
 _log = logging.getLogger(__name__)

@@ -26,8 +26,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from srl.advantage.masked import masked_mean
 from srl.config import load_saved
-from srl.files import FORMAT, read_json, write_json
-from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums, write_manifest
+from srl.files import CHECKPOINT, FORMAT, HAS_MANIFEST, checksums, read_json, write_json, write_manifest
 from srl.rollout.delivery import NotDelivered
 from srl.train.compute_advantages import compute_advantages, rollout_correction
 from srl.train.episodes import Splits

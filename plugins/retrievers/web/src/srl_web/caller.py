@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from srl.index import Fault
-from srl.safe_text import quoted
+from srl.safe import quoted
 from srl.serve.client.retry import retry_after
 from srl_web.api import Result, open_part, read_answers, read_results
 from srl_web.hits import cleaned

@@ -15,7 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from srl.errors import UserError, parsing
-from srl.safe_text import keep_secret
+from srl.safe import keep_secret
 from srl_web.api import Api, secret_part
 
 logging.getLogger("httpcore").setLevel(logging.INFO)

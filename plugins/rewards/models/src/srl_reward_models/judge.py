@@ -21,7 +21,7 @@ from srl.errors import SrlError, UserError, parsing
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine, Sampling
 from srl.rollout.openai_engine import RefusedError
-from srl.safe_text import quoted, refuse_credentials
+from srl.safe import quoted, refuse_credentials
 from srl.trajectory import Score, Trajectory
 from srl_reward_models.verdicts import Case, Verdict, Verdicts, cache_path
 
