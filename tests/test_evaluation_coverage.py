@@ -10,10 +10,9 @@ import pytest
 from tests.scripts import TableSearch
 from tests.test_evaluation_runs import QUESTIONS, Place, question
 
-from srl.cli.eval.run import _rows
-from srl.cli.eval.suite import _settings, _table
-from srl.evaluate.budget import Selection
+from srl.cli.eval.run import _rows, _sets, _sets_table
 from srl.evaluate.coverage import Coverage, read_coverage
+from srl.evaluate.sample import Selection
 from srl.serve.in_process import LocalSearch
 from srl.serve.named_retrievers import NamedRetrievers, indexes_of
 from srl.train.evaluation import coverage as module
@@ -64,8 +63,8 @@ def test_exact_match_is_also_told_of_what_the_corpus_can_answer(place: Place) ->
 
 
 def test_a_table_over_sets_has_the_answerable_part_of_each(place: Place) -> None:
-    [(_, _, rows)] = _settings(place.evaluate(selection=Selection()))
-    head, [cells] = _table(rows)
+    [(_, _, rows)] = _sets(place.evaluate(selection=Selection()))
+    head, [cells] = _sets_table(rows)
     assert dict(zip(head, cells, strict=True))["answerable"] == "0.750"
     assert dict(zip(head, cells, strict=True))["EM of answerable"] == "0.667"
 

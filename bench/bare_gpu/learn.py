@@ -180,7 +180,7 @@ def after(run: Run, clock: Clock) -> None:
     evaluations = [path.read_text() for path in ends if path.is_file()]
     if len(evaluations) == 2:
         compared: dict[str, Any] = json.loads(
-            run.srl(clock, "grpo", "eval", "compare", *evaluations, "--format", "json")
+            run.srl(clock, "grpo", "eval", "compare", *evaluations, "--json")
         )
         for row in compared["rows"]:
             if row["difference"] is not None and row["measure"] != "cover-EM":

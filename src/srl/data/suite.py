@@ -15,7 +15,7 @@ from srl.data.parquet import read_questions
 from srl.data.sources import source_of
 from srl.data.splits import canonical_split
 from srl.errors import UserError, expected, nearest, parsing
-from srl.files import FORMAT, check_format, check_input, digest_text, json_object, write_json
+from srl.files import check_format, check_input, digest_text
 from srl.trajectory import Question
 
 DEFAULT = "search-r1"
@@ -145,7 +145,7 @@ def _find_files(suite: Suite, folder: Path) -> dict[str, Path]:
         )
         raise UserError(
             f"no file of {len(missing)} of the {len(suite.sets)} sets of {suite.name} in {folder}; give "
-            f"another directory with --dir, or type: {' && '.join(ways)}"
+            f"the directory with --data, or type: {' && '.join(ways)}"
         )
     return {name: path for name, path in found.items() if path is not None}
 
@@ -186,34 +186,13 @@ def rows_digest(questions: Iterable[Question]) -> str:
     return digest_text(*sorted(rows))
 
 
-def changes(suite: Suite, sets: Mapping[str, Rows], recorded: Mapping[str, str]) -> dict[str, str]:
-    """What is different, in words, for each set whose rows are not those of the manifest.
-
-    A set without a digest in the manifest is compared with the digest `recorded` when it was first used.
-    """
-    found = {}
+def changes(suite: Suite, sets: Mapping[str, Rows]) -> dict[str, str]:
+    """What is different, in words, for each set whose rows are not those of the manifest."""
+    different = {}
     for one in suite.sets:
-        rows, known = sets[one.name], one.digest or recorded.get(one.name, "")
+        rows = sets[one.name]
         if one.rows is not None and len(rows.questions) != one.rows:
-            found[one.name] = f"{len(rows.questions):,} rows, expected {one.rows:,}"
-        elif known and rows.digest != known:
-            whose = "the manifest's" if one.digest else "the one recorded at first use"
-            found[one.name] = f"digest {rows.digest[:12]}, expected {whose}, {known[:12]}"
-    return found
-
-
-def read_recorded(path: Path) -> dict[str, str]:
-    """The digests in a file of `record`; none if there is no file."""
-    if not path.is_file():
-        return {}
-    found = json_object(path.read_bytes(), str(path))
-    check_format(path, found.get("format"))
-    with parsing(path):
-        return {name: str(digest) for name, digest in dict(found.get("digests", {})).items()}
-
-
-def record(path: Path, sets: Mapping[str, Rows], recorded: Mapping[str, str]) -> None:
-    """Write the digests of `sets`, beside those `recorded` of others."""
-    digests = {**recorded, **{name: rows.digest for name, rows in sets.items()}}
-    if digests != recorded:
-        write_json(path, {"format": FORMAT, "digests": digests})
+            different[one.name] = f"{len(rows.questions):,} rows, expected {one.rows:,}"
+        elif one.digest and rows.digest != one.digest:
+            different[one.name] = f"digest {rows.digest[:12]}, expected {one.digest[:12]}"
+    return different

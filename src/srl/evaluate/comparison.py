@@ -16,7 +16,7 @@ import duckdb
 from srl.errors import UserError
 from srl.evaluate.coverage import read_coverage
 from srl.evaluate.episode_results import EpisodeResult, read_results
-from srl.evaluate.intervals import MIN_CLUSTERS, ClusterSums, Interval, interval
+from srl.evaluate.intervals import Interval, interval, too_few_clusters
 from srl.evaluate.paired_tests import PairedTest, holm, paired_test
 from srl.store import reading, rows
 
@@ -31,9 +31,10 @@ LEVEL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An evaluation from its log; `asked` has source, text and golden answers of a question.
+    """An evaluation from its log: the samples of each question.
 
-    `answerable` are the questions that its corpus can answer; None if its coverage is unknown.
+    `asked` has the source, the text and the golden answers of each question, `answerable` those that its
+    corpus can answer; None where the coverage is unknown.
     """
 
     run: str
@@ -41,16 +42,9 @@ class Evaluated:
     model: str
     setting: str
     index_digest: str
-    results: Sequence[EpisodeResult]
+    samples: Mapping[str, Sequence[EpisodeResult]]
     asked: Mapping[str, tuple[str, str, tuple[str, ...]]]
     answerable: frozenset[str] | None = None
-
-    def of_question(self) -> dict[str, list[EpisodeResult]]:
-        """The samples of each question."""
-        found = defaultdict(list)
-        for result in self.results:
-            found[result.question_id].append(result)
-        return dict(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +83,25 @@ class Comparison:
     def tests(self) -> int:
         return sum(row.test is not None for row in self.rows)
 
+    def as_records(self) -> list[dict[str, Any]]:
+        """The rows with plain values, for programs: one record per source, measure and run."""
+        return [
+            {
+                "source": row.source,
+                "questions": row.questions,
+                "measure": row.measure,
+                "run": self.runs[row.run].run,
+                "value": row.value,
+                "interval": row.interval,
+                "difference": row.test and row.test.difference,
+                "difference_interval": row.test and row.test.interval,
+                "p": row.test and row.test.p,
+                "p_corrected": row.p,
+                "significant": row.significant,
+            }
+            for row in self.rows
+        ]
+
 
 def read_evaluation(run: Path) -> Evaluated:
     """The evaluation in the directory `run`. Raises UserError for a training run, or without episodes."""
@@ -98,49 +111,33 @@ def read_evaluation(run: Path) -> Evaluated:
 def _read(log: duckdb.DuckDBPyConnection, run: Path) -> Evaluated:
     about = rows(log, "SELECT run_id, status, model, index_digest, config FROM runs")
     if len(about) != 1:
-        raise UserError(f"{run} has the logs of {len(about)} runs; name one of them")
-    results = read_results(log)
-    if not results:
-        raise UserError(_why_none(log, about[0]["run_id"]))
+        raise UserError(f"{run} has the logs of {len(about)} runs, expected one")
+    samples = defaultdict(list)
+    for result in read_results(log):
+        samples[result.question_id].append(result)
+    if not samples:
+        raise UserError(f"{run.name} is not an evaluation, or has no finished question yet")
+    asked = {
+        row["question_id"]: (row["data_source"], row["question"], tuple(row["golden_answers"]))
+        for row in rows(
+            log,
+            "SELECT DISTINCT question_id, data_source, question, golden_answers FROM trajectories "
+            "WHERE phase = 'eval'",
+        )
+    }
     config = json.loads(about[0]["config"])
-    columns = "question_id, data_source, question, golden_answers"
-    asked = rows(log, f"SELECT DISTINCT {columns} FROM trajectories WHERE phase = 'eval'")
+    # A run that does not search has the coverage of the last index evaluated beside it.
+    searches = config.get("rollout", {}).get("search", True)
+    covered = read_coverage(run) if searches else None
+    answerable = None
+    if covered is not None and covered.found.keys() >= asked.keys():
+        answerable = frozenset(name for name, of in covered.found.items() if of.answerable)
+    first = about[0]
+    setting = str(config.get("setting") or "")
     return Evaluated(
-        about[0]["run_id"],
-        about[0]["status"],
-        about[0]["model"],
-        str(config.get("setting") or ""),
-        about[0]["index_digest"],
-        results,
-        {
-            row["question_id"]: (row["data_source"], row["question"], tuple(row["golden_answers"]))
-            for row in asked
-        },
-        _answerable(run, [row["question_id"] for row in asked]) if _searches(config) else None,
-    )
-
-
-def _searches(config: Mapping[str, Any]) -> bool:
-    """Whether a run searches. One that does not has the coverage of the last index evaluated beside it."""
-    return bool(config.get("rollout", {}).get("search", True))
-
-
-def _answerable(run: Path, asked: Sequence[str]) -> frozenset[str] | None:
-    """The answerable questions of a run; None where the coverage of one that was `asked` is unknown."""
-    covered = read_coverage(run)
-    if covered is None or not covered.found.keys() >= set(asked):
-        return None
-    return frozenset(name for name, one in covered.found.items() if one.answerable)
-
-
-def _why_none(log: duckdb.DuckDBPyConnection, run: str) -> str:
-    phases = rows(log, "SELECT DISTINCT phase FROM trajectories")
-    if not phases:
-        return f"{run} has no finished question yet; compare it when it has some"
-    return (
-        f"{run} is a training run, not an evaluation; evaluate its model with "
-        f"`srl eval run {run} --data FILE`, and compare that run"
-    )
+        first["run_id"], first["status"], first["model"], setting, first["index_digest"], dict(samples),
+        asked, answerable,
+    )  # fmt: skip
 
 
 def compare(runs: Sequence[Evaluated]) -> Comparison:
@@ -149,17 +146,34 @@ def compare(runs: Sequence[Evaluated]) -> Comparison:
     A question's value is the mean of its samples. Raises UserError where no question is in all of them, or
     one differs between them.
     """
-    of_question = [run.of_question() for run in runs]
-    common = sorted(set.intersection(*(set(found) for found in of_question)))
+    common = sorted(set.intersection(*(set(run.samples) for run in runs)))
     if not common:
-        raise UserError(_no_common(runs))
-    _check_same(runs, common)
-    samples = [{name: found[name] for name in common} for found in of_question]
-    groups = _by_source(samples[0]) | _answerable_by_all(runs, common)
-    measured = _corrected(_measure(samples, groups))
-    left_out = [len(found) - len(common) for found in of_question]
-    notes = [*_run_notes(runs, samples), *_document_notes(samples[0], groups)]
-    return Comparison(runs, len(common), left_out, measured, notes)
+        sources = (
+            f"{name_of(number)} asks {', '.join(sorted({asked[0] for asked in run.asked.values()}))}"
+            for number, run in enumerate(runs)
+        )
+        raise UserError(
+            f"no question is in all of these runs: {'; '.join(sources)}",
+            hint="evaluate them on the same --data",
+        )
+    for number, run in enumerate(runs[1:], 1):
+        if changed := [name for name in common if run.asked[name] != runs[0].asked[name]]:
+            raise UserError(
+                f"question {changed[0]} has another source, text or golden answers in {name_of(number)} than "
+                f"in A",
+                hint="evaluate both on the same --data",
+            )
+    groups = _groups(runs, common)
+    measured = [
+        row
+        for source, names in groups.items()
+        for measure in MEASURES
+        for row in _rows(runs, source, names, measure)
+    ]
+    ps = iter(holm([row.test.p for row in measured if row.test]))
+    measured = [replace(row, p=next(ps)) if row.test else row for row in measured]
+    left_out = [len(run.samples) - len(common) for run in runs]
+    return Comparison(runs, len(common), left_out, measured, _notes(runs, common, groups))
 
 
 def name_of(run: int) -> str:
@@ -167,128 +181,52 @@ def name_of(run: int) -> str:
     return chr(ord("A") + run)
 
 
-def _no_common(runs: Sequence[Evaluated]) -> str:
-    sources = (
-        f"{name_of(number)} asks {', '.join(sorted({result.data_source for result in run.results}))}"
-        for number, run in enumerate(runs)
-    )
-    return f"no question is in all of these runs: {'; '.join(sources)}; evaluate them on the same --data"
+def _groups(runs: Sequence[Evaluated], common: Sequence[str]) -> dict[str, list[str]]:
+    """The questions of each source; of all where there are several; and those that every corpus with a known
+    coverage can answer, unless these are all."""
+    sources = defaultdict(list)
+    for name in common:
+        sources[runs[0].asked[name][0]].append(name)
+    groups = {source: sources[source] for source in sorted(sources)}
+    if len(groups) > 1:
+        groups[ALL] = list(common)
+    known = [run.answerable for run in runs if run.answerable is not None]
+    answerable = [name for name in common if known and all(name in of for of in known)]
+    if 0 < len(answerable) < len(common):
+        groups[ANSWERABLE] = answerable
+    return groups
 
 
-def _check_same(runs: Sequence[Evaluated], common: Sequence[str]) -> None:
-    """Raise UserError where a question has another source, text or answers in another run."""
-    for number, run in enumerate(runs[1:], 1):
-        for name in common:
-            before, now = runs[0].asked[name], run.asked[name]
-            if before != now:
-                differ = zip(_ASKED, before, now, strict=True)
-                what, one, other = next(each for each in differ if each[1] != each[2])
-                raise UserError(
-                    f"question {name} has another {what} in {name_of(number)} than in A: {_short(other)} and "
-                    f"{_short(one)}; evaluate both on the same --data"
-                )
-
-
-_ASKED = ("data source", "text", "list of golden answers")
-
-
-def _short(value: object, width: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= width else f"{text[:width]}…"
-
-
-Samples = Mapping[str, Sequence[EpisodeResult]]
-"""The samples of each question."""
-
-
-Groups = Mapping[str, Sequence[str]]
-"""The questions of each source, and of what stands in the place of one."""
-
-
-def _measure(samples: Sequence[Samples], groups: Groups) -> list[Measured]:
-    """Every measure of every run on each group of questions."""
-    measured = []
-    for source, names in groups.items():
-        documents = [samples[0][name][0].cluster for name in names]
-        for measure, field in MEASURES.items():
-            values = [
-                [fmean(getattr(sample, field) for sample in found[name]) for name in names]
-                for found in samples
-            ]
-            for run, own in enumerate(values):
-                test = paired_test(values[0], own, documents) if run else None
-                held = interval(own, documents)
-                measured.append(Measured(source, len(names), measure, run, fmean(own), held, test))
+def _rows(runs: Sequence[Evaluated], source: str, names: Sequence[str], measure: str) -> list[Measured]:
+    """One measure of every run on these questions."""
+    documents = [runs[0].samples[name][0].cluster for name in names]
+    field, measured, baseline = MEASURES[measure], list[Measured](), list[float]()
+    for number, run in enumerate(runs):
+        values = [fmean(getattr(sample, field) for sample in run.samples[name]) for name in names]
+        baseline = baseline or values
+        test = paired_test(baseline, values, documents) if number else None
+        held = interval(values, documents)
+        measured.append(Measured(source, len(names), measure, number, fmean(values), held, test))
     return measured
 
 
-def _by_source(samples: Samples) -> dict[str, list[str]]:
-    """The questions of each source, and of all where there are several."""
-    sources = defaultdict(list)
-    for name, found in samples.items():
-        sources[found[0].data_source].append(name)
-    several = {ALL: list(samples)} if len(sources) > 1 else {}
-    return {name: sources[name] for name in sorted(sources)} | several
-
-
-def _answerable_by_all(runs: Sequence[Evaluated], common: Sequence[str]) -> dict[str, list[str]]:
-    """The questions that every corpus whose coverage is known can answer; none if that is all, or unknown."""
-    known = [run.answerable for run in runs if run.answerable is not None]
-    names = [name for name in common if known and all(name in answerable for answerable in known)]
-    return {ANSWERABLE: names} if 0 < len(names) < len(common) else {}
-
-
-def _corrected(measured: Sequence[Measured]) -> list[Measured]:
-    """The same with p-values corrected for the number of tests."""
-    ps = iter(holm([row.test.p for row in measured if row.test]))
-    return [replace(row, p=next(ps)) if row.test else row for row in measured]
-
-
-def _run_notes(runs: Sequence[Evaluated], samples: Sequence[Samples]) -> list[str]:
+def _notes(
+    runs: Sequence[Evaluated], common: Sequence[str], groups: Mapping[str, Sequence[str]]
+) -> list[str]:
     """What a reader of the table has to know about the runs."""
     notes = []
-    for number, (run, found) in enumerate(zip(runs, samples, strict=True)):
+    for number, run in enumerate(runs):
         if run.status != "finished":
             notes.append(f"{name_of(number)} is {run.status}: the table has the questions that it has so far")
-        failed = sum(not sample.valid for each in found.values() for sample in each)
+        failed = sum(not sample.valid for name in common for sample in run.samples[name])
         if failed:
             notes.append(f"{name_of(number)}: {failed:,} episodes were lost to faults and count 0")
-    pairs = combinations(((name_of(number), run) for number, run in enumerate(runs)), 2)
-    for (one, first), (other, second) in pairs:
-        digests = first.index_digest, second.index_digest
+    for one, other in combinations(range(len(runs)), 2):
+        digests = runs[one].index_digest, runs[other].index_digest
         if all(digests) and digests[0] != digests[1]:
-            notes.append(f"{one} and {other} searched different indexes: {digests[0]:.12}, {digests[1]:.12}")
-    return notes
-
-
-def _document_notes(samples: Samples, groups: Groups) -> list[str]:
-    """The groups whose questions come from too few documents for an interval."""
-    notes = []
+            both = f"{name_of(one)} and {name_of(other)}"
+            notes.append(f"{both} searched different indexes: {digests[0]:.12}, {digests[1]:.12}")
     for source, names in groups.items():
-        found = ClusterSums.of([0.0] * len(names), [samples[name][0].cluster for name in names])
-        if not found.independent and found.effective < MIN_CLUSTERS:
-            notes.append(
-                f"{source} has no intervals: its questions come from {len(found.sizes):,} documents, which "
-                f"count as {found.effective:.1f} of equal size; an interval needs {MIN_CLUSTERS}"
-            )
+        if too_few := too_few_clusters([runs[0].samples[name][0].cluster for name in names]):
+            notes.append(f"{source} has no intervals: {too_few}")
     return notes
-
-
-def as_records(found: Comparison) -> list[dict[str, Any]]:
-    """The rows with plain values, for programs: one record per source, measure and run."""
-    return [
-        {
-            "source": row.source, "questions": row.questions, "measure": row.measure,
-            "run": found.runs[row.run].run, "model": found.runs[row.run].model,
-            "setting": found.runs[row.run].setting, "value": row.value, **_bounds("", row.interval),
-            "difference": row.test.difference if row.test else None,
-            **_bounds("difference_", row.test.interval if row.test else None),
-            "p": row.test.p if row.test else None, "p_corrected": row.p, "significant": row.significant,
-        }
-        for row in found.rows
-    ]  # fmt: skip
-
-
-def _bounds(prefix: str, held: Interval | None) -> dict[str, float | None]:
-    low, high = held or (None, None)
-    return {f"{prefix}low": low, f"{prefix}high": high}

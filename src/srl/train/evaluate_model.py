@@ -17,8 +17,8 @@ from srl.config.load import SAVED, read_layers, typed_keys
 from srl.config.unread import Kind, unread, unread_lines
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise
-from srl.evaluate.budget import Sample, Selection
 from srl.evaluate.coverage import WrittenCoverage, coverage_metrics, write_coverage
+from srl.evaluate.sample import Sample, Selection
 from srl.progress import counted
 from srl.protocol import TEMPLATES, WITHOUT_SEARCH
 from srl.rollout.codec import Codec

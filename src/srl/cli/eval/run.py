@@ -1,9 +1,10 @@
-"""`srl eval run`: evaluate a model on questions."""
+"""`srl eval run`: evaluate a model on questions, or on the question sets of a suite."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +17,6 @@ from srl.cli.eval.shared import (
     tell_indexes,
     usage_line,
 )
-from srl.cli.eval.suite import sets_as_json, show_sets
 from srl.cli.options import (
     Backend,
     Baselines,
@@ -29,7 +29,6 @@ from srl.cli.options import (
     ModelToRun,
     OwnConfig,
     OwnPreset,
-    QuestionFiles,
     ServerUrl,
     Sets,
     Temperature,
@@ -38,8 +37,11 @@ from srl.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from srl.evaluate import Interval
+    from srl.evaluate.question_sets import Row
+    from srl.evaluate.sample import SampleEstimate, Selection
     from srl.train.evaluate_model import Evaluation, ModelReport
+    from srl.trajectory import Question
+    from srl.workspace import Workspace
 
 _HEADS = {"search": "with search", "no_search": "without search"}
 _ROWS = {
@@ -67,8 +69,17 @@ _LOST = {"em_completed", "failed_share"}
 
 
 def run(
-    data: QuestionFiles,
     model: ModelToRun = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Questions, Parquet or JSON lines (repeatable); of a suite the directory of its files."
+        ),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(help="Question sets: search-r1 (its seven test sets), or a manifest (YAML)."),
+    ] = None,
     index: IndexToSearch = None,
     url: ServerUrl = None,
     n: EpisodesEach = 1,
@@ -96,7 +107,9 @@ def run(
     """Evaluate a model on questions: EM, F1, search behaviour, and the same without search and as baselines.
 
     An evaluation is a run: every answer is in its log while it goes. The same command again, also after an
-    interruption, generates only what the log lacks.
+    interruption, generates only what the log lacks. --suite and --budget add a table of the question sets,
+    with the mean over sets; --budget draws the same number of questions from each, the same each time, and
+    estimates the figures of the full sets.
 
     The settings of the model's run apply if it comes from one. Exit code 1 if more than eval.max_failed (1%)
     of the questions were lost to faults. With --set rollout.engine=openai a server generates, at
@@ -105,18 +118,32 @@ def run(
     \b
     Example:
       srl eval run last --data test.parquet --index my-index --no-search-too
-      srl eval run best --data test.parquet --index my-index
+      srl eval run best --suite search-r1 --index my-index --budget 400
       srl eval run Qwen/Qwen2.5-0.5B-Instruct --data test.parquet --index my-index --baseline all
     """
-    from srl.cli.output import progress, show_counted
+    from srl.cli.output import note, progress, show_counted
     from srl.errors import UserError
 
-    check_inputs(data, index, url, [name for name in (template, no_search_template) if name])
-    both = {"--budget": budget is not None, "--limit": limit is not None}
-    exclude(both, "both say how many questions are drawn")
+    if not data and not suite:
+        raise UserError("nothing to ask: give --data FILE or --suite NAME", key="data")
     if no_search_template and not no_search_too:
-        raise UserError("--no-search-template is for --no-search-too; add that, or leave it out")
+        raise UserError("--no-search-template is for --no-search-too", key="no_search_template")
+    exclude(
+        {"--budget": budget is not None, "--limit": limit is not None},
+        "both say how many questions are drawn",
+    )
+    files = [] if suite else data or []
+    check_inputs(files, index, url, [name for name in (template, no_search_template) if name])
     directory, workspace = read_model(model)
+    questions = None
+    show_counted()
+    with progress("starting", passing=True):
+        from srl.evaluate.sample import Selection
+        from srl.train.evaluate_model import check_failures, evaluate_model, local_settings, preset_name
+    selection = None if budget is None else Selection(budget)
+    if suite:
+        files, questions, selection = _suite(suite, data or [], budget, workspace)
+        selection.draw(questions)  # refuses a budget that is too small before the model is loaded
     flags = {
         "search.index": index,
         "search.url": url,
@@ -124,27 +151,43 @@ def run(
         "data.template": template,
         "data.examples": examples,
     }
-    show_counted()
-    with progress("starting", passing=True):
-        from srl.evaluate.budget import Selection
-        from srl.train.evaluate_model import check_failures, evaluate_model, local_settings, preset_name
-    chosen = check_baselines(baseline or [], examples, template)
-    settings = local_settings(directory, preset, config, flags, sets or [], workspace, _note, backend=backend)
-    check_search(settings, chosen, index or url)
+    baselines = check_baselines(baseline or [], examples, template)
+    settings = local_settings(directory, preset, config, flags, sets or [], workspace, note, backend=backend)
+    check_search(settings, baselines, index or url)
     report = evaluate_model(
-        settings, [str(path) for path in data], workspace, n=n, limit=limit, no_search_too=no_search_too,
-        no_search_template=no_search_template, baselines=chosen,
-        preset=preset_name(directory, preset, config), fresh=fresh, backend=backend,
-        selection=None if budget is None else Selection(budget), note=_note,
+        settings, [str(path) for path in files], workspace, n=n, limit=limit, no_search_too=no_search_too,
+        no_search_template=no_search_template, baselines=baselines,
+        preset=preset_name(directory, preset, config), fresh=fresh, backend=backend, questions=questions,
+        selection=selection, note=note,
     )  # fmt: skip
     _show(report, as_json)
     check_failures(report, settings.eval.max_failed)
 
 
-def _note(text: str) -> None:
-    from srl.cli.output import note
+def _suite(
+    name: str, folders: Sequence[Path], budget: int | None, workspace: Workspace
+) -> tuple[list[Path], list[Question], Selection]:
+    """The files of a suite, their questions, and how these are drawn. Raises UserError for rows that are not
+    those of the manifest."""
+    from srl.data.suite import changes, read_sets, read_suite
+    from srl.errors import UserError
+    from srl.evaluate.sample import Selection
 
-    note(text)
+    suite = read_suite(name)
+    if len(folders) > 1:
+        raise UserError("--data is one directory, that of the files of the suite", key="data")
+    rows = read_sets(suite, folders[0] if folders else workspace.worlds / suite.name)
+    if changed := changes(suite, rows):
+        said = "; ".join(f"{of}: {what}" for of, what in changed.items())
+        raise UserError(f"these are not the rows of the suite {suite.name}: {said}")
+    questions = [question for of in rows.values() for question in of.questions]
+    set_of = {question.id: of for of, found in rows.items() for question in found.questions}
+    about = {
+        of: {"file": str(found.file), "rows": len(found.questions), "digest": found.digest}
+        for of, found in rows.items()
+    }
+    files = [found.file for found in rows.values()]
+    return files, questions, Selection(budget, set_of, {"suite": suite.name, "sets": about})
 
 
 def _show(report: ModelReport, as_json: bool) -> None:
@@ -158,61 +201,83 @@ def _show(report: ModelReport, as_json: bool) -> None:
     samples = f" × {report.samples} at temperature {report.temperature:g}" if report.samples > 1 else ""
     drawn = "" if report.sample is None else f" of {report.sample.size:,}"
     note(f"{report.model}: {report.questions:,} questions{drawn}{samples}")
-    corner = "" if report.sample is None else "questions drawn"
-    table([corner, *(_HEADS.get(name, name) for name in report.settings)], _rows(report))
-    for name, found in report.settings.items():
+    heads = [_HEADS.get(name, name) for name in report.settings]
+    table(["" if report.sample is None else "questions drawn", *heads], _rows(report))
+    for head, found in zip(heads, report.settings.values(), strict=True):
         if (seconds := mean_seconds(found.results)) is not None:
-            head = _HEADS.get(name, name)
             note(f"{head}: {seconds:.3g} s an episode, beside those that ran at the same time")
-    if report.sample is not None:
-        show_sets(report)
+    for name, file, rows in _sets(report):
+        note(f"{report.model}, {_HEADS.get(name, name)}: {report.settings[name].run.name}")
+        table(*_sets_table(rows))
+        note(f"the questions used: {file}")
     if report.usage:
         note(usage_line(report.usage))
 
 
-def _between(held: Interval | None) -> str:
-    return "none: too few documents" if held is None else f"{held.low:.3f} to {held.high:.3f}"
-
-
 def _rows(report: ModelReport) -> list[list[str]]:
     """EM with its interval, EM of subsets, pass@k, then the rest; redundant rows are left out."""
+    from srl.evaluate.intervals import in_words
+
     columns = list(report.settings.values())
-    intervals = [_between(column.em_interval) for column in columns]
     names = dict.fromkeys(name.removeprefix("eval/") for column in columns for name in column.metrics)
-    parts = [name for name in names if name.startswith("em/") and ("hops=" in name or "em_macro" in names)]
     lost = any(column.metrics["eval/failed_share"] for column in columns)
-    return [
-        _row("EM", "em", columns),
-        ["  95% interval", *intervals],
-        *_gain_row(report),
-        *(_row(f"  {name.removeprefix('em/')}", name, columns) for name in parts),
-        *(_row(name, name, columns) for name in names if name.startswith(("mean@", "pass@"))),
-        *(
-            row
-            for head, name in _ROWS.items()
-            if name in names and (lost or name not in _LOST)
-            for row in [_row(head, name, columns), *_retriever_rows(name, names, columns)]
-        ),
-    ]
-
-
-def _gain_row(report: ModelReport) -> list[list[str]]:
-    """The gain of each setting over the same model's closed-book EM, where that is one of the settings."""
     gains = [report.gain_over_closed_book(name) for name in report.settings]
-    cells = ["" if gain is None else f"{gain:+.3f}" for gain in gains]
-    return [["  gain over closed-book", *cells]] if any(cells) else []
+    rows = [_row("EM", "em", columns), ["  95% interval", *(in_words(each.em_interval) for each in columns)]]
+    if any(gain is not None for gain in gains):
+        rows.append(["  gain over closed-book", *("" if gain is None else f"{gain:+.3f}" for gain in gains)])
+    for name in names:
+        if name.startswith("em/") and ("hops=" in name or "em_macro" in names):
+            rows.append(_row(f"  {name.removeprefix('em/')}", name, columns))
+    rows += [_row(name, name, columns) for name in names if name.startswith(("mean@", "pass@"))]
+    for head, name in _ROWS.items():
+        if name in names and (lost or name not in _LOST):
+            rows.append(_row(head, name, columns))
+            start = f"{name}/retriever="
+            by = sorted(one for one in names if one.startswith(start))
+            rows += [_row(f"  by {one.removeprefix(start)}", one, columns) for one in by]
+    return rows
 
 
-def _retriever_rows(name: str, names: Iterable[str], columns: list[Evaluation]) -> list[list[str]]:
-    """One row per named retriever: its searches per question."""
-    start = f"{name}/retriever="
-    found = sorted(one for one in names if one.startswith(start))
-    return [_row(f"  by {one.removeprefix(start)}", one, columns) for one in found]
-
-
-def _row(head: str, name: str, columns: list[Evaluation]) -> list[str]:
+def _row(head: str, name: str, columns: Sequence[Evaluation]) -> list[str]:
     values = (column.metrics.get(f"eval/{name}") for column in columns)
-    return [head, *("" if value is None else f"{value:.3f}" for value in values)]
+    return [head, *map(_cell, values)]
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _sets(report: ModelReport) -> Iterator[tuple[str, Path, list[Row]]]:
+    """The name of each setting, the file of the questions used, and a row for each set and the means."""
+    from srl.evaluate.question_sets import question_set_rows
+
+    for name, found in report.settings.items() if report.sample is not None else ():
+        assert report.sample is not None
+        rows = question_set_rows(found.results, report.sample, found.coverage and found.coverage.found)
+        yield name, report.sample.file_in(found.run), rows
+
+
+def _sets_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Headers and cells: questions used of all, each measure with its 95% interval, the error of the draw."""
+    from srl.evaluate.question_sets import MEASURES
+
+    drawn = any(row.used < row.size for row in rows)
+    known = any(row.answerable is not None for row in rows)
+    headers = ["", "questions", *MEASURES.values(), *(["EM ± of the draw"] if drawn else [])]
+    headers += ["answerable", "EM of answerable"] if known else []
+    cells = []
+    for row in rows:
+        measures = [_with_interval(row.measures[measure]) for measure in MEASURES]
+        error = [f"{row.measures['em'].draw_error:.3f}"] if drawn else []
+        part = [_cell(row.answerable), _cell(row.em_answerable)] if known else []
+        cells.append([row.name, f"{row.used:,} of {row.size:,}", *measures, *error, *part])
+    return headers, cells
+
+
+def _with_interval(found: SampleEstimate) -> str:
+    from srl.evaluate.intervals import in_words
+
+    return f"{found.mean:.3f} ({in_words(found.interval)})"
 
 
 def _as_json(report: ModelReport) -> dict[str, Any]:
@@ -230,6 +295,10 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
         }
         for name, found in report.settings.items()
     }
+    sets = {
+        name: {"run": report.settings[name].run.name, "questions_file": str(file), "sets": rows}
+        for name, file, rows in _sets(report)
+    }
     return {
         "model": report.model,
         "data": list(report.files),
@@ -241,6 +310,6 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
         "retriever_digests": dict(report.retriever_digests),
         "other_indexes": [asdict(other) for other in report.changed_indexes],
         **({"usage": dict(report.usage)} if report.usage else {}),
-        **({"full_sets": sets_as_json(report)} if report.sample else {}),
+        **({"full_sets": sets} if sets else {}),
         **settings,
     }

@@ -10,9 +10,9 @@ import pytest
 from tests.store_builder import episode, question
 
 from srl.evaluate import EpisodeResult
-from srl.evaluate.budget import draw
 from srl.evaluate.coverage import Coverage
-from srl.evaluate.suite_table import suite_rows
+from srl.evaluate.question_sets import question_set_rows
+from srl.evaluate.sample import draw
 from srl.trajectory import Question
 
 BLANK = EpisodeResult.of(episode(0, step=0, phase="eval", asked=question(0)))
@@ -30,7 +30,7 @@ def test_full_sets_have_their_plain_means_and_the_macro_mean_counts_them_equally
     sample = draw({"a": asked("a", 4), "b": asked("b", 2)})
     found = [result(f"a{i}", em=1, f1=1, cover=1) for i in range(3)] + [result("a3", f1=0.5, cover=1)]
     found += [result("b0"), result("b1", f1=0.25, cover=1)]
-    rows = {row.name: row for row in suite_rows(found, sample)}
+    rows = {row.name: row for row in question_set_rows(found, sample)}
     means = {name: {key: one.mean for key, one in row.measures.items()} for name, row in rows.items()}
     assert means["a"] == pytest.approx({"em": 0.75, "f1": 0.875, "cover_em": 1})
     assert means["b"] == pytest.approx({"em": 0, "f1": 0.125, "cover_em": 0.5})
@@ -46,7 +46,7 @@ def test_a_drawn_set_counts_as_the_whole_of_it() -> None:
     sample = draw({"a": asked("a", 40), "b": asked("b", 4)}, 8)
     assert len(sample.of("a").ids) == len(sample.of("b").ids) == 4
     found = [result(name, em=float(name.startswith("a"))) for name in sample.ids]
-    rows = {row.name: row for row in suite_rows(found, sample)}
+    rows = {row.name: row for row in question_set_rows(found, sample)}
     assert rows["mean over sets"].measures["em"].mean == 0.5
     assert rows["all questions"].measures["em"].mean == pytest.approx(40 / 44)
     assert (rows["a"].used, rows["a"].size) == (4, 40)
@@ -61,49 +61,39 @@ def test_the_answerable_part_of_each_set_and_of_all() -> None:
     covered = {f"a{i}": Coverage(None, i < 3) for i in range(4)} | {
         f"b{i}": Coverage(None, i < 1) for i in range(2)
     }
-    rows = {row.name: (row.answerable, row.em_answerable) for row in suite_rows(found, sample, covered)}
+    rows = {
+        row.name: (row.answerable, row.em_answerable) for row in question_set_rows(found, sample, covered)
+    }
     assert rows["a"] == (3 / 4, 2 / 3)
     assert rows["b"] == (1 / 2, 0)
     assert rows["c"] == (None, None)
-    assert rows["mean over sets"] == (pytest.approx(5 / 8), pytest.approx(1 / 3))
+    assert rows["mean over sets"] == (None, None)
     assert rows["all questions"] == (pytest.approx(4 / 6), pytest.approx(2 / 4))
-    assert {(row.answerable, row.em_answerable) for row in suite_rows(found, sample)} == {(None, None)}
-
-
-def test_answerable_questions_of_a_drawn_set_count_as_their_strata() -> None:
-    """Each stratum gives at least two questions, so the small ones are drawn more often than they occur."""
-    hops = {f"a{i}": 2 if i < 800 else 3 if i < 940 else 4 for i in range(1000)}
-    sample = draw(
-        {"a": [Question(name, "Q?", ("a",), "a", metadata={"hops": n}) for name, n in hops.items()]}, 6
-    )
-    found = [result(name, em=float(hops[name] == 2)) for name in sample.ids]
-    everything = {name: Coverage(True, True) for name in sample.ids}
-    (row,) = suite_rows(found, sample, everything)
-    assert (row.measures["em"].mean, row.em_answerable, row.answerable) == pytest.approx((0.8, 0.8, 1.0))
-    (row,) = suite_rows(found, sample, {name: Coverage(hops[name] == 2, True) for name in sample.ids})
-    assert (row.answerable, row.em_answerable) == pytest.approx((0.8, 1.0))
+    assert {(row.answerable, row.em_answerable) for row in question_set_rows(found, sample)} == {(None, None)}
 
 
 def test_one_set_has_no_mean_over_sets() -> None:
     sample = draw({"a": asked("a", 2)})
-    assert [row.name for row in suite_rows([result("a0"), result("a1")], sample)] == ["a"]
+    assert [row.name for row in question_set_rows([result("a0"), result("a1")], sample)] == ["a"]
 
 
 def test_samples_of_a_question_count_as_their_mean() -> None:
     sample = draw({"a": asked("a", 2)})
     found = [result("a0", em=1), result("a0", sample=1), result("a1"), result("a1", sample=1)]
-    (row,) = suite_rows(found, sample)
+    (row,) = question_set_rows(found, sample)
     assert (row.measures["em"].mean, row.used) == (0.25, 2)
 
 
 def test_results_of_other_questions_in_the_log_are_left_out() -> None:
-    (row,) = suite_rows([result("a0", em=1), result("a1"), result("z", em=1)], draw({"a": asked("a", 2)}))
+    (row,) = question_set_rows(
+        [result("a0", em=1), result("a1"), result("z", em=1)], draw({"a": asked("a", 2)})
+    )
     assert row.measures["em"].mean == 0.5
 
 
 def test_a_question_that_was_not_asked_is_an_error_never_a_silent_score() -> None:
     with pytest.raises(KeyError, match="a1"):
-        suite_rows([result("a0")], draw({"a": asked("a", 2)}))
+        question_set_rows([result("a0")], draw({"a": asked("a", 2)}))
 
 
 def test_the_questions_used_are_written_beside_the_log(tmp_path: Path) -> None:

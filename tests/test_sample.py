@@ -12,8 +12,8 @@ from statistics import fmean
 import pytest
 
 from srl.errors import UserError
-from srl.evaluate.budget import Sample, Selection, Stratum, allocation, draw, estimate
 from srl.evaluate.intervals import interval, wilson_interval
+from srl.evaluate.sample import Sample, Selection, Stratum, allocation, draw, estimate
 from srl.trajectory import Question
 
 KINDS: dict[str, tuple[int, Mapping[str, tuple[float, float]]]] = {
@@ -72,7 +72,6 @@ def test_a_set_smaller_than_its_part_is_used_whole_and_the_others_share_the_rest
     sample = draw(sets, 1400)
     counts = {name: len(sample.of(name).ids) for name in KINDS}
     assert counts["bamboogle"] == 125
-    assert sample.of("bamboogle").complete
     assert {counts[name] for name in KINDS if name != "bamboogle"} <= {212, 213}
     assert sum(counts.values()) == 1400
 
@@ -119,8 +118,9 @@ def test_hops_and_type_are_one_stratum() -> None:
 
 
 def test_a_budget_below_two_a_stratum_is_refused_with_the_least(sets: Mapping[str, list[Question]]) -> None:
-    with pytest.raises(UserError, match=r"a budget of 7 .* 13 strata .* give --budget 26 or more"):
+    with pytest.raises(UserError) as caught:
         draw(sets, 7)
+    assert caught.value.key == "budget"
     assert len(draw(sets, 26).ids) == 26
 
 
