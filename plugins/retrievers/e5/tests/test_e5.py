@@ -91,61 +91,71 @@ def test_what_is_longer_than_the_maximum_is_cut(encoder):
         ("multilingual-e5-small", "query: ", "passage: ", "mean", True),
         ("bge-base-en-v1.5", "Represent this sentence for searching relevant passages: ", "", "cls", True),
         ("bge-m3", "", "", "cls", True),
+        ("e5/contriever", "", "", "mean", False),
         ("contriever-msmarco", "", "", "mean", False),
         ("all-MiniLM-L6-v2", "", "", "mean", True),
     ],
 )
-def test_families_have_their_published_settings(make_encoder, name, query, passage, pooling, normalize):
-    assert settings_of(make_encoder(name)) == Settings(query, passage, pooling, normalize)
-
-
-@pytest.mark.parametrize("name", ["my-model", "e5-mistral-7b-instruct", "multilingual-e5-large-instruct"])
-def test_an_unknown_family_has_no_prefix_and_that_is_said(make_encoder, caplog, name):
-    with caplog.at_level(logging.WARNING):
-        assert settings_of(make_encoder(name)) == Settings("", "", "mean", True)
-    assert "query_prefix=" in caplog.text
+def test_families_have_their_published_settings(encoder, tmp_path, name, query, passage, pooling, normalize):
+    shutil.copytree(encoder, tmp_path / name)
+    assert settings_of(tmp_path / name) == Settings(query, passage, pooling, normalize)
 
 
 @pytest.mark.parametrize(
-    ("folder", "name", "expected"),
+    "place",
+    ["my-model", "e5-mistral-7b-instruct", "multilingual-e5-large-instruct", "e5-experiments/my-encoder"],
+)
+def test_an_unknown_family_has_no_prefix_and_that_is_said(encoder, tmp_path, caplog, place):
+    """The folder of a model does not name its family."""
+    shutil.copytree(encoder, tmp_path / place)
+    assert settings_of(tmp_path / place) == Settings("", "", "mean", True)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("config", "query", "passage"),
     [
-        ("e5", "all-MiniLM-L6-v2", Settings("", "", "mean", True)),
-        ("bge", "contriever", Settings("", "", "mean", False)),
-        ("e5-experiments", "my-encoder", Settings("", "", "mean", True)),
+        ({"prompts": {"query": "Search: ", "document": "Text: "}}, "Search: ", "Text: "),
+        ({"prompts": {"query": "Search: ", "passage": "P: "}}, "Search: ", "P: "),
+        ({"prompts": {"query": "Search: ", "document": ""}, "default_prompt_name": None}, "Search: ", ""),
+        ({"prompts": {"sts": "S: "}, "default_prompt_name": "sts"}, "S: ", "S: "),
+        ({"prompts": {"query": "", "document": ""}}, "query: ", "passage: "),
+        ({"similarity_fn_name": "cosine"}, "query: ", "passage: "),
     ],
 )
-def test_the_folder_of_a_model_does_not_name_its_family(encoder, tmp_path, folder, name, expected):
-    shutil.copytree(encoder, tmp_path / folder / name)
-    assert settings_of(tmp_path / folder / name) == expected
+def test_the_models_own_prompts_beat_the_family(make_encoder, caplog, config, query, passage):
+    directory = make_encoder("own-e5")
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(config))
+    assert settings_of(directory) == Settings(query, passage, "mean", True)
+    assert settings_of(directory, query_prefix="q ").query_prefix == "q "
+    assert not caplog.records
 
 
-def test_explicit_settings_beat_the_family(encoder, caplog):
-    given = {"query_prefix": "", "passage_prefix": "p ", "pooling": "cls", "normalize": False}
-    assert settings_of(encoder, **given) == Settings("", "p ", "cls", False)
-    assert not caplog.text
-
-
-def test_the_models_own_pooling_beats_the_family(make_encoder):
+def test_explicit_settings_beat_the_family_and_the_models_files(make_encoder, caplog):
     directory = make_encoder("e5-own")
     (directory / "1_Pooling").mkdir()
     switched = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False, "include_prompt": True}
     (directory / "1_Pooling" / "config.json").write_text(json.dumps(switched))
     assert settings_of(directory).pooling == "cls"
-    assert settings_of(directory, pooling="mean").pooling == "mean"
+    given = {"query_prefix": "", "passage_prefix": "p ", "pooling": "mean", "normalize": False}
+    assert settings_of(directory, **given) == Settings("", "p ", "mean", False)
+    assert not caplog.text
 
 
-def test_layers_after_the_pooling_are_refused_and_not_left_out(make_encoder):
-    directory = make_encoder("gtr-base")
-    (directory / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
-    with pytest.raises(UserError, match="Dense"):
-        settings_of(directory)
-
-
-def test_another_pooling_is_refused(make_encoder):
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("modules.json", '[{"type": "sentence_transformers.models.Dense"}]'),
+        ("1_Pooling/config.json", '{"pooling_mode_lasttoken": true}'),
+        ("1_Pooling/config.json", '{"pooling_mode": "lasttoken"}'),
+        ("1_Pooling/config.json", "{"),
+    ],
+)
+def test_layers_after_the_pooling_and_another_pooling_are_refused(make_encoder, file, content):
     directory = make_encoder("some-model")
-    (directory / "1_Pooling").mkdir()
-    (directory / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
-    with pytest.raises(UserError, match="lasttoken"):
+    (directory / file).parent.mkdir(exist_ok=True)
+    (directory / file).write_text(content)
+    with pytest.raises(UserError):
         settings_of(directory)
 
 
@@ -171,10 +181,9 @@ def test_an_index_remembers_its_encoder_and_finds_it_elsewhere(make_encoder, cor
 
 def test_an_index_refuses_another_encoder(encoder, another, corpus, tmp_path):
     build_index(corpus, tmp_path / "index", "e5", {"model": str(encoder)})
-    with pytest.raises(UserError, match="another encoder"):
-        open_index(tmp_path / "index", {"model": str(another)})
-    with pytest.raises(UserError, match="another query prefix"):
-        open_index(tmp_path / "index", {"query_prefix": "q: "})
+    for change in ({"model": str(another)}, {"query_prefix": "q: "}):
+        with pytest.raises(UserError, match="another"):
+            open_index(tmp_path / "index", change)
 
 
 def test_a_change_of_the_tokenizer_changes_the_digest(make_encoder):
@@ -201,7 +210,7 @@ def test_an_encoder_with_a_decoder_is_refused(make_encoder):
     directory = make_encoder("t5")
     shape = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 600}
     T5Model(T5Config(**shape)).save_pretrained(directory)
-    with pytest.raises(UserError, match="decoder"):
+    with pytest.raises(UserError):
         Encoder(directory, PLAIN)
 
 
@@ -233,42 +242,6 @@ def test_a_vector_that_is_not_finite_is_a_failure_and_no_ranking(encoder, corpus
     monkeypatch.setattr(Encoder, "_vectors", lambda self, ids: np.full((len(ids), 32), np.nan, np.float32))
     (outcome,) = index.outcomes(["red fox"], 3)
     assert isinstance(outcome, Fault)
-    assert "not finite" in str(outcome)
-
-
-def refused(options: dict[str, object], match: str, tmp_path: Path) -> None:
-    """Building with `options` ends in one line that matches, and leaves no index."""
-    with pytest.raises(UserError, match=match) as caught:
-        build_index(iter([]), tmp_path / "index", "e5", options)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "index").exists()
-
-
-@pytest.mark.parametrize("name", ["nowhere", "./nowhere", "../no/where/at/all", "/no/where"])
-def test_a_model_that_is_not_there_is_one_line(tmp_path, name):
-    refused(
-        {"model": name},
-        r"no model directory .*where.*config.json.* or ORG/NAME of the Hugging Face hub$",
-        tmp_path,
-    )
-
-
-def test_a_name_that_the_hub_cannot_give_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    refused({"model": "nobody/nothing-e5"}, "hf download nobody/nothing-e5 --local-dir", tmp_path)
-
-
-def test_a_name_on_the_hub_is_fetched_without_formats_that_run_code(encoder, monkeypatch):
-    asked: list[tuple[str, list[str]]] = []
-
-    def fetched(name: str, allow_patterns: list[str], **_: object) -> str:
-        asked.append((name, allow_patterns))
-        return str(encoder)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
-    assert model_directory("intfloat/e5-base-v2") == encoder
-    assert asked == [("intfloat/e5-base-v2", ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"])]
 
 
 def without_weights(directory: Path) -> None:
@@ -286,46 +259,44 @@ def own_code(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize(
-    ("harm", "match"),
-    [(without_weights, "no .*safetensors"), (cut_weights, "truncated"), (own_code, "trust_remote_code=true")],
-)
-def test_a_model_that_is_not_whole_or_brings_code_is_one_line(
-    make_encoder: Callable[..., Path], tmp_path, harm, match
+@pytest.mark.parametrize("harm", [shutil.rmtree, without_weights, cut_weights, own_code])
+def test_a_model_that_is_missing_damaged_or_brings_code_is_one_line_before_anything_is_built(
+    make_encoder: Callable[..., Path], tmp_path, harm
 ):
     directory = make_encoder("harmed-e5")
     harm(directory)
-    refused({"model": str(directory)}, match, tmp_path)
+    with pytest.raises(UserError, match="harmed-e5") as caught:
+        build_index(iter([]), tmp_path / "index", "e5", {"model": str(directory)})
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "index").exists()
 
 
-def test_a_pooler_without_weights_is_refused(another):
+def test_a_name_on_the_hub_is_fetched_without_formats_that_run_code(encoder, monkeypatch, tmp_path):
+    patterns: list[str] = []
+
+    def fetched(name: str, allow_patterns: list[str], **_: object) -> str:
+        patterns.extend(allow_patterns)
+        return str(encoder)
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match="nobody/nothing-e5"):
+        model_directory("nobody/nothing-e5")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
+    assert model_directory("intfloat/e5-base-v2") == encoder
+    assert patterns
+    assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in patterns)
+
+
+def test_a_pooler_without_weights_and_too_many_tokens_are_refused(encoder, another):
     Encoder(another, PLAIN)
-    with pytest.raises(UserError, match=r"no weights for pooler"):
+    with pytest.raises(UserError):
         Encoder(another, Settings("", "", "pooler", True))
-
-
-def test_more_tokens_than_the_model_has_places_for_are_refused(encoder):
-    with pytest.raises(UserError, match="query_max_length=256"):
+    with pytest.raises(UserError) as caught:
         Encoder(encoder, PLAIN, query_max_length=257)
+    assert caught.value.key == "retriever.e5.query_max_length"
 
 
 def test_without_faiss_one_line_says_what_to_install(encoder, corpus, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match=r"\[cpu\]'"):
+    with pytest.raises(UserError, match="faiss"):
         DenseRetriever(Options(model=str(encoder))).build(corpus, tmp_path, lambda done: None)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"model": ""},
-        {"pooling": "max"},
-        {"passage_max_length": 0},
-        {"ef_search": 0},
-        {"dtype": "int8"},
-        {"x": 1},
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options):
-    with pytest.raises(ValueError):
-        Options(**options)

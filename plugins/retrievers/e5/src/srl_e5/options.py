@@ -25,9 +25,9 @@ class Options(BaseModel):
     )
     """The encoder: a Hugging Face directory with safetensors, or a name on the hub. The index stores it."""
     query_prefix: str | None = Field(default=None, json_schema_extra=_RUNTIME)
-    """Prefix of every query. null: the one that the model's family was trained with (e5: `query: `)."""
+    """Prefix of every query. null: the model's own prompt, or its family's (e5: `query: `)."""
     passage_prefix: str | None = Field(default=None, json_schema_extra=_RUNTIME)
-    """Prefix of every passage. null: the one that the model's family was trained with (e5: `passage: `)."""
+    """Prefix of every passage. null: the model's own prompt, or its family's (e5: `passage: `)."""
     pooling: Pooling | None = Field(default=None, json_schema_extra=_RUNTIME)
     """How token vectors are pooled. null: as the model's configuration says, else as usual for its family."""
     normalize: bool | None = Field(default=None, json_schema_extra=_RUNTIME)
@@ -44,8 +44,6 @@ class Options(BaseModel):
     """HNSW: candidates kept during a search. More candidates: better recall, slower search."""
     nprobe: int = Field(default=32, ge=1)
     """IVF: lists read per search."""
-    train_size: int = Field(default=0, ge=0)
-    """IVF, PQ: passages that the index is trained on. 0: 64 per list, at least 65,536."""
     search_on: Literal["auto", "cpu", "gpu"] = Field(default="auto", json_schema_extra=_RUNTIME)
     """Where vectors are compared. auto: the encoder's GPU if the index is Flat and fits, else the CPU."""
     device: str = Field(default="auto", json_schema_extra=_RUNTIME)
@@ -54,7 +52,5 @@ class Options(BaseModel):
     """Texts encoded per forward pass."""
     n_threads: int = Field(default=0, ge=0, le=1024, json_schema_extra=_RUNTIME)
     """Threads of a faiss call. 0: OMP_NUM_THREADS if set, else all cores."""
-    shard_size: int = Field(default=4096, ge=1, json_schema_extra=_RUNTIME)
-    """Passages embedded and saved at a time. A killed build loses at most one such shard."""
     trust_remote_code: bool = Field(default=False, json_schema_extra=_RUNTIME)
     """Run Python code from the model's directory. Only for models whose authors you trust."""

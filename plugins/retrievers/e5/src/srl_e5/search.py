@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from srl.errors import UserError
 from srl.model import pick_device
 from srl_e5.exact import TorchSearch, upload
-from srl_e5.faiss_index import is_flat, load_faiss
+from srl_e5.faiss_index import is_flat, load_faiss, vectors_of
 from srl_e5.options import Options
 
 Found = tuple[np.ndarray, np.ndarray]
@@ -25,8 +26,6 @@ _SLACK = {"float32": 1e-5, "float16": 4e-3}
 """Maximum rounding difference between two computations of one score, relative to the best score."""
 _MAX_K_ON_GPU = 2048
 """The largest k of faiss on a GPU."""
-_INNER = ("base_index", "index", "quantizer")
-"""Where an index of faiss that is made of another one has it."""
 
 
 class ExactSearch:
@@ -92,8 +91,8 @@ def vector_search(index: Any, options: Options, device: torch.device) -> ExactSe
     if not is_flat(index):
         if options.search_on == "gpu":
             raise UserError(
-                f"search_on=gpu is for Flat indexes, this one is {type(index).__name__}; "
-                "type --set retriever.e5.search_on=cpu"
+                f"only Flat indexes are searched on a GPU, this one is {type(index).__name__}",
+                key="retriever.e5.search_on",
             )
         _tune(index, options)
         return ApproximateSearch(index, _on_cpu(index, options.n_threads))
@@ -111,23 +110,10 @@ def _gpu(options: Options, device: torch.device) -> torch.device | None:
 
 
 def _tune(index: Any, options: Options) -> None:
-    """Set how thoroughly an approximate index searches."""
-    faiss = load_faiss()
-    ivf = faiss.try_extract_index_ivf(index)
-    if ivf is not None:
-        ivf.nprobe = min(options.nprobe, ivf.nlist)
-    for layer in _layers(index):
-        if isinstance(layer, faiss.IndexHNSW):
-            layer.hnsw.efSearch = options.ef_search
-
-
-def _layers(index: Any) -> Iterator[Any]:
-    """`index`, the index inside it, and so on: those below refinements, transforms, ids and IVF lists."""
-    while index is not None:
-        yield index
-        held = (getattr(index, name, None) for name in _INNER)
-        inner = next((one for one in held if one is not None), None)
-        index = None if inner is None else load_faiss().downcast_index(inner)
+    """Set how thoroughly an approximate index searches, and the indexes inside it."""
+    for name, value in (("nprobe", options.nprobe), ("efSearch", options.ef_search)):
+        with suppress(RuntimeError):  # an index without this parameter
+            load_faiss().ParameterSpace().set_index_parameter(index, name, value)
 
 
 def _on_cpu(index: Any, n_threads: int) -> Find:
@@ -167,14 +153,7 @@ def _fits(index: Any, options: Options, device: torch.device) -> bool:
         return True
     if options.search_on == "gpu":
         raise UserError(
-            f"search_on=gpu: the vectors take {needed / 1e9:,.1f} GB in float16, {free / 1e9:,.1f} GB of "
-            f"{device} are free; type --set retriever.e5.search_on=cpu"
+            f"the vectors take {needed / 1e9:,.1f} GB in float16, {free / 1e9:,.1f} GB of {device} are free",
+            key="retriever.e5.search_on",
         )
     return False
-
-
-def vectors_of(index: Any) -> np.ndarray:
-    """A view of the vectors of a Flat index, (N, D) float32."""
-    faiss = load_faiss()
-    numbers = faiss.rev_swig_ptr(index.get_xb(), index.ntotal * index.d)
-    return numbers.reshape(index.ntotal, index.d)
