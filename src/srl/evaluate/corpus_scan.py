@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -39,22 +39,11 @@ class Sought(NamedTuple):
 
 @dataclass(slots=True)
 class Found:
-    """What of it the corpus has: the ids, the number of passages with each title, the answers.
-
-    `example` is the id of the first passage.
-    """
+    """What of it the corpus has."""
 
     ids: set[str] = field(default_factory=set)
-    titles: Counter[str] = field(default_factory=Counter)
+    titles: set[str] = field(default_factory=set)
     answers: set[str] = field(default_factory=set)
-    example: str = ""
-
-    def add(self, other: Found) -> None:
-        """Add what was found in a later part of the corpus."""
-        self.ids |= other.ids
-        self.titles += other.titles
-        self.answers |= other.answers
-        self.example = self.example or other.example
 
 
 class Stores(Iterable[Passage]):
@@ -80,43 +69,34 @@ class Stores(Iterable[Passage]):
 
 def scan(passages: Iterable[Passage], sought: Sought, progress: Callable[[int], None]) -> Found:
     """Look for `sought` in all passages, those of large indexes with a process for each core."""
-    if isinstance(passages, Stores) and len(passages) >= _MANY and (cores := _cores()) > 1:
-        return _scan_parts(passages.parts(), sought, cores, progress)
-    return _scan(passages, sought, progress)
-
-
-def _cores() -> int:
-    known = getattr(os, "sched_getaffinity", None)
-    return len(known(0)) if known else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
+    if not isinstance(passages, Stores) or len(passages) < _MANY or cores < 2:
+        return _scan(passages, sought, progress)
+    found, done, parts = Found(), 0, passages.parts()
+    with ProcessPoolExecutor(
+        min(cores, len(parts)), get_context("spawn"), initializer=_begin, initargs=(sought,)
+    ) as pool:
+        for (_, rows), part in zip(parts, pool.map(_scan_part, parts), strict=True):
+            found.ids |= part.ids
+            found.titles |= part.titles
+            found.answers |= part.answers
+            done += len(rows)
+            progress(done)
+    return found
 
 
 def _scan(passages: Iterable[Passage], sought: Sought, progress: Callable[[int], None]) -> Found:
     found, phrases, count = Found(), Phrases(sought.answers), 0
     for count, passage in enumerate(passages, start=1):
-        found.example = found.example or passage.id
         if passage.id in sought.ids:
             found.ids.add(passage.id)
         if sought.titles and (title := title_key(passage.title)) in sought.titles:
-            found.titles[title] += 1
+            found.titles.add(title)
         phrases.see(passage.contents)
         if count % _TOLD == 0:
             progress(count)
     progress(count)
     found.answers = phrases.found
-    return found
-
-
-def _scan_parts(
-    parts: Sequence[tuple[Path, range]], sought: Sought, workers: int, progress: Callable[[int], None]
-) -> Found:
-    found, done = Found(), 0
-    with ProcessPoolExecutor(
-        min(workers, len(parts)), get_context("spawn"), initializer=_begin, initargs=(sought,)
-    ) as pool:
-        for (_, rows), part in zip(parts, pool.map(_scan_part, parts), strict=True):
-            found.add(part)
-            done += len(rows)
-            progress(done)
     return found
 
 
@@ -142,13 +122,13 @@ class Phrases:
     def __init__(self, phrases: Iterable[str]) -> None:
         self.found: set[str] = set()
         self._words: set[str] = set()
-        self._longer: dict[str, dict[str, set[str]]] = {}  # first word → second word → phrases
+        self._longer: dict[tuple[str, str], set[str]] = defaultdict(set)  # first two words → phrases
         for phrase in phrases:
             words = phrase.split()
             if len(words) == 1:
                 self._words.add(phrase)
             else:
-                self._longer.setdefault(words[0], {}).setdefault(words[1], set()).add(phrase)
+                self._longer[words[0], words[1]].add(phrase)
 
     def see(self, text: str) -> None:
         """Look for the phrases that no earlier text had."""
@@ -156,24 +136,9 @@ class Phrases:
         single = self._words.intersection(words)
         self._words -= single
         self.found |= single
-        for phrase in list(self._longer_in(words)):
-            self._close(phrase)
-
-    def _longer_in(self, words: list[str]) -> Iterator[str]:
-        after = iter(words)
-        next(after, None)
-        for start, (first, second) in enumerate(zip(words, after, strict=False)):
-            seconds = self._longer.get(first)
-            if seconds is not None and second in seconds:
-                for phrase in seconds[second]:
+        for start, pair in enumerate(pairwise(words)):
+            if pair in self._longer:
+                for phrase in list(self._longer[pair]):
                     if phrase.split() == words[start : start + 1 + phrase.count(" ")]:
-                        yield phrase
-
-    def _close(self, phrase: str) -> None:
-        if phrase not in self.found:
-            self.found.add(phrase)
-            first, second = phrase.split()[:2]
-            seconds = self._longer[first]
-            seconds[second].remove(phrase)
-            if not seconds[second]:
-                del seconds[second]
+                        self._longer[pair].remove(phrase)
+                        self.found.add(phrase)

@@ -14,10 +14,9 @@ cuts pages into passages has each title many times.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -28,9 +27,8 @@ import pyarrow.parquet as pq
 
 from srl.answers import findable
 from srl.data.corpus import title_key
-from srl.data.published_rows import describe
 from srl.errors import UserError, parsing
-from srl.evaluate.corpus_scan import Found, Sought, scan
+from srl.evaluate.corpus_scan import Sought, scan
 from srl.files import FORMAT, atomic_file, check_format, digest_text
 from srl.trajectory import Passage, Question
 
@@ -40,12 +38,11 @@ _SCHEMA = pa.schema(
     [
         ("question_id", pa.string()),
         ("gold", pa.bool_()),
-        ("some_gold", pa.bool_()),
         ("answer", pa.bool_()),
+        ("some_gold", pa.bool_()),
         ("missing", pa.list_(pa.string())),
     ]
 )
-_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +72,11 @@ class Share(NamedTuple):
     covered: int
     known: int
 
+    @classmethod
+    def of(cls, values: Iterable[bool | None]) -> Share:
+        known = [value for value in values if value is not None]
+        return cls(sum(known), len(known))
+
     @property
     def value(self) -> float | None:
         return self.covered / self.known if self.known else None
@@ -91,15 +93,10 @@ class CoverageShares:
     answerable: Share
 
     @classmethod
-    def of(cls, found: Iterable[Coverage]) -> CoverageShares:
-        rows = list(found)
+    def of(cls, rows: Iterable[Coverage]) -> CoverageShares:
+        rows = list(rows)
         names = ("gold", "some_gold", "answer", "answerable")
-        return cls(len(rows), *(_share([getattr(row, name) for row in rows]) for name in names))
-
-
-def _share(values: Sequence[bool | None]) -> Share:
-    known = [value for value in values if value is not None]
-    return Share(sum(known), len(known))
+        return cls(len(rows), *(Share.of(getattr(row, name) for row in rows) for name in names))
 
 
 def coverage(
@@ -110,105 +107,45 @@ def coverage(
 ) -> dict[str, Coverage]:
     """The coverage of every question by its id, in one pass over the passages (`srl.evaluate.corpus_scan`).
 
-    `note` gets a line for each thing that a reader of the figures has to know. Raises UserError for gold
-    passages that are not a list of texts.
+    `note` gets a line for each data source whose gold ids are those of another corpus. Raises UserError for
+    gold passages that are not a list of texts.
     """
-    gold = {question.id: _Gold.of(question) for question in questions}
+    ids = {question.id: _gold(question, "supporting_ids") for question in questions}
+    titles = {question.id: _gold(question, "supporting_titles") for question in questions}
     answers = {question.id: findable(question.golden_answers) for question in questions}
     sought = Sought(
-        frozenset(name for each in gold.values() for name in each.ids),
-        frozenset(title_key(title) for each in gold.values() for title in each.titles),
+        frozenset(chain.from_iterable(ids.values())),
+        frozenset(map(title_key, chain.from_iterable(titles.values()))),
         frozenset(chain.from_iterable(answers.values())),
     )
     found = scan(passages, sought, progress)
-    named = _names_that_count(questions, gold, found, note)
-    _tell_of_several(named.values(), found, note)
-    if undecided := sum(not wanted for wanted in answers.values()):
-        note(f"{undecided:,} questions have no answer to look for in passages (only yes or no)")
-    return {
-        name: _coverage(these, found, not found.answers.isdisjoint(answers[name]) if answers[name] else None)
-        for name, these in named.items()
-    }
-
-
-class _Name(NamedTuple):
-    """A gold passage, by its id or by its title."""
-
-    name: str
-    is_title: bool
-
-    def is_in(self, found: Found) -> bool:
-        return title_key(self.name) in found.titles if self.is_title else self.name in found.ids
-
-
-def _coverage(named: Sequence[_Name], found: Found, answer: bool | None) -> Coverage:
-    if not named:
-        return Coverage(None, answer)
-    missing = tuple(each.name for each in named if not each.is_in(found))
-    return Coverage(not missing, answer, len(missing) < len(named), missing)
-
-
-class _Gold(NamedTuple):
-    """The gold passages that a question names."""
-
-    ids: tuple[str, ...]
-    titles: tuple[str, ...]
-
-    @classmethod
-    def of(cls, question: Question) -> _Gold:
-        return cls(_named(question, "supporting_ids"), _named(question, "supporting_titles"))
-
-    def names(self, strange_ids: bool) -> list[_Name]:
-        """Its ids; or its titles, where it has no ids or those of another corpus."""
-        if self.titles and (strange_ids or not self.ids):
-            return [_Name(title, True) for title in self.titles]
-        return [_Name(name, False) for name in self.ids]
-
-
-def _named(question: Question, key: str) -> tuple[str, ...]:
-    given = question.metadata.get(key)
-    if given is None:
-        return ()
-    if not isinstance(given, list | tuple) or not all(isinstance(name, str | int) for name in given):
-        raise UserError(f"question {question.id}: expected a list of texts in {key}, found {describe(given)}")
-    return tuple(dict.fromkeys(map(str, given)))
-
-
-def _names_that_count(
-    questions: Sequence[Question], gold: Mapping[str, _Gold], found: Found, note: Callable[[str], None]
-) -> dict[str, list[_Name]]:
-    """The gold passages of each question, by id or title as its data source has it; notes strange ids."""
-    by_source: dict[str, list[_Gold]] = defaultdict(list)
+    sources = {question.data_source for question in questions if ids[question.id]}
+    own = {question.data_source for question in questions if not found.ids.isdisjoint(ids[question.id])}
+    for source in sorted(sources - own):
+        note(f"{source}: the corpus has none of its gold ids; gold passages count by title, if named")
+    covered = {}
     for question in questions:
-        if gold[question.id].ids:
-            by_source[question.data_source].append(gold[question.id])
-    strange = {
-        source for source, those in by_source.items() if all(found.ids.isdisjoint(each.ids) for each in those)
-    }
-    for source in sorted(strange):
-        note(_strange_ids(source, by_source[source], found.example))
-    return {each.id: gold[each.id].names(each.data_source in strange) for each in questions}
+        name, by_title = question.id, question.data_source not in own or not ids[question.id]
+        if by_title and titles[name]:
+            gold = titles[name]
+            missing = tuple(title for title in gold if title_key(title) not in found.titles)
+        else:
+            gold = ids[name]
+            missing = tuple(passage for passage in gold if passage not in found.ids)
+        answer = not found.answers.isdisjoint(answers[name]) if answers[name] else None
+        if gold:
+            covered[name] = Coverage(not missing, answer, len(missing) < len(gold), missing)
+        else:
+            covered[name] = Coverage(None, answer)
+    return covered
 
 
-def _strange_ids(source: str, gold: Sequence[_Gold], example: str) -> str:
-    ids = {name for each in gold for name in each.ids}
-    start = f"{source}: the corpus has none of the {len(ids):,} gold ids (its own are like {example!r})"
-    if all(each.titles for each in gold):
-        return f"{start}, so gold passages are matched by title"
-    return f"{start}; without titles they count as missing: is it the corpus of these questions?"
-
-
-def _tell_of_several(named: Iterable[Sequence[_Name]], found: Found, note: Callable[[str], None]) -> None:
-    """Note the gold titles that several passages have."""
-    titles = {title_key(each.name) for these in named for each in these if each.is_title}
-    several = sorted(title for title in titles if found.titles[title] > 1)
-    if several:
-        shown = ", ".join(f"{title!r}: {found.titles[title]:,}" for title in several[:_SHOWN])
-        more = ", …" if len(several) > _SHOWN else ""
-        note(
-            f"{len(several):,} of {len(titles):,} gold titles match several passages ({shown}{more}); "
-            "one passage with the title is enough"
-        )
+def _gold(question: Question, key: str) -> tuple[str, ...]:
+    """The gold passages that a question names, each once."""
+    names = question.metadata.get(key) or ()
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str | int) for name in names):
+        raise UserError(f"question {question.id}: expected a list of texts in {key}")
+    return tuple(dict.fromkeys(map(str, names)))
 
 
 class Answered(Protocol):
@@ -228,9 +165,9 @@ def coverage_metrics(
     These are `answerable`, `gold_in_corpus` and `answer_in_corpus`, each of those for which it is known, and
     left out if that is none. Undecided questions count in neither part.
     """
-    known = [(found[one.question_id], one.em) for one in results if one.question_id in found]
-    shares = CoverageShares.of(one for one, _ in known)
-    right = [em for one, em in known if one.answerable]
+    known = [(found[result.question_id], result.em) for result in results if result.question_id in found]
+    shares = CoverageShares.of(of for of, _ in known)
+    right = [em for of, em in known if of.answerable]
     metrics = {
         "em_answerable": fmean(right) if right else None,
         "answerable": shares.answerable.value,
@@ -243,9 +180,14 @@ def coverage_metrics(
 def coverage_key(questions: Iterable[Question], corpora: Sequence[str]) -> str:
     """The same for the same questions, in any order, and the same digests of corpora; 32 hex digits."""
     rows = (
-        json.dumps([each.id, each.data_source, *_Gold.of(each), sorted(findable(each.golden_answers))])
+        json.dumps(
+            [
+                each.id, each.data_source, _gold(each, "supporting_ids"), _gold(each, "supporting_titles"),
+                sorted(findable(each.golden_answers)),
+            ]
+        )
         for each in questions
-    )
+    )  # fmt: skip
     return digest_text("coverage", *corpora, *sorted(rows))
 
 
@@ -262,17 +204,13 @@ def write_coverage(run: Path, written: WrittenCoverage) -> None:
 
     That of questions which the run was asked before is kept: all its evaluations search the same corpora.
     """
-    names = _SCHEMA.names[1:]
     with suppress(UserError):  # a damaged file is replaced
         if before := read_coverage(run):
             written = written._replace(found=before.found | written.found)
-    rows = [
-        {"question_id": name} | {key: getattr(one, key) for key in names}
-        for name, one in written.found.items()
-    ]
-    told = {"srl_format": str(FORMAT), "key": written.key, "notes": json.dumps(written.notes)}
+    rows = [{"question_id": name, **asdict(of)} for name, of in written.found.items()]
+    about = {"srl_format": str(FORMAT), "key": written.key, "notes": json.dumps(written.notes)}
     with atomic_file(Path(run) / FILE, "wb") as file:
-        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA.with_metadata(told)), file)
+        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA.with_metadata(about)), file)
 
 
 def read_coverage(run: Path, key: str | None = None) -> WrittenCoverage | None:
@@ -284,13 +222,15 @@ def read_coverage(run: Path, key: str | None = None) -> WrittenCoverage | None:
     if not path.is_file():
         return None
     with parsing(f"{path} is damaged, delete it"):
-        told = pq.read_schema(path).metadata or {}
-        check_format(path, int(told[b"srl_format"]))
-        own, notes = told[b"key"].decode(), json.loads(told[b"notes"])
+        about = pq.read_schema(path).metadata or {}
+        check_format(path, int(about[b"srl_format"]))
+        own = about[b"key"].decode()
         if key not in (None, own):
             return None
-        rows = pq.read_table(path, columns=_SCHEMA.names).to_pylist()
         found = {
-            row.pop("question_id"): Coverage(**{**row, "missing": tuple(row["missing"])}) for row in rows
+            name: Coverage(gold, answer, some_gold, tuple(missing))
+            for name, gold, answer, some_gold, missing in (
+                row.values() for row in pq.read_table(path, columns=_SCHEMA.names).to_pylist()
+            )
         }
-    return WrittenCoverage(found, notes, own)
+        return WrittenCoverage(found, json.loads(about[b"notes"]), own)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from srl.cli.options import Json
-
-if TYPE_CHECKING:
-    from srl.evaluate.rescore import Measured, Rescored, Row
 
 
 def rescore(
@@ -38,62 +36,36 @@ def rescore(
       srl eval rescore last --reward f1
       srl eval rescore last --reward em=0.5 --reward my_rewards:Brevity=0.5
     """
-    from srl.cli.output import note, print_json, progress, show_counted
+    from srl.cli.output import note, print_json, progress, show_counted, table
     from srl.plugins.import_path import look_in
     from srl.workspace import Workspace
 
     look_in(Path.cwd())
     show_counted()
     with progress("starting", passing=True):
+        from srl.evaluate.intervals import in_words
         from srl.evaluate.rescore import parse_rewards
         from srl.evaluate.rescore import rescore as compute
     workspace = Workspace.resolve()
     found = compute(workspace.find_run(run), parse_rewards(reward))
-    earlier = f"{found.before:,} trajectories of {found.run} were rescored by {found.rewards} before"
-    if not found.scored:
-        note(f"{earlier}; nothing is new")
-    elif found.before:
-        note(f"{found.scored:,} more rescored by {found.rewards}; {earlier}")
-    else:
-        note(f"{found.scored:,} trajectories of {found.run} rescored by {found.rewards}")
+    before = f"; {found.before:,} were before" if found.before else ""
+    note(f"{found.scored:,} trajectories of {found.run} rescored by {found.rewards}{before}")
     if as_json:
-        print_json(_as_json(found))
+        print_json(asdict(found))
         return
-    _show(found)
-    query = "SELECT rewards, phase, measure, avg(value) FROM rescores GROUP BY ALL"
-    note(f"query it: {workspace.command('inspect', 'sql', query, '--run', found.run)}")
-
-
-def _show(found: Rescored) -> None:
-    from srl.cli.output import table
-
     measures = list(found.rows[0].measures) if found.rows else []
     heads = [part for name in ("EM", *measures) for part in (name, "95% interval")]
-    table(["phase", "step", "source", "episodes", *heads], [_cells(row) for row in found.rows])
-
-
-def _cells(row: Row) -> list[object]:
-    shown = [part for one in (row.em, *row.measures.values()) for part in _measured(one)]
-    return [row.phase, row.step, row.source or "all", f"{row.episodes:,}", *shown]
-
-
-def _measured(one: Measured) -> tuple[str, str]:
-    return (
-        f"{one.mean:.3f}",
-        "" if one.interval is None else f"{one.interval.low:.3f} to {one.interval.high:.3f}",
-    )
-
-
-def _as_json(found: Rescored) -> dict[str, Any]:
-    def of(one: Measured) -> dict[str, Any]:
-        return {"mean": one.mean, "interval": one.interval and list(one.interval)}
-
     rows = [
-        {
-            "phase": row.phase, "step": row.step, "source": row.source or None, "episodes": row.episodes,
-            "em": of(row.em), "measures": {name: of(one) for name, one in row.measures.items()},
-        }
+        [
+            row.phase, row.step, row.source or "all", f"{row.episodes:,}",
+            *(
+                text
+                for each in (row.em, *row.measures.values())
+                for text in (f"{each.mean:.3f}", in_words(each.interval))
+            ),
+        ]
         for row in found.rows
     ]  # fmt: skip
-    told = {name: getattr(found, name) for name in ("run", "rewards", "scored", "before")}
-    return {**told, "rows": rows}
+    table(["phase", "step", "source", "episodes", *heads], rows)
+    query = "SELECT rewards, phase, measure, avg(value) FROM rescores GROUP BY ALL"
+    note(f"query it: {workspace.command('inspect', 'sql', query, '--run', found.run)}")
