@@ -39,6 +39,10 @@ print([time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrs
 """
 
 
+VERDICTS = "SELECT phase, step, verdict, count(*) FROM trajectories GROUP BY ALL"
+SEARCHES = "SELECT phase, step, count(*), avg(latency_s), sum(gold_rank = 1) FROM searches GROUP BY ALL"
+
+
 def commands(run: Path) -> dict[str, list[str]]:
     """The commands by their names, with ids of trajectories in the middle of the log."""
     query = (
@@ -52,17 +56,16 @@ def commands(run: Path) -> dict[str, list[str]]:
         "trajectories": ["inspect", "trajectories"],
         "trajectories, filtered": ["inspect", "trajectories", "--verdict", "reader", "--sort", "-reward"],
         "show": ["inspect", "show", one],
-        "group": ["inspect", "group", one],
-        "tokens": ["inspect", "tokens", one],
-        "verdicts by step": ["inspect", "verdicts", "--by", "step"],
+        "group": ["inspect", "show", one, "--group"],
+        "tokens": ["inspect", "show", one, "--tokens"],
+        "verdicts by step": ["inspect", "sql", VERDICTS],
         "curve": ["inspect", "curve", "--metric", "train/em"],
-        "searches by step": ["inspect", "searches"],
-        "searches of one step": ["inspect", "searches", "--steps", str(step)],
+        "searches by step": ["inspect", "sql", SEARCHES],
         "diff of two steps": ["inspect", "diff", f"last@{step}", f"last@{step + 50}"],
         "why": ["inspect", "why"],
         "sql": ["inspect", "sql", "SELECT step, avg(em) FROM trajectories GROUP BY step ORDER BY step"],
         "export of one step": ["inspect", "export", "--steps", str(step), "-o", OUT],
-        "grep": ["inspect", "grep", "nothing has this text"],
+        "text": ["inspect", "trajectories", "--contains", "nothing has this text"],
     }
 
 

@@ -206,7 +206,7 @@ def measure(workspace: Path) -> dict[str, dict[str, float]]:
         "listing, filtered": f"{run}/trajectories?verdict=reader&em=0",
         "listing, sorted by reward": f"{run}/trajectories?sort=-reward",
         "transcript": f"{run}/trajectory/{some.row['id']}",
-        "samples": f"{run}/siblings/{some.row['id']}",
+        "samples": f"{run}/group/{some.row['id']}",
         "question": f"/question?id={some.row['question_id']}",
         "compare": f"/compare?a={RUN}&b={RUN}&step_a=1&step_b=51",
         "SQL": f"/sql?run={RUN}&q=SELECT+step,avg(reward)+FROM+trajectories+GROUP+BY+step",

@@ -30,7 +30,6 @@ from typing import Any
 import torch
 
 import srl.store
-from srl.browse.watches import watches
 from srl.store import read_records
 from srl.workspace import Workspace
 
@@ -72,7 +71,7 @@ def _metrics(run: Path) -> dict[tuple[str, int, str], float]:
 def _fired(run: Path) -> list[dict[str, Any]]:
     """The watches that fired, in order."""
     with srl.store.open(run) as log:
-        return [{**row, "run_id": ""} for row in watches(log)]
+        return [{**row, "run_id": ""} for row in srl.store.rows(log, "FROM watches ORDER BY number")]
 
 
 def _episodes(run: Path) -> list[tuple[Any, ...]]:

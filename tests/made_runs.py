@@ -52,7 +52,7 @@ BROKEN = {
         answered=0.5, searched=0.4, found=0.3, read=0.2, format_errors=0.4,
         metrics={"actor/ref_kl": 4.0, "actor/entropy": 3.5, "actor/grad_norm": 60.0},
     ),
-    "failed searches": changed(failed=0.4),
+    "failed search": changed(failed=0.4),
     "too long": changed(answered=0.3, truncated=1.0, long=0.9),
     "reward hacking": changed(read=0.25, bonus=0.6),
     "evidence cut": changed(cut=0.85),

@@ -1,169 +1,270 @@
-"""Runs, trajectories by what they are like, why answers are wrong, and questions in SQL."""
+"""What is read from a log for people: listings, runs, curves, SQL, and numbers as text."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import unicodedata
+from dataclasses import fields, replace
 
 import duckdb
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.store_builder import BERN, episode, new_log, question, record, write_step
 
 import srl.store
-from srl.browse.listing import listing
+from srl.browse.curve import Series, curve, verdicts_over_steps
+from srl.browse.formatting import csv_text, duration, json_line, number
+from srl.browse.listing import SORTS, facets, listing, neighbours, page
+from srl.browse.plot import plot, save_figure
 from srl.browse.runs import runs
 from srl.browse.sql import sql
-from srl.browse.trajectories import Filter, verdicts
+from srl.browse.trajectories import COLUMNS, Filter
 from srl.errors import UserError
-from srl.store.verdict import VERDICTS
 
 
-@pytest.fixture
-def log(tmp_path):
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
     """Five episodes of two steps, each wrong in its own way or right."""
-    writer = new_log(tmp_path)
+    folder = tmp_path_factory.mktemp("log")
+    writer = new_log(folder)
+    answers = [("Münchenbuchsee", None), ("Bern", None), ("Bern", (BERN,))]
+    made = [
+        episode(n, answer=answer, **{"passages": of} if of else {}) for n, (answer, of) in enumerate(answers)
+    ]
+    writer.write(1, "train", [record(one) for one in made], {})
     other = replace(question(3, hops=3), data_source="hotpotqa")
-    writer.write(
-        1,
-        "train",
-        [
-            record(episode(0, answer="Münchenbuchsee")),
-            record(episode(1, answer="Bern")),
-            record(episode(2, answer="Bern", passages=(BERN,))),
-        ],
-        {},
-    )
-    two = {"step": 2, "phase": "val"}
-    writer.write(
-        2,
-        "val",
-        [
-            record(episode(3, asked=other, passages=None, **two)),
-            record(episode(4, answer=None, end="failed", **two)),
-        ],
-        {},
-    )
-    with srl.store.open(tmp_path) as connection:
+    made = [
+        episode(3, step=2, phase="val", asked=other, passages=None),
+        episode(4, step=2, phase="val", answer=None, end="failed"),
+    ]
+    writer.write(2, "val", [record(one) for one in made], {})
+    with srl.store.open(folder) as connection:
         yield connection
 
 
-@pytest.mark.parametrize(
-    ("conditions", "numbers"),
-    [
-        ({}, [0, 1, 2, 3, 4]),
-        ({"phase": "val"}, [3, 4]),
-        ({"steps": "1"}, [0, 1, 2]),
-        ({"steps": "2:"}, [3, 4]),
-        ({"steps": ":1"}, [0, 1, 2]),
-        ({"steps": "1:2"}, [0, 1, 2, 3, 4]),
-        ({"source": "hotpotqa"}, [3]),
-        ({"hops": 3}, [3]),
-        ({"question": "nq-2"}, [2]),
-        ({"em": "1"}, [0]),
-        ({"em": "<1"}, [1, 2, 3, 4]),
-        ({"reward": ">=0.125", "phase": "train"}, [0, 1, 2]),
-        ({"end": "answered"}, [0, 1, 2, 3]),
-        ({"verdict": "retriever"}, [2]),
-        ({"min_searches": 1}, [0, 1, 2, 4]),
-        ({"max_searches": 0}, [3]),
-        ({"contains": "PAINTER 1"}, [1]),
-        ({"contains": "münchenBUCHsee"}, [0]),
-        ({"contains": "100%_'"}, []),
-        ({"failed": True}, [4]),
-        ({"em": "0", "min_searches": 1, "phase": "train"}, [1, 2]),
-    ],
-)
-def test_filter_lets_through_what_it_names(log, conditions, numbers):
-    found = listing(log, Filter(**conditions), sort="question_id", limit=None)
-    assert [row["question_id"] for row in found] == [f"nq-{number}" for number in numbers]
+CONDITIONS = [
+    ({}, [0, 1, 2, 3, 4]), ({"phase": "val"}, [3, 4]), ({"steps": "1"}, [0, 1, 2]), ({"steps": "2:"}, [3, 4]),
+    ({"steps": ":1"}, [0, 1, 2]), ({"steps": "1:2"}, [0, 1, 2, 3, 4]), ({"source": "hotpotqa"}, [3]),
+    ({"hops": 3}, [3]), ({"question": "nq-2"}, [2]), ({"em": "1"}, [0]), ({"em": "<1"}, [1, 2, 3, 4]),
+    ({"reward": ">=0.125", "phase": "train"}, [0, 1, 2]), ({"end": "answered"}, [0, 1, 2, 3]),
+    ({"end": "failed"}, [4]), ({"verdict": "retriever"}, [2]), ({"searches": ">=1"}, [0, 1, 2, 4]),
+    ({"searches": "0"}, [3]), ({"contains": "PAINTER 1"}, [1]), ({"contains": "münchenBUCHsee"}, [0]),
+    ({"contains": "100%_'"}, []), ({"em": "0", "searches": ">0", "phase": "train"}, [1, 2]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("conditions", "numbers"), CONDITIONS)
+def test_a_filter_lets_through_what_it_names(log, conditions, numbers):
+    listed = listing(log, Filter(**conditions), sort="question_id", limit=None)
+    assert [row["question_id"] for row in listed] == [f"nq-{number}" for number in numbers]
+    assert facets(log, Filter(**conditions)).total == len(numbers)
+
+
+def test_every_condition_is_tried_above():
+    assert {name for conditions, _ in CONDITIONS for name in conditions} == {
+        one.name for one in fields(Filter)
+    }
 
 
 @pytest.mark.parametrize(
-    ("conditions", "message"),
-    [
-        ({"em": "wrong"}, "--em wrong: expected a number such as 0, or a bound such as '<1'"),
-        ({"steps": "a:b"}, "--steps a:b: expected a step such as 30, or a range such as 10:20"),
-        ({"verdict": "raeder"}, "did you mean 'reader'"),
-    ],
-)
-def test_filter_that_makes_no_sense_says_what_would(log, conditions, message):
-    with pytest.raises(UserError, match=message.replace("?", r"\?")):
+    ("conditions", "key"),
+    [({"em": "wrong"}, "--em"), ({"steps": "a:b"}, "--steps"), ({"verdict": "raeder"}, "--verdict"),
+     ({"end": "x"}, "--end")],
+)  # fmt: skip
+def test_a_condition_that_makes_no_sense_is_refused(log, conditions, key):
+    with pytest.raises(UserError) as error:
         listing(log, Filter(**conditions))
+    assert error.value.key == key
 
 
-def test_trajectories_are_sorted_and_limited(log):
-    found = listing(log, Filter(), sort="-searches", limit=2)
-    assert [row["question_id"] for row in found] == ["nq-0", "nq-1"]
-    assert listing(log, Filter(), sort="searches", limit=1)[0]["searches"] == 0
-    with pytest.raises(UserError, match="--sort -serches: no such column; did you mean 'searches'"):
-        listing(log, Filter(), sort="-serches")
+def test_a_listing_is_sorted_and_limited(log):
+    listed = listing(log, Filter(), sort="-searches", limit=2)
+    assert [row["question_id"] for row in listed] == ["nq-0", "nq-1"]
+    assert list(listed[0]) == list(COLUMNS)
+    for sort in ("-serches", "question"):
+        with pytest.raises(UserError) as error:
+            listing(log, Filter(), sort=sort)
+        assert error.value.key == "--sort"
 
 
-def test_verdicts_are_counted_by_what_is_asked(log):
-    train, val = verdicts(log, Filter())
-    nothing = dict.fromkeys(VERDICTS, 0)
-    assert train == {"phase": "train", "steps": "1", "total": 3} | nothing | {
-        "correct": 1, "reader": 1, "retriever": 1,
-    }  # fmt: skip
-    assert val == {"phase": "val", "steps": "2", "total": 2} | nothing | {"no search": 1, "failed search": 1}
-    by_hops = verdicts(log, Filter(phase="val"), by="hops")
-    assert [(row["hops"], row["total"]) for row in by_hops] == [(2, 1), (3, 1)]
-    with pytest.raises(UserError, match="expected one of phase, step"):
-        verdicts(log, Filter(), by="answer")
+@pytest.fixture(scope="module")
+def many(log):
+    """A table `trajectories` with 40 rows, whose values of every column repeat and are missing in some."""
+    connection = duckdb.connect()
+    connection.execute("SELECT setseed(0.5)")
+    types = {row[0]: row[1] for row in log.execute("DESCRIBE trajectories").fetchall()}
+    columns = ", ".join(f'NULL::{types[name]} AS "{name}"' for name in COLUMNS)
+    connection.execute(f"""
+        CREATE TABLE trajectories AS SELECT * REPLACE (
+            printf('%012x', n) AS id, 'run' AS run_id, (n * 7 % 5 % 3)::INTEGER AS step,
+            ['train', 'val'][n % 2 + 1] AS phase, [NULL, 'reader', 'correct'][n * 5 % 3 + 1] AS verdict,
+            [NULL, 0.0, 0.5, 1.0, 'nan'::DOUBLE][n * 3 % 5 + 1] AS reward, [NULL, 1, 2][n % 3 + 1] AS hops
+        ), (n % 4)::INTEGER AS position FROM (SELECT {columns}), range(40) AS numbers(n)
+    """)
+    return connection
 
 
-def test_verdicts_before_training_are_apart_from_those_in_it(tmp_path):
-    log = new_log(tmp_path / "run")
-    for step in (0, 2, 3):
-        write_step(log, step, "val", size=step + 1)
+def ids(rows):
+    return [row["id"] for row in rows]
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+@pytest.mark.parametrize("sort", ["-step", "reward", "-reward", "verdict", "-verdict", "hops"])
+def test_pages_are_the_listing_in_either_direction(many, sort, size):
+    whole = page(many, Filter(), sort, 40).rows
+    assert sorted(ids(whole)) == [f"{place:012x}" for place in range(40)]
+    values = [row[sort.removeprefix("-")] for row in whole]
+    assert None not in values[: len(values) - values.count(None)], "rows without a value are last"
+    here = page(many, Filter(), sort, size)
+    pages = [here]
+    while here.after:
+        here = page(many, Filter(), sort, size, after=here.after)
+        pages.append(here)
+    assert [one for each in pages for one in ids(each.rows)] == ids(whole)
+    for expected in reversed(pages[:-1]):
+        here = page(many, Filter(), sort, size, before=here.before)
+        assert ids(here.rows) == ids(expected.rows)
+        assert here.after
+    assert here.before is None
+    place = 1 if size == 1 else 39
+    beside = (whole[place - 1]["id"], whole[place + 1]["id"] if place < 39 else None)
+    assert neighbours(many, Filter(), sort, whole[place]) == beside
+
+
+@pytest.mark.parametrize(
+    "chosen", [Filter(), Filter(verdict="reader"), Filter(verdict="reader", phase="val")]
+)
+def test_counts_are_those_of_the_listing_with_another_value(many, chosen):
+    counted = facets(many, chosen)
+    assert counted.total == len(listing(many, chosen, limit=None))
+    for name, values in {"phase": ("train", "val"), "verdict": ("reader", "correct"), "hops": (1, 2)}.items():
+        listed = {value: len(listing(many, replace(chosen, **{name: value}), limit=None)) for value in values}
+        here = {value: count for value, count in counted.counts[name] if value is not None}
+        assert here == {value: count for value, count in listed.items() if count}
+
+
+@pytest.mark.parametrize(
+    "cursor", ["", "x", "[]", "{}", "null", '[1, "a", "b", 0, "r", "i"]', "[[1], 1, 2, 3, 4, 5]"]
+)
+def test_a_cursor_from_elsewhere_is_refused(many, cursor):
+    with pytest.raises(UserError):
+        page(many, Filter(), after=cursor)
+
+
+def test_every_sort_is_a_column_of_the_log(log):
+    for name in SORTS:
+        assert len(page(log, Filter(), name).rows) == 5
+
+
+def test_runs_say_how_far_they_got_and_of_which_step_each_figure_is(tmp_path):
+    first, second = (new_log(tmp_path / name) for name in ("a", "b"))
+    for step in (1, 2, 3):
+        write_step(first, step)
+        write_step(first, step, "val")
+    write_step(second, 0, "test")
+    write_step(second, 5, "val")
+    second.finish()
     with srl.store.open(tmp_path) as connection:
-        counted = verdicts(connection, Filter())
-        by_step = verdicts(connection, Filter(), by="step")
-    assert [(row["phase"], row["steps"], row["total"]) for row in counted] == [
-        ("val", "0", 1),
-        ("val", "2:3", 7),
-    ]
-    assert [(row["step"], row["total"]) for row in by_step] == [(0, 1), (2, 3), (3, 4)]
+        a, b = runs(connection)
+    assert (a["run_id"], a["status"], a["steps"], a["val_step"]) == ("a", "running", 3, 3)
+    assert (a["val_em"], a["best_val_em"], a["score"], a["test_em"]) == (0.15, 0.15, 0.3, None)
+    assert (b["status"], b["test_em"], b["test_step"], b["val_step"]) == ("finished", 0.0, 0, 5)
 
 
-def test_runs_say_of_which_step_each_figure_is(tmp_path):
-    log = new_log(tmp_path / "run")
-    write_step(log, 0, "test")
-    for step in (0, 2, 4):
-        write_step(log, step, "val")
-    write_step(log, 5)
-    with srl.store.open(tmp_path) as connection:
-        (row,) = runs(connection)
-    assert (row["steps"], row["val_step"], row["test_step"]) == (5, 4, 0)
-
-
-def test_runs_say_how_far_they_got(tmp_path):
-    for name, top in (("a", 3), ("b", 1)):
+def test_a_curve_has_a_series_for_each_run_and_phase(tmp_path):
+    for name in ("20250101T000000Z-tiny-grpo-s1-00aa", "20250101T000000Z-tiny-ppo-s1-00ab"):
         log = new_log(tmp_path / name)
-        for step in range(1, top + 1):
-            write_step(log, step)
-            write_step(log, step, "val")
-    write_step(log, 2, "test")
-    log.finish()
+        for step in (2, 1):
+            write_step(log, step, "val", **{"response_length/mean": 10.0 * step, "bad": float("nan")})
+        write_step(log, 3, **{"response_length/mean": 5.0})
     with srl.store.open(tmp_path) as connection:
-        first, second = runs(connection)
-    assert (first["run_id"], first["status"], first["steps"]) == ("a", "running", 3)
-    assert (first["val_em"], first["best_val_em"], first["score"], first["test_em"]) == (
-        0.15,
-        0.15,
-        0.3,
-        None,
+        first, second = curve(connection)
+        assert (first.metric, first.label) == ("val/em", "tiny-grpo-s1-00aa")
+        assert (first.steps, first.values) == ((1, 2), (0.05, 0.1))
+        assert second.label == "tiny-ppo-s1-00ab"
+        labels = [one.label for one in curve(connection, "response_length/mean")]
+        assert labels[:2] == ["tiny-grpo-s1-00aa train", "tiny-grpo-s1-00aa val"]
+        for metric in ("val/en", "bad"):
+            with pytest.raises(UserError) as error:
+                curve(connection, metric)
+            assert error.value.key == "--metric"
+
+
+def test_verdicts_over_steps_are_shares_of_each_step(log):
+    shares = verdicts_over_steps(log)
+    assert shares["train"] == (
+        [1],
+        {name: [pytest.approx(1 / 3)] for name in ("correct", "reader", "retriever")},
     )
-    assert (second["status"], second["test_em"]) == ("finished", 0.1)
+    assert shares["val"] == ([2], {"no search": [0.5], "failed search": [0.5]})
+
+
+def line(values, label="r") -> Series:
+    return Series(label, "val", "val/em", label, tuple(range(len(values))), tuple(values))
+
+
+@given(
+    st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=200),
+    st.integers(40, 120), st.integers(6, 30), st.booleans(),
+)  # fmt: skip
+def test_a_plot_fits_its_width_and_draws_every_series(values, width, height, ascii_only):
+    *grid, first, second = plot([line(values), line(values[::-1])], width, height, ascii_only).splitlines()
+    assert max(map(len, grid)) <= width
+    text = "\n".join(grid)
+    assert any(mark in text for mark in "*o●○")
+    assert "*" in first or "●" in first
+    assert "o" in second or "○" in second
+    assert not ascii_only or text.isascii()
+
+
+@pytest.mark.parametrize(("name", "start"), [("c.png", b"\x89PNG"), ("c.SVG", b"<?xml"), ("c.pdf", b"%PDF")])
+def test_a_figure_is_a_picture_in_the_format_of_its_name(tmp_path, name, start):
+    panels = [[line([0.1, 0.5], label="_$a$"), line([0.2, 0.1])], [line([1.0])]]
+    for again in ("1", "2"):
+        (tmp_path / again).mkdir()
+        save_figure(panels, tmp_path / again / name)
+    assert (tmp_path / "1" / name).read_bytes().startswith(start)
+    assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+
+
+def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path, monkeypatch):
+    with pytest.raises(UserError):
+        save_figure([[line([0.1])]], tmp_path / "c.gif")
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(UserError):
+        save_figure([[line([0.1])]], tmp_path / "c.png")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     "query",
-    ["FROM runs", "SELECT 1", "DESCRIBE hits", "SHOW TABLES", "EXPLAIN SELECT 1", "SUMMARIZE steps",
-     "EXPLAIN ANALYZE FROM steps", "WITH a AS (SELECT 1) FROM a",
-     "-- hello\nSELECT 1;"],
+    ["FROM runs", "SELECT 1", "DESCRIBE hits", "SHOW TABLES", "SUMMARIZE steps",
+     "WITH a AS (SELECT 1) FROM a", "-- hello\nSELECT 1;"],
 )  # fmt: skip
 def test_queries_that_read_are_answered(log, query):
     assert sql(log, query).columns
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["COPY runs TO '{}'", "EXPLAIN ANALYZE COPY runs TO '{}'", "EXPLAIN (FORMAT json) COPY runs TO '{}'",
+     "ATTACH '{}'", "CREATE TABLE a AS SELECT 1", "DROP VIEW runs", "SET threads = 1", "INSTALL json",
+     "INSERT INTO raw.runs VALUES (1)", "CALL pragma_version()", "PRAGMA version", "LOAD json",
+     "DETACH memory", "IMPORT DATABASE '{}'", "WITH a AS (COPY runs TO '{}') FROM a",
+     "WITH a AS (COPY runs TO '{}') PIVOT steps ON phase USING max(step)",
+     "CREATE TABLE a AS PIVOT steps ON phase USING max(step)",
+     "PREPARE a AS PIVOT steps ON phase USING max(step)",
+     "INSERT INTO raw.runs PIVOT steps ON phase USING max(step)", "FROM query('COPY runs TO ''{}''')",
+     "WITH a AS (DELETE FROM raw.runs RETURNING *) FROM a", "EXPLAIN\x1cANALYZE COPY runs TO '{}'",
+     "SELECT 1; COPY runs TO '{}'", "/* */ COPY runs TO '{}'", "EXPORT DATABASE '{}'", "", "SELEC 1",
+     "SELECT emm FROM trajectories", "FROM trajectory"],
+)  # fmt: skip
+def test_queries_that_write_or_are_wrong_are_refused_in_one_line(log, query, tmp_path):
+    with pytest.raises(UserError) as error:
+        sql(log, query.format(tmp_path / "written"))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "written").exists()
 
 
 @pytest.mark.parametrize(
@@ -190,56 +291,29 @@ def test_values_are_those_that_duckdb_gives_to_python(log):
     NULL AS j, [1, NULL] AS k, 3.5::FLOAT AS l, 1::UTINYINT AS m, [1, 2]::INT[2] AS n,
     TIME '01:02:03' AS o, union_value(k := 1) AS p FROM range(3000)"""
     assert list(sql(log, query).rows) == log.execute(query).fetchall()
-
-
-@pytest.mark.skipif(duckdb.__version__ < "2", reason="DuckDB 1 takes a PIVOT apart into two statements")
-def test_pivot_is_answered(log):
-    assert sql(log, "PIVOT steps ON phase USING max(step) GROUP BY run_id").columns[1:] == ("train", "val")
-
-
-@pytest.mark.skipif(duckdb.__version__ < "2", reason="DuckDB 1 takes a PIVOT apart into two statements")
-@pytest.mark.parametrize("before", ["", "-- hello\n", "EXPLAIN ", "DESCRIBE ", "FROM (", "SELECT * FROM ("])
-def test_pivot_is_answered_wherever_it_is_read(log, before):
-    assert sql(log, f"{before}PIVOT steps ON phase USING max(step)" + ")" * before.count("(")).columns
-
-
-@pytest.mark.parametrize(
-    "query",
-    ["COPY runs TO '{}'", "EXPLAIN ANALYZE COPY runs TO '{}'", "EXPLAIN (FORMAT json) COPY runs TO '{}'",
-     "ATTACH '{}'", "CREATE TABLE a AS SELECT 1", "DROP VIEW runs", "SET threads = 1", "INSTALL json",
-     "EXPLAIN (ANALYZE /*) SELECT 1 -- */) COPY (SELECT 42) TO '{}'", "INSERT INTO raw.runs VALUES (1)",
-     "EXPLAIN ANALYZE /* SELECT 1 */ COPY (SELECT 42) TO '{}'", "CALL pragma_version()",
-     "EXPLAIN ANALYZE -- SELECT\nCOPY (SELECT 42) TO '{}'", "EXPLAIN ANALYZE ANALYZE", "PRAGMA version",
-     "EXPLAIN (SELECT 1)", "EXPLAIN EXPLAIN ANALYZE COPY runs TO '{}'", "LOAD json", "DETACH memory",
-     "IMPORT DATABASE '{}'", "WITH a AS (COPY runs TO '{}') FROM a",
-     "WITH a AS (COPY runs TO '{}') PIVOT steps ON phase USING max(step)",
-     "CREATE TABLE a AS PIVOT steps ON phase USING max(step)",
-     "CREATE TEMP TABLE a AS (PIVOT steps ON phase USING max(step))",
-     "EXPLAIN ANALYZE CREATE TABLE a AS PIVOT steps ON phase USING max(step)",
-     "PREPARE a AS PIVOT steps ON phase USING max(step)",
-     "INSERT INTO raw.runs PIVOT steps ON phase USING max(step)",
-     "WITH a AS (FROM steps) INSERT INTO raw.runs PIVOT a ON phase USING max(step)",
-     "EXPLAIN ANALYZE WITH a AS (COPY runs TO '{}') FROM a", "FROM query('COPY runs TO ''{}''')",
-     "WITH a AS (DELETE FROM raw.runs RETURNING *) FROM a",
-     "EXPLAIN\x1cANALYZE COPY runs TO '{}'",
-     "SELECT 1; COPY runs TO '{}'", "/* */ EXPLAIN ANALYZE COPY runs TO '{}'", "EXPORT DATABASE '{}'", ""],
-)  # fmt: skip
-def test_queries_that_write_are_refused(log, query, tmp_path):
-    target = tmp_path / "written"
-    with pytest.raises(UserError) as error:
-        sql(log, query.format(target))
-    assert "\n" not in str(error.value)
-    assert not target.exists()
-
-
-def test_bad_query_gets_the_databases_words_in_one_line(log):
-    with pytest.raises(
-        UserError, match=r'^Binder Error: Referenced column "emm" not found in FROM clause!.*$'
-    ):
-        sql(log, "SELECT emm FROM trajectories")
-    with pytest.raises(UserError, match=r"The tables are runs, steps, metrics, trajectories"):
-        sql(log, "FROM trajectory")
-
-
-def test_columns_of_one_name_do_not_hide_each_other(log):
     assert sql(log, "SELECT 1 AS a, 2 AS a, 3 AS b").records() == [{"a": 1, "a_1": 2, "b": 3}]
+
+
+def _acts(letter: str) -> bool:
+    return unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_a_json_line_says_the_same_and_acts_on_no_terminal(value):
+    text = json_line(value)
+    assert json.loads(text) == value
+    assert not any(_acts(letter) for letter in text if letter not in "\u200c\u200d")
+
+
+def test_numbers_times_and_csv():
+    assert json_line({"a": [float("nan"), float("inf"), 1.5]}) == '{"a": [null, null, 1.5]}'
+    values = [number(value) for value in (None, 3, 0.5, 0.0, -1.23456, 1e-5)]
+    assert values == ["", "3", "0.500", "0.000", "-1.235", "1e-05"]
+    assert [duration(value) for value in (None, 5.4, 200, 3725)] == ["", "5s", "3m 20s", "1h 02m"]
+    text = csv_text(["a", "b"], [(1, None), ('say "hi"', ["x", "ü"])])
+    assert text == 'a,b\n1,\n"say ""hi""","[""x"", ""ü""]"\n'

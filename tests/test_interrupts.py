@@ -382,7 +382,7 @@ def test_a_query_that_takes_forever_is_interrupted(shell: Shell, workspace: Path
 def test_a_query_that_takes_forever_is_stopped(shell: Shell, workspace: Path, monkeypatch, forever) -> None:
     with LogWriter(workspace / "runs" / run_info().run_id / "log", run_info()):
         pass
-    monkeypatch.setattr("srl.cli.inspect.views._QUERY_S", 0.05)
+    monkeypatch.setattr("srl.cli.inspect.views.QUERY_S", 0.05)
     shell.refused("inspect", "sql", forever, "--run", "all", code=2)
 
 

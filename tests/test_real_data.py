@@ -6,7 +6,6 @@ import io
 import json
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -187,7 +186,7 @@ def test_page_tells_every_command_from_files_to_log() -> None:
     assert set(yaml.safe_load(settings)) == {"extends", "data", "search", "sft", "eval"}
     words = [tuple(command.split()[1:3]) for command in commands_of(page) if command.startswith("srl ")]
     wanted = {("data", "prepare"), ("data", "demonstrations"), ("index", "build"), ("train", "--algo"),
-              ("eval", "run"), ("inspect", "why"), ("inspect", "verdicts")}  # fmt: skip
+              ("eval", "run"), ("inspect", "why"), ("inspect", "sql")}  # fmt: skip
     assert wanted <= set(words)
 
 
@@ -383,8 +382,7 @@ def test_run_can_be_looked_into(trained: Trained) -> None:
     shown = inspect("show", searched["id"])
     assert "── search 1: " in shown
     assert searched["question"] in shown
-    counted = [json.loads(line) for line in inspect("verdicts", name, "--json").splitlines()]
-    totals = Counter[str]()
-    for row in counted:
-        totals[row["phase"]] += row["total"]
+    query = "SELECT phase, count(verdict) AS total FROM trajectories GROUP BY phase"
+    counted = [json.loads(line) for line in inspect("sql", "--run", name, query, "--json").splitlines()]
+    totals = {row["phase"]: row["total"] for row in counted}
     assert totals == {"train": 32, "val": 8, "test": 16}

@@ -78,31 +78,26 @@ def hostile_report(tmp_path_factory):
         return written(workspace, "--limit", "100"), [one.id for one in made]
 
 
-def test_file_loads_nothing_and_its_links_lead_into_itself(hostile_report):
+def test_the_file_loads_nothing_and_its_links_lead_into_itself(hostile_report):
     page, ids = hostile_report
     elements = Elements(page)
-    tags = {tag for tag, _ in elements.found}
+    tags = [tag for tag, _ in elements.found]
     attributes = {name for _, given in elements.found for name in given}
-    assert tags.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "base", "form", "input"})
+    assert {"script", "link", "img", "iframe", "object", "embed", "base", "form", "input"}.isdisjoint(tags)
     assert attributes.isdisjoint({"src", "srcset", "srcdoc", "style", "xlink:href", "data", "action"})
     assert not [name for name in attributes if name.startswith("on")]
     assert not re.search(r"url\(|@import|https?:", elements.style)
     places = {given["id"] for _, given in elements.found if "id" in given}
     links = [given["href"] for _, given in elements.found if "href" in given]
     assert len(links) > len(ids)
-    assert all(link.startswith("#") for link in links)
-    assert {link[1:] for link in links} <= places
-    assert {f"t-{one}" for one in ids} <= places
-
-
-def test_policy_allows_the_one_style_and_nothing_else(hostile_report):
-    elements = Elements(hostile_report[0])
+    assert {link for link in links if not link.startswith("#")} == set()
+    assert {link[1:] for link in links} | {f"t-{one}" for one in ids} <= places
     policies = [given["content"] for _, given in elements.found if "http-equiv" in given]
     digest = b64encode(sha256(elements.style.encode()).digest()).decode()
     assert policies == [
         f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     ]
-    assert [tag for tag, _ in elements.found].count("style") == 1
+    assert tags.count("style") == 1
 
 
 def test_hostile_text_is_shown_and_changes_nothing(hostile_report):
@@ -114,53 +109,25 @@ def test_hostile_text_is_shown_and_changes_nothing(hostile_report):
     assert all(text in unescape(page) for text in plain)
 
 
-def test_chosen_trajectories_are_whole_and_their_siblings_rows_with_advantages(ids, tmp_path):
+def test_chosen_trajectories_are_whole_and_their_groups_rows_with_advantages(ids, tmp_path):
     page = written(tmp_path, "--phase", "train", "--em", "0", "--sort", "question_id")
-    assert f"{GROUPS} of {GROUPS} trajectories (phase train, em 0), sorted by question id." in page
     assert re.findall(r'id="t-(\w+)"', page) == sorted(ids[1::2], key=lambda one: f"nq-{ids.index(one) // 2}")
     assert page.count("+1.500") == GROUPS
-    assert page.count("<p>reward 0.625, standard deviation 0.500, 2 samples</p>") == GROUPS
+    assert page.count("standard deviation 0.500") == GROUPS
     assert all(page.count(one) == 1 for one in ids[::2])
     assert page.count("turn 1: policy") == GROUPS
 
 
-def test_group_is_shown_side_by_side(ids, tmp_path):
+def test_a_group_is_shown_side_by_side(ids, tmp_path):
     page = written(tmp_path, "--group", ids[6][:8])
-    assert "All 2 samples of one question in one step." in page
     assert re.findall(r'id="t-(\w+)"', page) == ids[6:8]
     assert page.count('class="columns"') == 1
     assert "advantage -0.500" in page
 
 
-def test_run_that_is_too_short_for_a_cause_says_so(ids, tmp_path):
-    assert "has 1 training steps" in written(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--em", "7"], "no trajectory matches"),
-        (["--sort", "rewrad"], "--sort rewrad: no such column"),
-        (["--verdict", "good"], "no verdict 'good'"),
-        (["--group", "ffff"], "no trajectory 'ffff'"),
-        (["--group", "a", "--min-searches", "0"], "leave the other filters out"),
-        (["last-but-one"], "last-but-one"),
-        (["all"], "runs is a folder of runs, expected one run"),
-    ],
-)
-def test_mistake_gets_one_line_and_writes_nothing(ids, tmp_path, capsys, arguments, said):
-    assert main(["inspect", "report", *arguments, "-o", str(tmp_path / "new" / "r.html")]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "new").exists()
-
-
-def test_existing_file_is_replaced_only_when_told_and_only_by_a_whole_one(ids, tmp_path, capsys, monkeypatch):
+def test_a_file_is_replaced_by_a_whole_one_only(ids, tmp_path, monkeypatch):
     out = tmp_path / "r.html"
     out.write_text("mine")
-    assert main(["inspect", "report", "-o", str(out)]) == 2
-    assert "exists; give another --out, or --overwrite" in capsys.readouterr().err
 
     def fail(shown):
         raise OSError("the disk is gone")

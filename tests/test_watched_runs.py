@@ -11,7 +11,6 @@ import torch
 from tests.training import Said, config, train, write_setting
 
 import srl.store
-from srl.browse.watches import watches
 from srl.cli import main
 from srl.errors import UserError
 from srl.files import check_checkpoint
@@ -51,7 +50,7 @@ def only_run(workspace):
 
 def fired_in(run):
     with srl.store.open(run) as log:
-        return watches(log)
+        return srl.store.rows(log, "FROM watches ORDER BY number")
 
 
 def rates(run):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 from html import unescape
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
-from tests.store_builder import KLEE, episode, new_log, question, record, search, write_step
+from tests.store_builder import KLEE, episode, new_log, question, read, record, search, write_step
 
 import srl.store
+from srl.browse.trajectories import HEADINGS
 from srl.browse.web.app import create_app
 from srl.browse.web.heat import _colour, largest_advantage
 from srl.browse.web.rendering import HERE, link
@@ -39,16 +41,17 @@ HOSTILE = {
     "entity": "&lt;b&gt; &amp;",
     "url": "javascript:alert(1)",
 }
-
-
 SECRET = "Zx9QWv7Kt3"
+
+
+def client(workspace):
+    """Asks for pages of a workspace as a browser on this machine does."""
+    return TestClient(create_app(Workspace(workspace)), base_url="http://127.0.0.1:7007")
 
 
 @pytest.fixture
 def get(workspace):
-    """Asks for a page of this test's workspace as a browser on this machine does."""
-    client = TestClient(create_app(Workspace(workspace)), base_url="http://127.0.0.1:7007")
-    return client.get
+    return client(workspace).get
 
 
 @pytest.fixture
@@ -65,65 +68,43 @@ def logged(workspace):
         episode(0, step=2, sample=1, answer=None),
         episode(1, step=2, answer="Bern", asked=question(1, hops=3)),
     ]
+    made[0].segments[2] = read("observation", f"<information>{KLEE.text}</information>", 0)
     log.write(2, "train", [record(one) for one in made], {"train/em": 0.25})
     return [one.id for one in made]
 
 
-def test_a_copy_of_a_run_is_left_out_where_all_runs_are_read(get, logged, workspace):
-    shutil.copytree(workspace / "runs" / GRPO, workspace / "runs" / LATER)
-    query = {
-        "run": "all",
-        "q": "SELECT count(*) AS episodes, count(DISTINCT run_id) AS runs FROM trajectories",
-    }
-    once = re.findall(r"<td[^>]*>\s*(\d+)\s*<", get("/sql", params=query).text)
-    shutil.rmtree(workspace / "runs" / LATER)
-    assert re.findall(r"<td[^>]*>\s*(\d+)\s*<", get("/sql", params=query).text) == once != []
-    shutil.copytree(workspace / "runs" / GRPO, workspace / "runs" / LATER)
-    assert "is left out: it is a copy of the run" in get("/").text
-
-
-def test_a_link_keeps_the_number_0():
-    assert (
-        link("run", "r", "trajectories", hops=0, page=None, q="", wide=False) == "/run/r/trajectories?hops=0"
-    )
-
-
 def hostile(text):
     """A trajectory that has `text` in every field that a model, a passage or a question can write."""
-    prompt = ({"role": "user", "content": text},)
-    asked = Question(f"q{len(text)}", text, (text,), text, text, prompt, {"hops": 2})
+    asked = Question(
+        f"q{len(text)}", text, (text,), text, text, ({"role": "user", "content": text},), {"hops": 2}
+    )
     made = episode(0, answer=text, asked=asked)
-    written = Segment("policy", (1, 2), f"<think>{text}</think><search>{text}</search>", 0, (-0.5, -0.5))
-    made.segments[1:2] = [written]
+    made.segments[1] = Segment(
+        "policy", (1, 2), f"<think>{text}</think><search>{text}</search>", 0, (-0.5, -0.5)
+    )
+    made.segments[2] = read("observation", f"<information>{text}</information>", 0)
     made.searches[:] = [search(text, Passage(text, f"{text}\n{text}"), error=text)]
     return made
 
 
 def test_every_page_answers_with_the_policy_on_content(get, logged):
     run = f"/run/{PPO}"
-    for path in (
-        "/",
-        run,
-        f"{run}/trajectories",
-        f"{run}/trajectory/{logged[0]}",
-        "/nowhere",
-        "/assets/page.js",
-    ):
+    paths = ["/", run, f"{run}/trajectories", f"{run}/trajectory/{logged[0]}", f"{run}/group/{logged[0]}"]
+    paths += ["/compare", "/assets/page.js", "/nowhere"]
+    for path in paths:
         answer = get(path)
+        assert answer.status_code == (404 if path == "/nowhere" else 200), path
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "script-src 'self';" in policy
         assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.status_code == (404 if path == "/nowhere" else 200), path
 
 
 def test_templates_have_nothing_that_the_policy_forbids():
     for template in (HERE / "templates").iterdir():
         text = template.read_text(encoding="utf-8")
-        assert not re.search(r"<script(?! src=\"/assets/)|<style|\son\w+=|\sstyle=|//(?!\w*\")\w+\.", text), (
-            template
-        )
+        assert not re.search(r"<script(?! src=\"/assets/)|<style|\son\w+=|\sstyle=|//(?!\w*\")\w+\.", text)
         assert "|safe" not in text.replace(" ", "")
         assert "autoescape" not in text
 
@@ -131,18 +112,15 @@ def test_templates_have_nothing_that_the_policy_forbids():
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({"host": "evil.example"}, 403),
-        ({"host": "127.0.0.1.evil.example"}, 403),
-        ({"host": "localhost:7007"}, 200),
-        ({"origin": "https://evil.example"}, 403),
-        ({"origin": "null"}, 403),
-        ({"origin": "http://127.0.0.1:7007"}, 200),
+        ({"host": "evil.example"}, 403), ({"host": "127.0.0.1.evil.example"}, 403),
+        ({"host": "localhost:7007"}, 200), ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403), ({"origin": "http://127.0.0.1:7007"}, 200),
         ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "image"}, 403),
         ({"sec-fetch-site": "same-site", "sec-fetch-dest": "empty"}, 403),
         ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "document"}, 200),
         ({"sec-fetch-site": "same-origin", "sec-fetch-dest": "empty"}, 200),
     ],
-)
+)  # fmt: skip
 def test_only_this_machine_is_answered(get, logged, headers, status):
     answer = get("/", headers=headers)
     assert answer.status_code == status
@@ -152,8 +130,7 @@ def test_only_this_machine_is_answered(get, logged, headers, status):
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_pages_can_only_be_read(workspace, logged, method):
-    client = TestClient(create_app(Workspace(workspace)), base_url="http://127.0.0.1")
-    assert client.request(method, "/").status_code == 405
+    assert client(workspace).request(method, "/").status_code == 405
 
 
 @pytest.fixture(scope="module")
@@ -163,11 +140,19 @@ def hostile_pages(tmp_path_factory):
     with new_log(folder / "runs" / GRPO) as log:
         made = [hostile(text) for text in (*HOSTILE.values(), "x" * 1_000_000)]
         log.write(1, "train", [record(one) for one in made], {"train/em": 0.5})
-    get = TestClient(create_app(Workspace(folder)), base_url="http://127.0.0.1").get
-    return lambda place, page="": get(f"/run/{GRPO}/trajectory/{made[place].id}{page}")
+    get = client(folder).get
+    return lambda place, page: get(page.format(run=f"/run/{GRPO}", id=made[place].id))
 
 
-@pytest.mark.parametrize("page", ["", "?heat=logprob", "/../../trajectories"])
+PAGES = [
+    "{run}/trajectory/{id}",
+    "{run}/trajectory/{id}?heat=logprob",
+    "{run}/trajectories",
+    "{run}/group/{id}",
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_is_shown_and_changes_nothing(hostile_pages, name, page):
     answer = hostile_pages(list(HOSTILE).index(name), page)
@@ -176,172 +161,161 @@ def test_hostile_text_is_shown_and_changes_nothing(hostile_pages, name, page):
     assert not re.search(r"<[^>]*\son\w+\s*=|<img|<style|href=\"javascript|1337", answer.text)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", answer.text)
     plain = HOSTILE[name].encode("utf-8", "replace").decode()
-    if plain.isprintable() and page == "":
+    if plain.isprintable() and page == PAGES[0]:
         assert plain in unescape(answer.text)
 
 
-@pytest.mark.parametrize("page", ["", "?heat=logprob", "/../../trajectories"])
-def test_text_of_a_megabyte_is_cut_with_a_note(hostile_pages, page):
+@pytest.mark.parametrize("page", PAGES)
+def test_text_of_a_megabyte_is_cut(hostile_pages, page):
     answer = hostile_pages(-1, page)
     assert answer.status_code == 200
     assert len(answer.text) < 1_000_000
-    assert "950,000 more characters" in answer.text or page.endswith("trajectories")
 
 
 def test_no_page_alters_a_text_to_hide_a_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("SRL_SEARCH_TOKEN", SECRET)
     with new_log(tmp_path / "runs" / GRPO) as log:
         log.write(1, "train", [record(one := hostile(f"the key {SECRET} is"))], {"train/em": 0.5})
-    get = TestClient(create_app(Workspace(tmp_path)), base_url="http://127.0.0.1").get
     with srl.store.open(log.directory) as opened:
         write_report(opened, log.directory.parent, Choice(), tmp_path / "report.html")
-    pages = [get(f"/run/{GRPO}/trajectory/{one.id}"), get(f"/run/{GRPO}/trajectories")]
-    pages += [get("/sql", params={"q": "SELECT question, answer FROM trajectories"})]
-    texts = [page.text for page in pages] + [(tmp_path / "report.html").read_text(encoding="utf-8")]
+    paths = [f"/run/{GRPO}/trajectory/{one.id}", f"/run/{GRPO}/trajectories", "/sql?q=FROM trajectories"]
+    texts = [client(tmp_path).get(path).text for path in paths]
+    texts.append((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert all(f"the key {SECRET} is" in text for text in texts)
 
 
-def test_runs_are_listed_with_curves_the_latest_first(get, logged):
+def test_runs_are_a_table_above_their_curves_the_latest_first(get, logged):
     page = get("/").text
-    assert page.index(f">{PPO}<") < page.index(f">{GRPO}<")
-    assert "<svg" in page
-    assert "<polyline" in page
+    assert page.index(f">{PPO}<") < page.index(f">{GRPO}<") < page.index("<svg")
     assert GRPO not in get("/", params={"q": "ppo"}).text
 
 
-def test_transcript_shows_authors_hits_and_siblings(get, logged):
+def test_a_run_has_its_verdicts_over_steps(get, logged):
+    page = get(f"/run/{PPO}").text
+    assert re.search(r'<figcaption>verdicts, train</figcaption>\s*<svg[^>]*><polygon class="area', page)
+    assert "correct: 33% at step 2" in page
+
+
+def test_question_and_gold_answer_are_on_every_page_and_marked_where_they_stand(get, logged):
+    for path in (f"/run/{PPO}/trajectory/{logged[0]}", f"/run/{PPO}/group/{logged[0]}", "/question?id=nq-0"):
+        page = get(path).text
+        assert "<h1>where was painter 0 born?</h1>" in page
+        assert re.search(r"gold(</dt><dd>|: <strong>)Münchenbuchsee<", page)
+    assert "<mark>Münchenbuchsee</mark> in 1879" in get(f"/run/{PPO}/trajectory/{logged[0]}").text
+    listing = get(f"/run/{PPO}/trajectories").text
+    assert all(f">{heading}<" in listing.replace(" ↓", "") for heading in HEADINGS.values())
+    assert re.search(r"<td[^>]*>Münchenbuchsee</td>", listing)
+
+
+def test_a_transcript_shows_authors_hits_and_its_group(get, logged):
     page = get(f"/run/{PPO}/trajectory/{logged[0]}").text
-    assert '<span class="thought">' in page
-    assert '<span class="search">' in page
-    assert '<span class="answer">' in page
-    assert 'class="segment observation masked"' in page
-    assert KLEE.title in page
-    assert "has a golden answer" in page
-    assert f"/run/{PPO}/trajectory/{logged[1]}" in page
-    assert "advantage +0.500" in page
+    for text in ('<span class="thought">', '<span class="search">', '<span class="answer">', KLEE.title,
+                 'class="segment observation masked"', "has a golden answer", "advantage +0.500",
+                 f"/run/{PPO}/trajectory/{logged[1]}", f"/run/{PPO}/group/{logged[0]}"):  # fmt: skip
+        assert text in page
 
 
 def test_tokens_are_coloured_by_what_the_log_has(get, logged):
     path = f"/run/{PPO}/trajectory/{logged[0]}"
     plain, coloured = get(path).text, get(f"{path}?heat=logprob").text
     assert "heat=logprob" in plain
-    assert "heat=advantage" in plain
+    assert "heat=entropy" not in plain
     assert 'class="t h' not in plain
     assert 'class="t h' in coloured
     assert "log-prob -0.250; advantage +0.500" in coloured
-    assert "ids stand for tokens" in coloured
 
 
 def test_advantages_that_are_no_numbers_have_no_colour():
-    made = record(episode(), advantage=0.5)
-    values = [float("nan"), float("inf"), -0.5, *made.advantages[3:]]
-    step = SimpleNamespace(advantages=values)
-    assert largest_advantage([step]) == 0.5
-    assert [_colour("advantage", value, 0.5) for value in values[:3]] == ["h0", "h0", "n4"]
+    values = [float("nan"), float("inf"), -0.5]
+    assert largest_advantage([SimpleNamespace(advantages=values)]) == 0.5
+    assert [_colour("advantage", value, 0.5) for value in values] == ["h0", "h0", "n4"]
 
 
 def test_next_and_previous_follow_the_listing_of_the_address(get, logged):
-    found = re.findall(
-        r"/trajectory/(\w{12})\?sort=searches", get(f"/run/{PPO}/trajectories?sort=searches").text
-    )
-    assert len(found) == 5
-    page = get(f"/run/{PPO}/trajectory/{found[1]}?sort=searches").text
-    assert f'rel="prev" href="/run/{PPO}/trajectory/{found[0]}?sort=searches"' in page
-    assert f'rel="next" href="/run/{PPO}/trajectory/{found[2]}?sort=searches"' in page
+    listing = get(f"/run/{PPO}/trajectories?sort=searches").text
+    ids = re.findall(r"/trajectory/(\w{12})\?sort=searches", listing)
+    assert len(ids) == 5
+    page = get(f"/run/{PPO}/trajectory/{ids[1]}?sort=searches").text
+    assert f'rel="prev" href="/run/{PPO}/trajectory/{ids[0]}?sort=searches"' in page
+    assert f'rel="next" href="/run/{PPO}/trajectory/{ids[2]}?sort=searches"' in page
+    assert link("run", "r", "trajectories", hops=0, page=None, q="") == "/run/r/trajectories?hops=0"
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "said"),
+    ("path", "status"),
     [
-        ("/run/none", 404, "no run 'none' with a log"),
-        ("/run/..%2f..%2fetc/trajectories", 404, "no page"),
-        (f"/run/{PPO}/trajectory/ffff", 404, "no trajectory 'ffff'"),
-        (f"/run/{PPO}/trajectories?steps=x", 400, "steps x: expected a step"),
-        (f"/run/{PPO}/trajectories?em=%27%20OR%201", 400, "expected a number"),
-        (f"/run/{PPO}/trajectories?hops=x", 400, "hops x: expected a whole number"),
-        (f"/run/{PPO}/trajectories?verdict=good", 400, "no verdict"),
-        (f"/run/{PPO}/trajectories?sort=prompt", 400, "no listing is sorted by"),
-        (f"/run/{PPO}/trajectories?after=x", 400, "page"),
-        (f"/run/{PPO}?metric=loss", 404, "no metric"),
-        ("/assets/../app.py", 404, ""),
-        ("/assets/app.py", 404, ""),
+        ("/run/none", 404), ("/run/..%2f..%2fetc/trajectories", 404), ("/run/{ppo}/trajectory/ffff", 404),
+        ("/run/{ppo}/trajectories?steps=x", 400), ("/run/{ppo}/trajectories?em=%27%20OR%201", 400),
+        ("/run/{ppo}/trajectories?hops=x", 400), ("/run/{ppo}/trajectories?verdict=good", 400),
+        ("/run/{ppo}/trajectories?sort=prompt", 400), ("/run/{ppo}/trajectories?after=x", 400),
+        ("/run/{ppo}?metric=loss", 404), ("/assets/../app.py", 404), ("/assets/app.py", 404),
+        ("/question?id=nq-99", 404), ("/compare?a=none", 404), ("/compare?step_a=99", 400),
+        ("/compare?step_a=x", 400), ("/compare?phase=sft", 400), ("/compare?show=x", 400),
+        ("/compare?a={ppo}&b={ppo}&step_a=1&step_b=1", 400), ("/compare?from={digits}", 400),
+        ("/compare?step_a={digits}", 400), ("/run/last/trajectories?hops={digits}", 400),
+        ("/run/last/trajectories?steps=1:{digits}", 400), ("/run/last/trajectories?after={brackets}", 400),
+        ("/run/{name}", 404), ("/run/{name}/trajectories", 404),
     ],
-)
-def test_mistaken_address_gets_one_line(get, logged, path, status, said):
-    answer = get(path)
+)  # fmt: skip
+def test_a_mistaken_address_is_the_askers_error(get, logged, path, status):
+    answer = get(path.format(ppo=PPO, digits="9" * 5000, brackets="[" * 5000, name="n" * 5000))
     assert answer.status_code == status
-    assert said in unescape(answer.text)
-
-
-def test_page_is_sent_again_only_when_the_log_changed(get, workspace, logged):
-    tag = get(f"/run/{PPO}").headers["etag"]
-    unchanged = get(f"/run/{PPO}", headers={"if-none-match": tag})
-    assert (unchanged.status_code, unchanged.content) == (304, b"")
-    write_step(new_log(workspace / "runs" / PPO), 3)
-    later = get(f"/run/{PPO}", headers={"if-none-match": tag})
-    assert later.status_code == 200
-    assert "0.300 at step 3" in later.text
+    assert "assets" in path or 'class="problem"' in answer.text
 
 
 @pytest.mark.parametrize("page", ["", "/trajectories"])
-def test_page_of_the_latest_run_is_sent_again_after_a_step_and_a_new_run(get, workspace, logged, page):
+def test_a_page_is_sent_again_only_after_a_step_and_a_new_run(get, workspace, logged, page):
     def again(tag):
         return get(f"/run/last{page}", headers={"if-none-match": tag})
 
     tag = get(f"/run/last{page}").headers["etag"]
-    assert again(tag).status_code == 304
+    assert (again(tag).status_code, again(tag).content) == (304, b"")
     write_step(new_log(workspace / "runs" / PPO), 3)
     after_step = again(tag)
     assert after_step.status_code == 200
+    assert page or "0.300 at step 3" in after_step.text
     write_step(new_log(workspace / "runs" / LATER), 1)
-    after_run = again(after_step.headers["etag"])
-    assert after_run.status_code == 200
-    assert LATER in after_run.text
+    assert LATER in again(after_step.headers["etag"]).text
 
 
-def test_page_of_a_query_is_sent_again_when_a_known_reward_scored_more(get, workspace, logged):
+def test_a_page_of_a_query_is_sent_again_when_a_known_reward_scored_more(get, workspace, logged):
     """The directory of the rescores is there before, so nothing else in the log changes."""
     file = rescore_file(workspace / "runs" / PPO / "log", "f1=1")
     row = {"run_id": PPO, "trajectory_id": logged[0], "step": 2, "phase": "train", "rewards": "f1=1"}
     row |= {"measure": "f1", "value": 0.25, "written": None}
-    address = {"run": PPO, "q": "SELECT sum(value) AS total FROM rescores"}
-    found = []
+    address, tag = {"run": PPO, "q": "SELECT sum(value) AS total FROM rescores"}, {}
     for count in (1, 2):
         with writing_rescores(file) as write:
             write(pa.Table.from_pylist([row] * count, RESCORE_SCHEMA))
-        tag = {"if-none-match": found[-1].headers["etag"]} if found else {}
-        found.append(get("/sql", params=address, headers=tag))
-    assert [answer.status_code for answer in found] == [200, 200]
-    assert "0.5" in found[1].text
-    assert get("/sql", params=address, headers={"if-none-match": found[1].headers["etag"]}).status_code == 304
+        answer = get("/sql", params=address, headers=tag)
+        assert f">{0.25 * count}<" in answer.text
+        tag = {"if-none-match": answer.headers["etag"]}
+    assert get("/sql", params=address, headers=tag).status_code == 304
 
 
-def test_damaged_run_is_named_and_the_others_are_shown(get, workspace, logged):
+def test_a_damaged_run_and_a_copy_are_named_and_the_others_are_shown(get, workspace, logged):
+    shutil.copytree(workspace / "runs" / PPO, workspace / "runs" / LATER)
     (workspace / "runs" / GRPO / "log" / "manifest.json").write_text("{")
     page = get("/").text
-    assert PPO in page
-    assert 'class="warning"' in page
-    assert "manifest.json" in page
+    assert page.count('class="warning"') == 2
     assert get(f"/run/{GRPO}").status_code == 400
     assert get(f"/run/{PPO}").status_code == 200
+    counted = get("/sql", params={"run": "all", "q": "SELECT count(*) FROM trajectories"}).text
+    assert ">5<" in counted
 
 
-def test_workspace_without_runs_says_what_to_type(get):
-    answer = get("/")
-    assert answer.status_code == 200
-    assert "start one with `srl train`" in answer.text
+def test_a_workspace_without_runs_has_a_page(get):
+    assert get("/").status_code == 200
 
 
-def test_taken_port_is_one_line(capsys):
-    import socket
-
+def test_a_taken_port_is_one_line(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["inspect", "web", "--port", str(taken.getsockname()[1])]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_samples_of_a_question_stand_side_by_side(get, logged):
-    page = get(f"/run/{PPO}/siblings/{logged[1]}").text
+def test_a_group_stands_side_by_side(get, logged):
+    page = get(f"/run/{PPO}/group/{logged[1]}").text
     for sample, one in enumerate(logged[:2]):
         assert f'/run/{PPO}/trajectory/{one}">sample {sample}</a>' in page
     assert logged[2] not in page
@@ -349,26 +323,18 @@ def test_samples_of_a_question_stand_side_by_side(get, logged):
     assert "standard deviation 0.500" in page
 
 
-def test_question_is_followed_over_steps_and_runs(get, logged):
+def test_a_question_is_followed_over_steps_and_runs(get, logged):
     page = get("/question", params={"id": "nq-0"}).text
     assert page.index(f">{GRPO}</a></h2>") < page.index(f">{PPO}</a></h2>")
-    assert re.findall(r'<td>(?:val|train)</td><td class="n">(\d)</td>', page) == [
-        "1",
-        "2",
-        "3",
-        "1",
-        "2",
-        "2",
-    ]
+    steps = re.findall(r'<td>(?:val|train)</td>\s*<td class="n">(\d)</td>', page)
+    assert steps == ["1", "2", "3", "1", "2", "2"]
     assert '<span class="search">painter 0</span>' in page
-    only = get("/question", params={"id": "nq-0", "run": GRPO}).text
-    assert f">{PPO}</a></h2>" not in only
-    assert get("/question", params={"id": "nq-99"}).status_code == 404
+    assert f">{PPO}</a></h2>" not in get("/question", params={"id": "nq-0", "run": GRPO}).text
 
 
-def test_comparison_names_flipped_questions_and_changed_queries(get, workspace):
+def test_a_comparison_opens_on_what_differs_with_interval_and_test(get, workspace):
     with new_log(workspace / "runs" / GRPO) as log:
-        for step, answer in ((1, "Münchenbuchsee"), (2, "Bern")):
+        for step, answer in ((1, "Bern"), (2, "Münchenbuchsee")):
             made = [episode(0, step=step, phase="val", answer=answer), episode(1, step=step, phase="val")]
             if step == 2:
                 made[1].searches[:] = [search("another query", KLEE)]
@@ -376,44 +342,32 @@ def test_comparison_names_flipped_questions_and_changed_queries(get, workspace):
     path = {"a": GRPO, "b": GRPO, "step_a": "1", "step_b": "2", "phase": "val"}
     page = get("/compare", params=path).text
     assert page == get("/compare", params={"a": GRPO, "b": GRPO}).text
-    assert "2 questions are in both. Exact match 0.500 → 0.000." in page
-    assert "worse in b: 1" in page
-    assert "better in b: 0" in page
-    assert "other queries: 1" in page
-    assert "where was painter 0 born?" in page
-    assert "where was painter 1 born?" not in page
+    [row] = re.findall(r"<tr><td>all</td>.*?</tr>", page)
+    assert re.findall(r">([^<>]+)</td>", row) == [
+        "all",
+        "2",
+        "0.000",
+        "0.500",
+        "+0.500",
+        "-1.000 to +1.000",
+        "1",
+    ]
+    for text in ("other score: 1", "worse in b: 0", "better in b: 1", "other queries: 1", "painter 0 born?"):
+        assert text in page
+    assert "painter 1 born?" not in page
     other = get("/compare", params=path | {"show": "queries"}).text
     assert '<span class="search changed">another query</span>' in other
 
 
-def test_comparison_begins_and_ends_with_steps_that_are_not_pruned(get, workspace):
+def test_a_comparison_begins_and_ends_with_steps_that_are_not_pruned(get, workspace):
     run = workspace / "runs" / GRPO
     with new_log(run) as log:
         for step, answer in enumerate(("Bern", "Bern", "Münchenbuchsee", "Bern"), start=1):
             log.write(step, "val", [record(episode(0, step=step, phase="val", answer=answer))], {})
     prune(run / "log", {(1, "val"), (4, "val")})
     page = get("/compare").text
-    assert "1 questions are in both. Exact match 0.000 → 1.000." in page
     for side, step in (("a", 2), ("b", 3)):
         assert f'name="step_{side}" size="6" inputmode="numeric" value="{step}"' in page
-
-
-@pytest.mark.parametrize(
-    ("params", "status"),
-    [
-        ({"a": "none"}, 404),
-        ({"step_a": "99"}, 400),
-        ({"step_a": "x"}, 400),
-        ({"phase": "sft"}, 400),
-        ({"show": "x"}, 400),
-        ({"a": PPO, "b": PPO, "step_a": "1", "step_b": "1"}, 400),
-        ({"a": PPO, "b": PPO, "step_a": "2", "step_b": "2"}, 400),
-    ],
-)
-def test_comparison_that_cannot_be_is_one_line(get, logged, params, status):
-    answer = get("/compare", params={"a": GRPO, "b": PPO} | params)
-    assert answer.status_code == status
-    assert 'class="problem"' in answer.text
 
 
 def test_rows_of_a_query_open_trajectories(get, logged):
@@ -421,19 +375,16 @@ def test_rows_of_a_query_open_trajectories(get, logged):
     page = get("/sql", params={"q": query, "run": PPO}).text
     assert [f'href="/run/{PPO}/trajectory/{one}"' in page for one in logged] == [True] * 3
     everywhere = get("/sql", params={"q": "SELECT run_id, id FROM trajectories", "run": "all"}).text
-    assert f'href="/run/{GRPO}/trajectory/' in everywhere
-    assert f'href="/run/{PPO}/trajectory/' in everywhere
+    assert all(f'href="/run/{run}/trajectory/' in everywhere for run in (GRPO, PPO))
 
 
 @pytest.mark.parametrize(
     "query",
-    [
-        "DROP VIEW trajectories", "COPY (SELECT 1) TO 'x.csv'", "SELECT 1; SELECT 2", "SELEC 1",
-        "FROM read_csv('/etc/passwd')", "FROM read_text('/etc/passwd')", "ATTACH 'x.db'", "SET threads = 1",
-        "CREATE TABLE t AS SELECT 1", "FROM nowhere", "INSTALL httpfs", "PRAGMA database_list",
-    ],
+    ["DROP VIEW trajectories", "COPY (SELECT 1) TO 'x.csv'", "SELECT 1; SELECT 2", "SELEC 1",
+     "FROM read_csv('/etc/passwd')", "FROM read_text('/etc/passwd')", "ATTACH 'x.db'", "SET threads = 1",
+     "FROM nowhere", "INSTALL httpfs", "PRAGMA database_list", "EXPLAIN ANALYZE SELECT 1"],
 )  # fmt: skip
-def test_query_that_does_more_than_read_the_log_is_refused(get, logged, query, tmp_path, monkeypatch):
+def test_a_query_that_does_more_than_read_the_log_is_refused(get, logged, query, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     answer = get("/sql", params={"q": query, "run": PPO})
@@ -444,27 +395,11 @@ def test_query_that_does_more_than_read_the_log_is_refused(get, logged, query, t
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_long_answer_of_a_query_is_cut_and_a_slow_query_stopped(get, logged, monkeypatch):
-    page = get("/sql", params={"q": "FROM range(5000)", "run": PPO}).text
-    assert "1,000 rows" in page
+def test_a_long_answer_of_a_query_is_cut_and_a_slow_query_stopped(get, logged, monkeypatch):
+    assert get("/sql", params={"q": "FROM range(5000)", "run": PPO}).text.count("<tr>") == 1001
     large = get("/sql", params={"q": "SELECT {'a': range(5000000)}", "run": PPO})
-    assert large.status_code == 200
     assert 'role="alert"' in large.text
     assert len(large.content) < 100_000
     monkeypatch.setattr("srl.browse.web.pages.QUERY_S", 0.05)
     slow = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range = 7"
-    assert "stopped after" in get("/sql", params={"q": slow, "run": PPO}).text
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "/compare?from={digits}", "/compare?step_a={digits}", "/run/last/trajectories?hops={digits}",
-        "/run/last/trajectories?steps=1:{digits}", "/run/last/trajectories?min_searches={digits}",
-        "/run/last/trajectories?after={brackets}", "/run/{name}", "/run/{name}/trajectories",
-    ],
-)  # fmt: skip
-def test_an_odd_address_is_the_askers_error(get, logged, address):
-    odd = {"digits": "9" * 5000, "brackets": "[" * 5000, "name": "n" * 5000}
-    answer = get(address.format(**odd))
-    assert 400 <= answer.status_code < 500
+    assert 'role="alert"' in get("/sql", params={"q": slow, "run": PPO}).text

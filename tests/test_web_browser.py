@@ -61,9 +61,8 @@ def site(tmp_path_factory):
 
 def hostile():
     asked = Question("hostile", HOSTILE, (HOSTILE,), HOSTILE, "x", ({"role": "user", "content": HOSTILE},))
-    made = episode(
-        0, step=2, answer=HOSTILE, asked=asked, passages=(Passage(HOSTILE, f"{HOSTILE}\n{HOSTILE}"),)
-    )
+    passages = (Passage(HOSTILE, f"{HOSTILE}\n{HOSTILE}"),)
+    made = episode(0, step=2, answer=HOSTILE, asked=asked, passages=passages)
     made.segments[1] = Segment("policy", (1,), f"<think>{HOSTILE}{'x' * 100_000}", 0, (-1.5,))
     return made
 
@@ -78,12 +77,10 @@ def tab(chromium, site):
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(60_000)
-        page.on(
-            "console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None
-        )
+        page.on("console", lambda one: wrong.append(one.text) if one.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: (wrong.append("a dialog"), dialog.dismiss()))
-        page.on("request", lambda asked: None if asked.url.startswith(site[0]) else wrong.append(asked.url))
+        page.on("request", lambda one: None if one.url.startswith(site[0]) else wrong.append(one.url))
         page.goto(path)
         return page
 
@@ -95,10 +92,10 @@ def tab(chromium, site):
 
 def paths(ids):
     run = f"/run/{PPO}"
-    yield from ("/", run, f"{run}/trajectories", f"{run}/siblings/{ids[0]}", "/question?id=nq-0")
-    yield from (f"{run}/trajectory/{one}?heat=logprob" for one in (ids[0], ids[3]))
-    yield from (f"{run}/trajectory/{ids[0]}", f"{run}/trajectory/{ids[0]}?heat=advantage")
-    yield f"/compare?a={GRPO}&b={GRPO}&step_a=1&step_b=3&show=lost"
+    yield from ("/", run, f"{run}/trajectories", f"{run}/group/{ids[0]}", "/question?id=nq-0")
+    yield from (f"{run}/trajectory/{ids[at]}{heat}" for at in (0, 3) for heat in ("", "?heat=logprob"))
+    yield f"{run}/trajectory/{ids[0]}?heat=advantage"
+    yield f"/compare?a={GRPO}&b={GRPO}&step_a=1&step_b=3&show=worse"
     yield f"/sql?run={PPO}&q=SELECT+id,+answer+FROM+trajectories"
 
 
@@ -109,16 +106,13 @@ def test_pages_are_accessible_and_fit_a_phone(tab, site, scheme):
     page = tab("/", color_scheme=scheme, viewport={"width": 390, "height": 844})
     for path in paths(site[2]):
         page.goto(path)
-        serious = [
-            (path, found["id"], [node["html"][:200] for node in found["nodes"][:3]])
-            for found in Axe().run(page).response["violations"]
-            if found["impact"] in ("serious", "critical")
-        ]
-        assert serious == []
+        violations = Axe().run(page).response["violations"]
+        serious = [one["id"] for one in violations if one["impact"] in ("serious", "critical")]
+        assert (path, serious) == (path, [])
         assert page.evaluate("document.scrollingElement.scrollWidth") <= 390, path
 
 
-def test_listing_is_filtered_by_facets_and_by_typing(tab):
+def test_a_listing_is_filtered_by_facets_and_by_typing_and_sorted(tab):
     page = tab(f"/run/{PPO}/trajectories")
     page.get_by_role("complementary").get_by_role("link", name=re.compile("unanswered")).first.click()
     page.wait_for_url("**verdict=unanswered**")
@@ -135,10 +129,15 @@ def test_listing_is_filtered_by_facets_and_by_typing(tab):
     assert page.locator("th[aria-sort=descending]").inner_text().startswith("reward")
 
 
-def test_transcript_by_keys_hits_and_colours(tab, site):
-    page = tab(f"/run/{PPO}/trajectory/{site[2][0]}?sort=step")
+def test_a_transcript_by_keys_hits_colours_and_copies(tab, site):
+    page = tab(
+        f"/run/{PPO}/trajectory/{site[2][0]}?sort=step", permissions=["clipboard-read", "clipboard-write"]
+    )
     page.locator("details.found summary").click()
     page.get_by_text("Paul Klee was born").wait_for()
+    page.get_by_role("button", name="copy id").click()
+    page.get_by_role("button", name="copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == site[2][0]
     first = page.url
     page.keyboard.press("n")
     page.wait_for_url(lambda url: url != first)
@@ -154,37 +153,23 @@ def test_transcript_by_keys_hits_and_colours(tab, site):
     page.wait_for_url("**/trajectories?sort=step")
 
 
-def test_id_is_copied(tab, site):
-    page = tab(f"/run/{PPO}/trajectory/{site[2][0]}", permissions=["clipboard-read", "clipboard-write"])
-    page.get_by_role("button", name="copy id").click()
-    page.get_by_role("button", name="copied").wait_for()
-    assert page.evaluate("navigator.clipboard.readText()") == site[2][0]
-
-
-def test_samples_and_the_question_lead_to_each_other(tab, site):
+def test_pages_lead_to_each_other_and_forms_choose(tab, site):
     page = tab(f"/run/{PPO}/trajectory/{site[2][0]}")
     page.get_by_role("link", name="side by side").click()
-    page.wait_for_url("**/siblings/**")
+    page.wait_for_url("**/group/**")
     assert page.locator(".columns > section").count() == 2
     page.get_by_role("link", name="this question in all steps and runs").click()
     page.wait_for_url("**/question?**")
     assert page.locator("tbody tr").count() == 6
-
-
-def test_comparison_is_chosen_by_its_form(tab):
-    page = tab("/compare")
-    page.select_option("select[name=a]", GRPO)
-    page.select_option("select[name=b]", GRPO)
-    page.fill("input[name=step_a]", "1")
-    page.fill("input[name=step_b]", "3")
-    page.select_option("select[name=phase]", "val")
+    page.goto("/compare")
+    for name, value in (("a", GRPO), ("b", GRPO), ("phase", "val")):
+        page.select_option(f"select[name={name}]", value)
+    for name, value in (("step_a", "1"), ("step_b", "3")):
+        page.fill(f"input[name={name}]", value)
     page.get_by_role("button", name="compare").click()
     page.wait_for_url("**step_b=3**")
     assert "2 questions are in both" in page.locator("main").inner_text()
-
-
-def test_query_opens_a_transcript(tab, site):
-    page = tab("/sql")
+    page.goto("/sql")
     page.select_option("select[name=run]", PPO)
     page.fill("textarea", "SELECT id, answer FROM trajectories WHERE step = 2 ORDER BY position LIMIT 1")
     page.get_by_role("button", name="run").click()
@@ -192,25 +177,22 @@ def test_query_opens_a_transcript(tab, site):
     page.wait_for_url(f"**/trajectory/{site[2][0]}")
 
 
-def test_run_page_follows_what_is_written(tab, site):
+def test_pages_follow_what_is_written(chromium, tab, site, tmp_path):
     page = tab(f"/run/{PPO}")
     assert "at step 2" in page.locator("#part-charts").inner_text()
     write_step(site[1], 3)
     page.get_by_text("0.300 at step 3").first.wait_for()
     assert page.locator("#live").inner_text() == "live"
-
-
-def test_empty_workspace_shows_its_first_run_when_it_starts(chromium, tmp_path):
     with running(create_app(Workspace(tmp_path))) as url:
-        page = chromium.new_page()
-        page.goto(url.removesuffix("/retrieve"))
-        assert "Nothing to show" in page.content()
+        empty = chromium.new_page()
+        empty.goto(url.removesuffix("/retrieve"))
+        assert "Nothing to show" in empty.content()
         write_step(new_log(tmp_path / "runs" / GRPO), 1)
-        page.get_by_role("link", name=GRPO).first.wait_for(timeout=15_000)
-        page.close()
+        empty.get_by_role("link", name=GRPO).first.wait_for(timeout=15_000)
+        empty.close()
 
 
-def test_theme_follows_the_system_until_one_is_chosen(tab):
+def test_the_theme_follows_the_system_until_one_is_chosen(tab):
     page = tab("/", color_scheme="dark")
     paper = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(paper)
@@ -221,26 +203,20 @@ def test_theme_follows_the_system_until_one_is_chosen(tab):
     assert page.evaluate(paper) == light
 
 
-def test_hostile_trajectory_changes_nothing(tab, site):
+def test_a_hostile_trajectory_changes_nothing(tab, site):
     page = tab(f"/run/{PPO}/trajectory/{site[2][3]}")
-    for path in (
-        page.url,
-        f"/run/{PPO}/trajectories",
-        "/question?id=hostile",
-        f"/run/{PPO}/siblings/{site[2][3]}",
-    ):
+    others = (f"/run/{PPO}/trajectories", "/question?id=hostile", f"/run/{PPO}/group/{site[2][3]}")
+    for path in (*others, f"/run/{PPO}/trajectory/{site[2][3]}"):
         page.goto(path)
         assert "taken" not in page.title()
         assert page.locator("img, main script, main style, [onmouseover]").count() == 0
-    page.goto(f"/run/{PPO}/trajectory/{site[2][3]}")
     shown = page.locator("main").inner_text()
-    assert "<script>document.title='taken'</script>" in shown
-    assert "\\u202edesrever" in shown
-    assert "{{7*191}}" in shown
+    for text in ("<script>document.title='taken'</script>", "\\u202edesrever", "{{7*191}}"):
+        assert text in shown
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_report_opens_with_no_network_on_a_phone(chromium, site, tmp_path, scheme):
+def test_a_report_opens_with_no_network_on_a_phone(chromium, site, tmp_path, scheme):
     from axe_playwright_python.sync_playwright import Axe
 
     log, ids = site[1:]
@@ -252,7 +228,7 @@ def test_report_opens_with_no_network_on_a_phone(chromium, site, tmp_path, schem
         page.on("console", lambda one: wrong.append(one.text))
         page.set_viewport_size({"width": 390, "height": 844})
         page.goto(f"file://{tmp_path}/report.html")
-        page.get_by_role("link", name=ids[3]).click()
+        page.get_by_role("link", name=ids[3]).first.click()
         assert page.locator(":target").inner_text().count("<script>document.title='taken'</script>") > 1
         assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")

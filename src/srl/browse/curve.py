@@ -1,16 +1,16 @@
-"""Metrics over steps, of several runs."""
+"""Metrics over steps, of several runs, with the steps at which watches fired; verdicts over steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import duckdb
 
-from srl.browse.watches import Marks, marks
 from srl.errors import UserError, nearest
 from srl.store import rows
+from srl.store.verdict import VERDICTS
 
 FAVOURITES = ("val/em", "test/em", "train/em", "critic/score/mean")
 """The metrics drawn by default: the first that exists."""
@@ -22,7 +22,7 @@ _LISTED = 12
 class Series:
     """One metric of one run in one phase; `steps` increase, and there is one value for each.
 
-    `marks`: the steps at which watches of the run fired.
+    `marks` are the steps at which watches of the run fired, each with their names.
     """
 
     run_id: str
@@ -31,7 +31,7 @@ class Series:
     label: str
     steps: tuple[int, ...]
     values: tuple[float, ...]
-    marks: Marks = ()
+    marks: tuple[tuple[int, str], ...] = ()
 
 
 def short_name(run_id: str) -> str:
@@ -48,63 +48,68 @@ def metric_names(connection: duckdb.DuckDBPyConnection) -> list[str]:
 def curve(connection: duckdb.DuckDBPyConnection, metric: str | None = None) -> list[Series]:
     """`metric` over the steps: one series for each run and phase that has it, in the order of their start.
 
-    Without `metric`, the first of `FAVOURITES` that exists. A label is the run's name without its date, and
-    the phase where there are several. Raises UserError where no run has a finite value of the metric.
+    Without `metric`, the first of `FAVOURITES` that exists. Raises UserError where no run has a finite value
+    of the metric.
     """
-    metric = metric or _favourite(connection)
-    found = curves(connection, [metric]).get(metric)
-    if not found:
-        known = metric_names(connection)
-        raise UserError(_without_values(connection, metric) if metric in known else _unknown(metric, known))
-    return found
-
-
-def _without_values(connection: duckdb.DuckDBPyConnection, metric: str) -> str:
-    """Why there is nothing to draw of a metric that is in the log."""
-    found = rows(connection, "SELECT value::VARCHAR AS value FROM metrics WHERE name = ?", [metric])
-    values = " or ".join(sorted({row["value"] for row in found}))
-    return f"{metric!r} has no finite value to draw: it is {values} at all {len(found):,} of its steps"
+    names = metric_names(connection)
+    metric = metric or next((name for name in (*FAVOURITES, *names) if name in names), FAVOURITES[0])
+    series = curves(connection, [metric]).get(metric)
+    if series:
+        return series
+    if metric in names:
+        raise UserError(f"{metric!r} has no finite value to draw", key="--metric")
+    listed = ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
+    raise UserError(
+        f"no metric {metric!r}: there are {listed or 'none'}{nearest(metric, names)}", key="--metric"
+    )
 
 
 def curves(connection: duckdb.DuckDBPyConnection, metrics: Sequence[str]) -> dict[str, list[Series]]:
-    """Those of `metrics` that a run has, in this order, each with the series of `curve`; by one query."""
+    """Those of `metrics` that a run has, in this order, each with the series of `curve`; by one query.
+
+    A label is the run's name without its date, and the phase where there are several.
+    """
     query = """
         SELECT name, run_id, phase, list(step ORDER BY step) AS steps, list(value ORDER BY step) AS values
         FROM metrics JOIN runs USING (run_id) WHERE list_contains(?, name) AND isfinite(value)
         GROUP BY name, run_id, phase, started ORDER BY started, run_id, phase
     """
-    found = rows(connection, query, [list(metrics)])
-    by_name = {name: [row for row in found if row["name"] == name] for name in metrics}
-    marked = marks(connection)
-    return {name: _series(name, some, marked) for name, some in by_name.items() if some}
+    marks: dict[str, tuple[tuple[int, str], ...]] = defaultdict(tuple)
+    for row in rows(connection, _FIRED):
+        marks[row["run_id"]] += ((row["step"], row["names"]),)
+    by_name: dict[str, list[Series]] = {name: [] for name in metrics}
+    listed = rows(connection, query, [list(metrics)])
+    phases = {name: {row["phase"] for row in listed if row["name"] == name} for name in metrics}
+    for row in listed:
+        run, phase, name = row["run_id"], row["phase"], row["name"]
+        label = short_name(run) + (f" {phase}" if len(phases[name]) > 1 else "")
+        values = tuple(row["steps"]), tuple(row["values"])
+        by_name[name].append(Series(run, phase, name, label, *values, marks[run]))
+    return {name: series for name, series in by_name.items() if series}
 
 
-def _series(metric: str, found: Sequence[dict[str, Any]], marked: Mapping[str, Marks]) -> list[Series]:
-    several = len({row["phase"] for row in found}) > 1
-    return [
-        Series(
-            row["run_id"],
-            row["phase"],
-            metric,
-            short_name(row["run_id"]) + (f" {row['phase']}" if several else ""),
-            tuple(row["steps"]),
-            tuple(row["values"]),
-            marked.get(row["run_id"], ()),
-        )
-        for row in found
-    ]
+_FIRED = """
+SELECT run_id, step, string_agg(DISTINCT watch, ', ' ORDER BY watch) AS names
+FROM watches GROUP BY run_id, step ORDER BY run_id, step
+"""
 
 
-def _favourite(connection: duckdb.DuckDBPyConnection) -> str:
-    known = metric_names(connection)
-    return next((name for name in (*FAVOURITES, *known) if name in known), FAVOURITES[0])
-
-
-def _unknown(metric: str, known: Sequence[str]) -> str:
-    if not known:
-        return (
-            f"no step with metrics has been written, so there is no {metric!r} to draw; a run that trains "
-            "has them after its first step, and an evaluation has none: type srl inspect verdicts"
-        )
-    listed = ", ".join(known[:_LISTED]) + (", …" if len(known) > _LISTED else "")
-    return f"no metric {metric!r}: there are {listed}{nearest(metric, list(known))}"
+def verdicts_over_steps(
+    connection: duckdb.DuckDBPyConnection,
+) -> dict[str, tuple[list[int], dict[str, list[float]]]]:
+    """By phase: the steps, and of each verdict that occurs its share of the trajectories of each step."""
+    counts = ", ".join(f"avg((verdict = '{name}')::INTEGER) AS \"{name}\"" for name in VERDICTS)
+    query = f"""
+        SELECT phase, step, {counts} FROM trajectories WHERE verdict IS NOT NULL
+        GROUP BY phase, step ORDER BY phase, step
+    """
+    found: dict[str, tuple[list[int], dict[str, list[float]]]] = {}
+    for row in rows(connection, query):
+        steps, shares = found.setdefault(row["phase"], ([], {name: [] for name in VERDICTS}))
+        steps.append(row["step"])
+        for name, values in shares.items():
+            values.append(row[name])
+    return {
+        phase: (steps, {name: values for name, values in shares.items() if any(values)})
+        for phase, (steps, shares) in found.items()
+    }

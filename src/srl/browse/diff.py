@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,32 +47,24 @@ class SetDiff:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """Side B beside side A on their common questions.
+    """Side B beside side A on their common questions, of which `whole` has numbers and test.
 
-    `em_a` and `em_b` are means over questions, `test` is that of B - A. `changes` has a row for each question
-    on which the mean EM of its samples or the queries differ, the largest fall first. `worse` and `better`
-    count questions, with the interval of their share (None: too few independent questions). `sets` has each
-    data set, and then those with an interval together, if only some have one.
+    `changes` has a row for each question on which the mean EM of its samples or the queries differ, the
+    largest fall first. `worse` and `better` count questions, with the interval of their share (None: too few
+    independent questions). `sets` has each data set, and then those with an interval together, if only some
+    have one.
     """
 
     a: Side
     b: Side
-    questions: int
     only_a: int
     only_b: int
-    em_a: float
-    em_b: float
-    test: PairedTest
+    whole: SetDiff
     worse: tuple[int, Interval | None]
     better: tuple[int, Interval | None]
     other_queries: int
     changes: list[dict[str, Any]]
     sets: list[SetDiff]
-
-    @property
-    def single(self) -> bool:
-        """Whether each question has one sample, so that every change of EM is a flip."""
-        return all(row["em_a"] in (0, 1) and row["em_b"] in (0, 1) for row in self.changes)
 
 
 def read_side(text: str) -> tuple[str, int | None]:
@@ -86,114 +78,68 @@ def read_side(text: str) -> tuple[str, int | None]:
 
 
 def run_of(connection: duckdb.DuckDBPyConnection, run: Path) -> str:
-    """The `run_id` in the log of the directory `run`. Raises UserError if its log was not read, and for a
-    folder of runs."""
-    found = rows(connection, "SELECT run_id, path FROM runs")
-    for row in found:
+    """The `run_id` in the log of the directory `run`. Raises UserError unless it is one run."""
+    for row in rows(connection, "SELECT run_id, path FROM runs"):
         if Path(row["path"]).resolve() in (run.resolve(), (run / "log").resolve()):
             return str(row["run_id"])
-    if any(Path(row["path"]).resolve().is_relative_to(run.resolve()) for row in found):
-        raise UserError(f"{run.name} is a folder of runs, expected one run; `srl inspect runs` lists them")
-    raise UserError(f"the log of {run.name} cannot be read")
+    raise UserError(f"{run.name} is not one run whose log can be read", hint="`srl inspect runs` lists them")
 
 
 def sides(
     connection: duckdb.DuckDBPyConnection,
-    asked: Sequence[tuple[str, int | None]],
+    chosen: Sequence[tuple[str, int | None]],
     phase: str | None = None,
 ) -> tuple[Side, Side]:
     """What two pairs of run_id and step stand for; without a step, the last one of the phase, not pruned.
 
     Raises UserError if the two have no phase in common, and if they are the same.
     """
-    query = "SELECT DISTINCT phase, step FROM raw.trajectories WHERE run_id = ?"
-    had = [connection.execute(query, [run_id]).fetchall() for run_id, _ in asked]
+    query = "SELECT DISTINCT phase, step FROM raw.trajectories WHERE run_id = ? ORDER BY phase, step"
+    logged = [connection.execute(query, [run_id]).fetchall() for run_id, _ in chosen]
     for wanted in PHASES if phase is None else (phase,):
-        found = []
-        for (run_id, step), pairs in zip(asked, had, strict=True):
-            steps = [at for of, at in pairs if of == wanted and step in (None, at)]
-            if steps:
-                found.append(Side(run_id, wanted, max(steps)))
-        if len(found) == 2:
-            if found[0] == found[1]:
-                raise UserError(f"both are {wanted} step {found[0].step} of {found[0].run_id}; name two")
-            return found[0], found[1]
-    raise UserError("; ".join(_has(*one, pairs, phase) for one, pairs in zip(asked, had, strict=True)))
-
-
-def _has(run_id: str, step: int | None, pairs: Sequence[tuple[str, int]], phase: str | None) -> str:
-    """What a side has, for the message that it does not fit the other."""
-    steps: dict[str, list[int]] = defaultdict(list)
-    for of, at in sorted(pairs):
-        steps[of].append(at)
-    listed = ", ".join(f"{of} steps {_span(found)}" for of, found in steps.items()) or "no trajectories"
-    asked = f"no {phase or 'common phase'}" + (f" at step {step}" if step is not None else "")
-    return f"{run_id}: {asked}; it has {listed}"
-
-
-def _span(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps)) if len(steps) <= 6 else f"{steps[0]}, {steps[1]}, … {steps[-1]}"
+        pair = [
+            Side(run_id, wanted, max(steps))
+            for (run_id, step), places in zip(chosen, logged, strict=True)
+            if (steps := [at for of, at in places if of == wanted and step in (None, at)])
+        ]
+        if len(pair) == 2:
+            if pair[0] == pair[1]:
+                raise UserError(f"both are {wanted} step {pair[0].step} of {pair[0].run_id}", hint="name two")
+            return pair[0], pair[1]
+    listed = "; ".join(
+        f"{run_id}: {', '.join(f'{of} step {at}' for of, at in places[-6:]) or 'no trajectories'}"
+        for (run_id, _), places in zip(chosen, logged, strict=True)
+    )
+    raise UserError(
+        f"no {phase or 'phase'} of both at these steps; the last ones are {listed}", key="--phase"
+    )
 
 
 def diff(connection: duckdb.DuckDBPyConnection, a: Side, b: Side) -> Diff:
     """Compare B with A. Raises UserError if they have no question with golden answers in common."""
     left, right = _questions(connection, a), _questions(connection, b)
-    common = [key for key in left if key in right]
-    if not common:
+    pairs = [(left[key], right[key]) for key in left if key in right]
+    if not pairs:
         raise UserError(
-            f"{_named(a)} and {_named(b)} have no question with golden answers in common; training steps ask "
-            "different ones, so compare validations: --phase val"
+            "both sides have no question with golden answers in common; training steps ask different ones",
+            hint="compare validations: --phase val",
         )
-    pairs = [(left[key], right[key]) for key in common]
-    clusters, before, after = _values(pairs)
-    whole = _set_diff(pairs)
-    changes = [_change(*pair) for pair in pairs if pair[0].em != pair[1].em or pair[0].asks != pair[1].asks]
-
-    def counted(fits: Callable[[float, float], bool]) -> tuple[int, Interval | None]:
-        hits = [float(fits(*pair)) for pair in zip(before, after, strict=True)]
-        return int(sum(hits)), interval(hits, clusters)
-
-    return Diff(
-        a, b, len(common), len(left) - len(common), len(right) - len(common),
-        whole.em_a, whole.em_b, whole.test,
-        counted(lambda one, other: other < one), counted(lambda one, other: other > one),
-        sum(one.asks != other.asks for one, other in pairs),
-        sorted(changes, key=lambda row: (row["em_b"] - row["em_a"] or 2, row["question_id"])), _sets(pairs),
-    )  # fmt: skip
-
-
-_Pair = tuple["_Question", "_Question"]
-"""A question on both sides."""
-
-
-def _values(pairs: Sequence[_Pair]) -> tuple[list[Hashable], list[float], list[float]]:
-    """Of each question its document, and the EM of A and of B."""
-    return [one.cluster for one, _ in pairs], [one.em for one, _ in pairs], [other.em for _, other in pairs]
-
-
-def _set_diff(pairs: Sequence[_Pair]) -> SetDiff:
-    clusters, before, after = _values(pairs)
-    test = paired_test(before, after, clusters)
-    return SetDiff(
-        tuple(sorted({one.data_source for one, _ in pairs})), len(pairs),
-        sum(before) / len(pairs), sum(after) / len(pairs), test,
-    )  # fmt: skip
-
-
-def _sets(pairs: Sequence[_Pair]) -> list[SetDiff]:
-    """Each data set by itself, and those with an interval together if others have none."""
     by_source: dict[str, list[_Pair]] = defaultdict(list)
     for pair in pairs:
         by_source[pair[0].data_source].append(pair)
-    found = [_set_diff(by_source[name]) for name in sorted(by_source)]
-    sure = [name for one in found if one.test.interval for name in one.data_sources]
-    if 1 < len(sure) < len(found):
-        found.append(_set_diff([pair for name in sure for pair in by_source[name]]))
-    return found
-
-
-def _named(side: Side) -> str:
-    return f"{side.phase} step {side.step} of {side.run_id}"
+    sets = [_set_diff(by_source[name]) for name in sorted(by_source)]
+    sure = [name for one in sets if one.test.interval for name in one.data_sources]
+    if 1 < len(sure) < len(sets):
+        sets.append(_set_diff([pair for name in sure for pair in by_source[name]]))
+    changes = [_change(*pair) for pair in pairs if pair[0].em != pair[1].em or pair[0].asks != pair[1].asks]
+    return Diff(
+        a, b, len(left) - len(pairs), len(right) - len(pairs), _set_diff(pairs),
+        _counted(pairs, [after.em < before.em for before, after in pairs]),
+        _counted(pairs, [after.em > before.em for before, after in pairs]),
+        sum(before.asks != after.asks for before, after in pairs),
+        sorted(changes, key=lambda row: (row["em_b"] - row["em_a"] or 2, row["question_id"])),
+        sets,
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -218,9 +164,13 @@ class _Question:
 
     @property
     def cluster(self) -> Hashable:
+        """The document that the question is from, or else the question itself."""
         first = self.rows[0]
         return document_of(json.loads(first["metadata"])) or (first["question_id"],)
 
+
+_Pair = tuple[_Question, _Question]
+"""A question on both sides."""
 
 _SAMPLES = """
 SELECT question_id, question, golden_answers, data_source, metadata, sample, id, em, valid, answer, verdict,
@@ -235,23 +185,37 @@ WHERE run_id = $run AND phase = $phase AND step = $step AND em IS NOT NULL ORDER
 
 def _questions(connection: duckdb.DuckDBPyConnection, side: Side) -> dict[tuple[str, str], _Question]:
     """The questions of a side by id and text."""
-    given = {"run": side.run_id, "phase": side.phase, "step": side.step}
-    found: dict[tuple[str, str], _Question] = {}
-    for row in rows(connection, _SAMPLES, given):
-        found.setdefault((row["question_id"], row["question"]), _Question([])).rows.append(row)
-    for question in found.values():
+    place = {"run": side.run_id, "phase": side.phase, "step": side.step}
+    questions: dict[tuple[str, str], _Question] = {}
+    for row in rows(connection, _SAMPLES, place):
+        questions.setdefault((row["question_id"], row["question"]), _Question([])).rows.append(row)
+    for question in questions.values():
         question.rows.sort(key=lambda row: row["sample"])
-    return found
+    return questions
 
 
-def _change(one: _Question, other: _Question) -> dict[str, Any]:
+def _set_diff(pairs: Sequence[_Pair]) -> SetDiff:
+    before, after = [one.em for one, _ in pairs], [other.em for _, other in pairs]
+    return SetDiff(
+        tuple(sorted({one.data_source for one, _ in pairs})), len(pairs),
+        sum(before) / len(pairs), sum(after) / len(pairs),
+        paired_test(before, after, [one.cluster for one, _ in pairs]),
+    )  # fmt: skip
+
+
+def _counted(pairs: Sequence[_Pair], hits: Sequence[bool]) -> tuple[int, Interval | None]:
+    return sum(hits), interval([float(hit) for hit in hits], [one.cluster for one, _ in pairs])
+
+
+def _change(before: _Question, after: _Question) -> dict[str, Any]:
     """A row: the question, what changed, and of both sides EM, first answer, verdict, queries and id."""
-    first = one.rows[0]
-    row = {name: first[name] for name in ("question_id", "question", "data_source", "golden_answers")}
-    row |= {"change": _kind(one.em, other.em), "queries_changed": one.asks != other.asks}
-    for letter, found in (("a", one), ("b", other)):
-        shown: Mapping[str, Any] = found.rows[0]
-        row |= {f"em_{letter}": found.em, f"samples_{letter}": len(found.rows)}
+    row = {
+        name: before.rows[0][name] for name in ("question_id", "question", "data_source", "golden_answers")
+    }
+    row |= {"change": _kind(before.em, after.em), "queries_changed": before.asks != after.asks}
+    for letter, question in (("a", before), ("b", after)):
+        row |= {f"em_{letter}": question.em, f"samples_{letter}": len(question.rows)}
+        shown = question.rows[0]
         row |= {f"{name}_{letter}": shown[name] for name in ("answer", "verdict", "queries", "id")}
     return row
 

@@ -65,6 +65,8 @@ def cells(
 
 
 def _cell(value: Any, name: str, digits: int | None) -> str:
+    if isinstance(value, list | tuple) and value and all(isinstance(text, str) for text in value):
+        return one_line(" | ".join(value))
     if not isinstance(value, float):
         return one_line(_text(value))
     if digits is None:

@@ -7,24 +7,22 @@ keep the first rows only, whatever the size of the log, and a step that is writt
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import duckdb
 
-from srl.browse.trajectories import COLUMNS, Filter
+from srl.browse.trajectories import COLUMNS, TEXTS, Filter
 from srl.errors import UserError, nearest, parsing
 from srl.store import rows
 
 Condition = tuple[str, list[object]]
 """An SQL condition on `trajectories`, and its parameters."""
 
-SORTS = (
-    "step", "reward", "em", "f1", "searches", "turns", "tokens", "total_tokens", "seconds", "hops",
-    "data_source", "question_id", "verdict", "end", "phase",
-)  # fmt: skip
-"""The columns that pages can be sorted by, `-` before one for descending order."""
+SORTS = tuple(name for name in COLUMNS if name not in TEXTS)
+"""The columns that listings can be sorted by, `-` before one for descending order."""
 
 FACETS = {"phase": "phase", "verdict": "verdict", "end": "end", "source": "data_source", "hops": "hops"}
 """The conditions of `Filter` that are counted, each with its column."""
@@ -59,30 +57,11 @@ def listing(
 ) -> list[dict[str, Any]]:
     """The trajectories that match `chosen`, with `COLUMNS`; all of them where `limit` is None.
 
-    `sort` is a column of `trajectories`, with `-` before it for descending order; ties keep their order.
-    Rows without a value are last. Raises UserError for an unknown column.
+    `sort` is one of `SORTS`, with `-` before it for descending order. Rows without a value are last. Raises
+    UserError for an unknown column.
     """
-    column = sort.removeprefix("-")
-    known = [row[0] for row in connection.execute("DESCRIBE trajectories").fetchall()]
-    if column not in known:
-        raise UserError(
-            f"--sort {sort}: no such column{nearest(column, known) or '; there are ' + ', '.join(known)}"
-        )
-    return _select(connection, COLUMNS, chosen.where(), _order(column, sort.startswith("-")), limit)
-
-
-def _select(
-    connection: duckdb.DuckDBPyConnection,
-    columns: Sequence[str],
-    where: Condition,
-    order: str,
-    limit: int | None,
-) -> list[dict[str, Any]]:
-    names = ", ".join(f'"{name}"' for name in columns)
-    count = "" if limit is None else f"LIMIT {int(limit)}"
-    return rows(
-        connection, f"SELECT {names} FROM trajectories WHERE {where[0]} ORDER BY {order} {count}", where[1]
-    )
+    order = _order(*_column(sort))
+    return _select(connection, COLUMNS, chosen.where(), order, limit)
 
 
 def page(
@@ -94,10 +73,9 @@ def page(
     after: str | None = None,
     before: str | None = None,
 ) -> Page:
-    """The `size` trajectories that match `chosen` and follow the cursor `after`, or precede `before`.
+    """The `size` rows of a listing that follow the cursor `after`, or precede `before`; else the first ones.
 
-    Without a cursor, the first ones. Rows without a value of the sorted column are last in either order.
-    Raises UserError for an unknown column and for a cursor that is not from a page with this `sort`.
+    Raises UserError for an unknown column, and for a cursor that is not from a page with this `sort`.
     """
     column, descending = _column(sort)
     backwards = before is not None
@@ -106,17 +84,16 @@ def page(
     if cursor is not None:
         condition, values = _beyond(column, descending, backwards, _read_cursor(cursor))
         where, parameters = f"({where}) AND ({condition})", [*parameters, *values]
-    names = tuple(dict.fromkeys((*COLUMNS, "position", column)))
     order = _order(column, descending, backwards)
-    found = _select(connection, names, (where, parameters), order, size + 1)
-    more, found = len(found) > size, found[:size]
+    listed = _select(connection, (*COLUMNS, "position"), (where, parameters), order, size + 1)
+    more, listed = len(listed) > size, listed[:size]
     if backwards:
-        found.reverse()
-    first, last = (_cursor(found[at], column) if found else None for at in (0, -1))
+        listed.reverse()
+    first, last = (_cursor(listed[at], column) if listed else None for at in (0, -1))
     return Page(
-        found,
+        listed,
         first if (more if backwards else after is not None) else None,
-        last if (True if backwards else more) else None,
+        last if backwards or more else None,
     )
 
 
@@ -133,37 +110,40 @@ def neighbours(
 def facets(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Facets:
     """Counts of what matches `chosen`, by one query over the log."""
     chosen.where()  # refuses an unknown verdict or end, which the query below does not have
-    others = replace(chosen, phase=None, verdict=None, end=None, source=None, hops=None)
-    where, parameters = others.where()
+    where, parameters = replace(chosen, **dict.fromkeys(FACETS)).where()
     columns = ", ".join(f'"{column}"' for column in FACETS.values())
     query = f"SELECT {columns}, count(*) FROM trajectories WHERE {where} GROUP BY ALL"
-    found = connection.execute(query, parameters).fetchall()
-    wanted = [getattr(chosen, name) for name in FACETS]
-    return Facets(
-        sum(row[-1] for row in found if _matches(row, wanted)),
-        {name: _count(found, wanted, place) for place, name in enumerate(FACETS)},
-    )
+    wanted = {place: getattr(chosen, name) for place, name in enumerate(FACETS)}
+    total, counts = 0, [Counter[Any]() for _ in FACETS]
+    for *values, count in connection.execute(query, parameters).fetchall():
+        missed = [place for place, want in wanted.items() if want is not None and values[place] != want]
+        total += 0 if missed else count
+        for place in wanted:
+            if missed in ([], [place]):
+                counts[place][values[place]] += count
+    ranked = [sorted(some.items(), key=lambda pair: (-pair[1], str(pair[0]))) for some in counts]
+    return Facets(total, dict(zip(FACETS, ranked, strict=True)))
 
 
-def _matches(row: Sequence[Any], wanted: Sequence[Any], but: int | None = None) -> bool:
-    return all(value is None or place == but or row[place] == value for place, value in enumerate(wanted))
-
-
-def _count(found: Sequence[Sequence[Any]], wanted: Sequence[Any], place: int) -> list[tuple[Any, int]]:
-    counts: dict[Any, int] = {}
-    for row in found:
-        if _matches(row, wanted, but=place):
-            counts[row[place]] = counts.get(row[place], 0) + row[-1]
-    return sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))
+def _select(
+    connection: duckdb.DuckDBPyConnection,
+    columns: Sequence[str] | dict[str, str],
+    where: Condition,
+    order: str,
+    limit: int | None,
+) -> list[dict[str, Any]]:
+    names = ", ".join(f'"{name}"' for name in columns)
+    count = "" if limit is None else f"LIMIT {int(limit)}"
+    query = f"SELECT {names} FROM trajectories WHERE {where[0]} ORDER BY {order} {count}"
+    return rows(connection, query, where[1])
 
 
 def _column(sort: str) -> tuple[str, bool]:
     """The column and whether it descends."""
     column = sort.removeprefix("-")
     if column not in SORTS:
-        raise UserError(
-            f"no listing is sorted by {column!r}: there are {', '.join(SORTS)}{nearest(column, SORTS)}"
-        )
+        what = f"no listing is sorted by {column!r}: there are {', '.join(SORTS)}{nearest(column, SORTS)}"
+        raise UserError(what, key="--sort")
     return column, sort.startswith("-")
 
 
@@ -195,7 +175,6 @@ def _read_cursor(text: str) -> list[Any]:
     """The values of a cursor. Raises UserError."""
     with parsing("the beginning of the page"):
         value, *ties = json.loads(text)
-    kinds = [type(one) for one in ties]
-    if kinds != [int, str, int, str, str] or isinstance(value, list | dict | bool):
+    if [type(tie) for tie in ties] != [int, str, int, str, str] or isinstance(value, list | dict | bool):
         raise UserError(f"no page begins at {text!r}; open the listing from its beginning")
     return [value, *ties]

@@ -64,12 +64,12 @@ class Batch:
     pairs: list[tuple[Record, dict[str, Any]]]
 
 
-def batches(connection: duckdb.DuckDBPyConnection, chosen: Filter, size: int = SIZE) -> Iterator[Batch]:
-    """The trajectories `chosen` by run, phase and step, at most `size` at a time.
+def batches(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Iterator[Batch]:
+    """The trajectories `chosen` by run, phase and step, at most `SIZE` at a time.
 
     Raises UserError if nothing is chosen.
     """
-    for place, number, ids in _chunks(connection, chosen, size):
+    for place, number, ids in _chunks(connection, chosen):
         pairs = read_with_rows(connection, _CHOSEN.format("id"), [*place, ids], tokens=False)
         yield Batch(*place, number, pairs)
 
@@ -78,24 +78,22 @@ _Place = tuple[str, str, int]
 """A run, a phase and a step."""
 
 
-def _chunks(
-    connection: duckdb.DuckDBPyConnection, chosen: Filter, size: int
-) -> Iterator[tuple[_Place, int, list[str]]]:
-    """The ids of the trajectories `chosen`, at most `size` at a time: their place, the chunk's number, ids.
+def _chunks(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Iterator[tuple[_Place, int, list[str]]]:
+    """The ids of the trajectories `chosen`, at most `SIZE` at a time: their place, the chunk's number, ids.
 
     Raises UserError if nothing is chosen.
     """
     where, parameters = chosen.where()
     query = f"SELECT DISTINCT run_id, phase, step FROM trajectories WHERE {where} ORDER BY ALL"
-    found = connection.execute(query, parameters).fetchall()
-    if not found:
-        raise UserError("no matching trajectory; nothing is written; try fewer filters")
-    for place in found:
+    places = connection.execute(query, parameters).fetchall()
+    if not places:
+        raise UserError("no matching trajectory, so nothing is written", hint="try fewer filters")
+    for place in places:
         here = f"({where}) AND run_id = ? AND phase = ? AND step = ?"
         query = f"SELECT id FROM trajectories WHERE {here} ORDER BY position, id"
         ids = [one for (one,) in connection.execute(query, [*parameters, *place]).fetchall()]
-        for number, start in enumerate(range(0, len(ids), size), start=1):
-            yield place, number, ids[start : start + size]
+        for number, start in enumerate(range(0, len(ids), SIZE), start=1):
+            yield place, number, ids[start : start + SIZE]
 
 
 def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: Path) -> int:
@@ -106,9 +104,8 @@ def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: P
     count = 0
     with atomic_file(out, "wb") as file, ExitStack() as stack:
         writer: pq.ParquetWriter | None = None
-        for place, _, ids in _chunks(connection, chosen, SIZE):
-            found = connection.sql(_MESSAGES, params=[*place, ids, *place, ids, *place, ids])
-            reader = found.fetch_arrow_reader(SIZE)
+        for place, _, ids in _chunks(connection, chosen):
+            reader = connection.sql(_MESSAGES, params=[*place, ids] * 3).fetch_arrow_reader(SIZE)
             schema = reader.schema.remove(reader.schema.get_field_index("rendered"))
             if writer is None:
                 writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))

@@ -8,6 +8,16 @@ import duckdb
 
 from srl.store import rows
 
+HEADINGS = {
+    "run_id": "run", "status": "status", "steps": "step", "score": "score", "val_em": "val em",
+    "val_step": "at step", "best_val_em": "best", "test_em": "test em", "test_step": "at step",
+    "setting": "setting", "eval_em": "eval em", "seconds": "time",
+}  # fmt: skip
+"""The columns of the table, each with its heading."""
+
+OF_EVALUATIONS = ("setting", "eval_em")
+"""Columns that are left out where no run is an evaluation."""
+
 _QUERY = """
 WITH val AS (
     SELECT run_id, arg_max(em, step) AS val_em, max(step) AS val_step, max(em) AS best_val_em

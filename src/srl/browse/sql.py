@@ -13,13 +13,6 @@ import pyarrow as pa
 from srl.errors import UserError
 from srl.store import TABLES, in_one_line
 
-_READS = ("SELECT", "MULTI")  # MULTI is PIVOT, which makes a type of its values first
-_PIVOT_BEGINS = {
-    "(", "describe", "explain", "from", "pivot", "pivot_wider", "select", "summarize", "unpivot", "with",
-}  # fmt: skip
-_WRITES = {"copy", "create", "delete", "insert", "merge", "update"}
-_TABLES = ", ".join(table.name for table in TABLES)
-_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(?=[a-z])", re.IGNORECASE)
 _AS_TEXT = re.compile(r"TIME ZONE|INTERVAL|TIMESTAMP_NS|TIME_NS|BLOB|GEOMETRY")
 """Types of DuckDB without an equivalent in Python; they are shown as DuckDB prints them."""
 _AT_ONCE = 2048
@@ -34,11 +27,6 @@ class Answer:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
-
-    @property
-    def is_plan(self) -> bool:
-        """Whether it is the output of EXPLAIN."""
-        return self.columns == ("explain_key", "explain_value")
 
     def records(self) -> list[dict[str, Any]]:
         """The rows, each with its columns by name."""
@@ -71,11 +59,26 @@ def sql(
     except duckdb.IOException:  # the log may have been compacted meanwhile: `srl.store.reading` retries
         raise
     except duckdb.CatalogException as error:
-        raise UserError(f"{in_one_line(error)} The tables are {_TABLES}.") from error
+        tables = ", ".join(table.name for table in TABLES)
+        raise UserError(f"{in_one_line(error)} The tables are {tables}.") from error
     except duckdb.PermissionException as error:
-        raise UserError(f"{in_one_line(error)}; add --unsafe to open other files than the log") from error
+        raise UserError(in_one_line(error), hint="add --unsafe to open other files than the log") from error
     except duckdb.Error as error:
         raise UserError(in_one_line(error)) from error
+
+
+def _reading(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyRelation:
+    """The rows of one query that only reads.
+
+    DuckDB's table function `query` accepts one SELECT and nothing that writes, not even in a CTE. The kind of
+    the statement is asked first, for a message that says what is expected.
+    """
+    statements = connection.extract_statements(query)
+    kinds = [str(statement.type.name) for statement in statements]
+    if kinds != ["SELECT"]:
+        what = f"expected one query that only reads, not {', '.join(kinds) or 'nothing'}"
+        raise UserError(what, hint="begin with SELECT or FROM, or add --unsafe")
+    return connection.sql("FROM query($query)", params={"query": query})
 
 
 def _shown(place: int, kind: str, cell: int | None) -> str:
@@ -101,10 +104,8 @@ def _rows(
             batches.append(batch)
             size += batch.nbytes
             if size > most_bytes:
-                raise UserError(
-                    f"the result is larger than {most_bytes >> 20} MB: choose fewer rows or columns, or cut "
-                    "them, as in left(question, 300)"
-                )
+                what = f"the result is larger than {most_bytes >> 20} MB"
+                raise UserError(what, hint="choose fewer rows or columns, or cut them: left(question, 300)")
     except (pa.ArrowException, OSError) as error:  # DuckDB's error in the midst of the rows
         raise duckdb.InvalidInputException(str(error)) from error
     with duckdb.connect() as python:
@@ -119,53 +120,3 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
         seen = sum(other == name for other in names[: len(distinct)])
         distinct.append(f"{name}_{seen}" if seen else name)
     return tuple(distinct)
-
-
-def _reading(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyRelation:
-    """The rows of one query that only reads, or of its EXPLAIN. Raises UserError or DuckDB's error.
-
-    DuckDB's function `query` accepts nothing that writes, not even in a CTE. The query after EXPLAIN goes
-    through it too: no option or comment may stand before it, so that DuckDB parses it the same way. A PIVOT
-    is several statements, which `query` does not accept.
-    """
-    kind, asked = _kind(connection, query), query
-    explain = _EXPLAIN.match(query) if kind == "EXPLAIN" else None
-    if explain:
-        asked = query[explain.end() :]
-        kind = _kind(connection, asked)
-    elif kind == "EXPLAIN":
-        raise UserError("expected EXPLAIN or EXPLAIN ANALYZE right before the query, and no options")
-    if kind not in _READS or (kind == "MULTI" and not _only_reads(asked)):
-        raise UserError(
-            f"expected a query that only reads, found {kind}; begin with SELECT or FROM, or add --unsafe"
-        )
-    if kind == "MULTI":
-        return connection.sql(query)
-    relation = connection.sql("FROM query($asked)", params={"asked": asked})
-    return connection.sql(query) if explain else relation
-
-
-def _only_reads(pivot: str) -> bool:
-    """Whether a query with a PIVOT begins like a reading one and has no word that writes."""
-    words = _words(pivot)
-    return words[0] in _PIVOT_BEGINS and _WRITES.isdisjoint(words)
-
-
-def _words(query: str) -> list[str]:
-    """The words and signs outside of string constants and comments, in lower case."""
-    text, tokens = query.encode(), duckdb.tokenize(query)
-    ends = [start for start, _ in tokens[1:]] + [len(text)]
-    left_out = (duckdb.token_type.string_const, duckdb.token_type.comment)
-    return [
-        text[start:end].decode(errors="replace").strip().lower()
-        for (start, kind), end in zip(tokens, ends, strict=True)
-        if kind not in left_out
-    ]
-
-
-def _kind(connection: duckdb.DuckDBPyConnection, query: str) -> str:
-    """The kind of statement, by DuckDB's parser. Raises UserError unless there is exactly one."""
-    found = connection.extract_statements(query)
-    if len(found) != 1:
-        raise UserError(f"expected one query, found {len(found)}; give one at a time")
-    return str(found[0].type.name)

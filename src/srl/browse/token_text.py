@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from srl.browse.transcript import Transcript
 from srl.hub_models import cached
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ _LONGEST = 8
 def tokenizer_of(run: Path, model: str) -> Tokenizer | None:
     """The tokenizer in a checkpoint of the directory `run`, or of `model`, also from the hub's cache; None if
     there is none."""
-    found = [*sorted(run.glob(f"checkpoints/*/{_FILE}")), Path(cached(model)) / _FILE]
-    file = next((path for path in found if path.is_file()), None)
+    files = [*sorted(run.glob(f"checkpoints/*/{_FILE}")), Path(cached(model)) / _FILE]
+    file = next((path for path in files if path.is_file()), None)
     return _load(file, file.stat().st_mtime_ns) if file else None
 
 
@@ -71,3 +72,22 @@ def _pieces(tokenizer: Tokenizer, ids: Sequence[int], named: Mapping[int, str]) 
         pieces.append(piece)
         before, open_ids = open_ids, []
     return pieces
+
+
+def token_rows(shown: Transcript, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
+    """A row for each token of a trajectory, in order; what the log does not have is None."""
+    table: list[dict[str, Any]] = []
+    for step in shown.steps:
+        segment = step.segment
+        pieces = token_texts(tokenizer, segment.token_ids, segment.text)
+        numbers = {
+            "sampler": segment.logprobs, "trainer": step.trainer_logprobs, "entropy": step.entropies,
+            "advantage": step.advantages, "return": step.returns,
+        }  # fmt: skip
+        for place, token in enumerate(segment.token_ids):
+            table.append({
+                "position": len(table), "turn": segment.turn, "kind": segment.kind,
+                "mask": int(segment.is_policy), "token": token, "text": pieces and pieces[place],
+                **{name: values[place] if len(values) > place else None for name, values in numbers.items()},
+            })  # fmt: skip
+    return table

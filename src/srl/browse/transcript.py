@@ -1,18 +1,22 @@
-"""The transcript of one trajectory: who wrote what, what the searches found, rewards and advantages."""
+"""One trajectory in full: who wrote what, what the searches returned, rewards and advantages."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import duckdb
 
+from srl.answers import findable
+from srl.browse.formatting import number
 from srl.browse.messages import searches_of_prompt
 from srl.errors import UserError
 from srl.protocol import ENGINE
 from srl.store import PER_TOKEN, Record, read_with_rows, rows
+from srl.store.verdict import VERDICTS
 from srl.trajectory import Hit, Search, Segment
 
 SpanKind = Literal["thought", "search", "answer", "other"]
@@ -61,7 +65,7 @@ class NoTrajectoryError(UserError):
     """No trajectory of the log has this id."""
 
 
-def find(connection: duckdb.DuckDBPyConnection, prefix: str) -> dict[str, Any]:
+def place_of(connection: duckdb.DuckDBPyConnection, prefix: str) -> dict[str, Any]:
     """Where the trajectory is whose id begins with `prefix`: id, run_id, step, phase and question_id.
 
     Raises NoTrajectoryError for none and UserError for several.
@@ -70,30 +74,79 @@ def find(connection: duckdb.DuckDBPyConnection, prefix: str) -> dict[str, Any]:
         SELECT id, run_id, step, phase, question_id FROM trajectories WHERE starts_with(id, ?)
         ORDER BY id, run_id, step
     """
-    found = rows(connection, query, [prefix.lower()])
-    if not found:
+    places = rows(connection, query, [prefix.lower()])
+    if not places:
         raise NoTrajectoryError(f"no trajectory {prefix!r}")
-    ids = list(dict.fromkeys(row["id"] for row in found))
+    ids = list(dict.fromkeys(row["id"] for row in places))
     if len(ids) > 1:
         listed = ", ".join(ids[:_LISTED]) + (", …" if len(ids) > _LISTED else "")
-        raise UserError(f"{prefix!r} matches {len(ids)} trajectories: {listed}; type more of the id")
-    return found[0]
+        raise UserError(f"{prefix!r} matches {len(ids)} trajectories: {listed}", hint="type more of the id")
+    return places[0]
 
 
 def transcript(connection: duckdb.DuckDBPyConnection, prefix: str) -> Transcript:
     """The trajectory whose id begins with `prefix`."""
-    names = ("id", "run_id", "step")
-    found = find(connection, prefix)
-    where = " AND ".join(f"{name} = ?" for name in names)
-    return transcripts(connection, where, [found[name] for name in names])[0]
+    place = place_of(connection, prefix)
+    where = "id = ? AND run_id = ? AND step = ?"
+    return transcripts(connection, where, [place["id"], place["run_id"], place["step"]])[0]
 
 
 def transcripts(
     connection: duckdb.DuckDBPyConnection, where: str, parameters: Sequence[object]
 ) -> list[Transcript]:
     """The trajectories that satisfy the SQL condition `where`, in the order written."""
-    found = read_with_rows(connection, where, parameters)
-    return [Transcript(row, record, tuple(_steps(record))) for record, row in found]
+    pairs = read_with_rows(connection, where, parameters)
+    return [Transcript(row, record, tuple(_steps(record))) for record, row in pairs]
+
+
+def facts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What there is to say of a trajectory beside its question and its text: names, and texts of others too.
+
+    `row` is its row of `trajectories`. Both `srl inspect show` and the page print these.
+    """
+    yield "gold", " | ".join(row["golden_answers"])
+    yield "answer", "(none)" if row["answer"] is None else row["answer"]
+    yield "verdict", VERDICTS.get(row["verdict"], "(no golden answers)")
+    parts = ", ".join(f"{name} {number(value)}" for name, value in row["parts"].items())
+    scores = {name: row[name] for name in ("em", "f1") if name not in row["parts"] and row[name] is not None}
+    measures = ", ".join(f"{name} {number(value)}" for name, value in scores.items())
+    reward = "(not scored)" if row["reward"] is None else number(row["reward"])
+    yield "reward", "; ".join(filter(None, (reward, parts and f"parts before weights: {parts}", measures)))
+    counts = f"{count(row['turns'], 'turn')} and {count(row['searches'], 'search', 'searches')}"
+    tokens = f"{row['tokens']} of {count(row['total_tokens'], 'token')} written by the policy"
+    yield "end", f"{row['end']} after {counts}; {tokens}"
+    hops = "" if row["hops"] is None else f", {count(row['hops'], 'hop')}"
+    source = ", ".join(filter(None, (row["data_source"], row["question_id"])))
+    yield "place", f"{row['phase']} step {row['step']}, sample {row['sample']} of {source}{hops}"
+    if row["error"]:
+        yield "error", row["error"]
+
+
+def count(amount: int, one: str, many: str = "") -> str:
+    """A number with its noun: `1 turn`, `2 turns`."""
+    return f"{amount} {one if amount == 1 else many or f'{one}s'}"
+
+
+def marked(text: str, golds: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """The pieces of `text` in order, and whether each is a golden answer, in whole words of any case.
+
+    Yes and no are not marked: they prove nothing where they stand.
+    """
+    pattern = _pattern(tuple(golds))
+    start = 0
+    for match in pattern.finditer(text) if pattern else ():
+        yield text[start : match.start()], False
+        yield match[0], True
+        start = match.end()
+    yield text[start:], False
+
+
+@lru_cache(64)
+def _pattern(golds: tuple[str, ...]) -> re.Pattern[str] | None:
+    """What finds the golden answers, with any signs between their words; None if there is nothing to find."""
+    words = [re.findall(r"\w+", gold) for gold in golds if findable([gold])]
+    texts = sorted((r"\W+".join(map(re.escape, some)) for some in words if some), key=len, reverse=True)
+    return re.compile(rf"(?<!\w)(?:{'|'.join(texts)})(?!\w)", re.IGNORECASE) if texts else None
 
 
 def as_json(shown: Transcript) -> dict[str, Any]:
@@ -157,7 +210,7 @@ def spans(text: str, think_is_open: bool = False) -> tuple[Span, ...]:
     A tag that is not closed extends to the next opening one, or the end. `think_is_open`: the text begins
     inside `<think>`.
     """
-    found: list[Span] = []
+    split: list[Span] = []
     kind: SpanKind = "thought" if think_is_open else "other"
     start = 0
     for tag in _TAG.finditer(text):
@@ -168,15 +221,15 @@ def spans(text: str, think_is_open: bool = False) -> tuple[Span, ...]:
             end, after = tag.start(), of
         else:
             continue
-        _append(found, kind, text[start:end])
+        _append(split, kind, text[start:end])
         kind, start = after, end  # type: ignore[assignment]
-    _append(found, kind, text[start:])
-    return tuple(found)
+    _append(split, kind, text[start:])
+    return tuple(split)
 
 
-def _append(found: list[Span], kind: SpanKind, text: str) -> None:
+def _append(split: list[Span], kind: SpanKind, text: str) -> None:
     if text:
-        found.append(Span(kind, text))
+        split.append(Span(kind, text))
 
 
 def describe(values: Sequence[float]) -> str:

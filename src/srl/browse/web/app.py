@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import socket
 from collections.abc import Callable
 from threading import BoundedSemaphore
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -20,7 +21,6 @@ from srl import __version__
 from srl.browse.web.pages import MissingError, Page, Pages
 from srl.browse.web.rendering import HERE
 from srl.errors import UserError
-from srl.serve.server.auth import Guard
 from srl.workspace import Workspace
 
 _logger = logging.getLogger(__name__)
@@ -37,47 +37,47 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+_HERE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")
 
 
 class Guarded:
     """Lets in what a person on this machine asked for, and adds `HEADERS` to every answer.
 
-    Another site can neither frame the page nor load parts of it: a browser says in `Sec-Fetch-Site` that
-    another site asks, and only a link that is followed may come from there.
+    `Host` must name this machine, so that a name made to resolve to it (DNS rebinding) gets nothing. Another
+    site can neither frame the page nor load parts of it: a browser says in `Origin` and `Sec-Fetch-Site` who
+    asks, and only a link that is followed may come from elsewhere.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._guard = Guard(hosts=())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        refusal = self._refusal(scope)
-        app = self._app if refusal is None else refusal
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
+        app = self._app if _is_from_here(Headers(scope=scope)) else _REFUSAL
         return await app(scope, receive, with_headers)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        if (error := self._guard.refusal(scope)) is not None:
-            why = "this page answers on this machine only: open it as http://127.0.0.1 or http://localhost\n"
-            return PlainTextResponse(why, error.status)
-        sent = dict(scope["headers"])
-        from_elsewhere = sent.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
-        if from_elsewhere and sent.get(b"sec-fetch-dest") != b"document":
-            return PlainTextResponse("this page is not part of other sites\n", 403)
-        return None
+
+_REFUSAL = PlainTextResponse("this page answers on this machine only: open it as http://127.0.0.1\n", 403)
+
+
+def _is_from_here(headers: Headers) -> bool:
+    [host, *more] = headers.getlist("host") or [""]
+    if more or not _HERE.fullmatch(host) or headers.get("origin", f"http://{host}") != f"http://{host}":
+        return False
+    from_elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    return not from_elsewhere or headers.get("sec-fetch-dest") == "document"
 
 
 def create_app(workspace: Workspace) -> Guarded:
     """The pages over the runs of `workspace`; nothing is ever written there."""
-    pages = Pages(workspace)
-    slots = BoundedSemaphore(AT_ONCE)
+    pages, slots = Pages(workspace), BoundedSemaphore(AT_ONCE)
 
     def route(path: str, view: Callable[[Request], Page]) -> Route:
         def endpoint(request: Request) -> Response:
@@ -85,18 +85,24 @@ def create_app(workspace: Workspace) -> Guarded:
 
         return Route(path, endpoint, methods=["GET"])
 
+    def missing(request: Request, error: Exception) -> Response:
+        return HTMLResponse(pages.html(pages.problem(f"no page {request.url.path}"), request), 404)
+
+    def refused(request: Request, error: Exception) -> Response:
+        return PlainTextResponse("these pages can only be read\n", 405, {"allow": "GET, HEAD"})
+
     routes = [
         route("/", pages.runs),
         route("/run/{run}", pages.run),
         route("/run/{run}/trajectories", pages.trajectories),
         route("/run/{run}/trajectory/{id}", pages.trajectory),
-        route("/run/{run}/siblings/{id}", pages.siblings),
+        route("/run/{run}/group/{id}", pages.group),
         route("/question", pages.question),
         route("/compare", pages.compare),
         route("/sql", pages.sql),
         Route("/assets/{name}", _asset, methods=["GET"]),
     ]
-    handlers: dict[Any, Any] = {404: _no_page(pages), 405: _no_method}
+    handlers: dict[Any, Any] = {404: missing, 405: refused}
     return Guarded(Starlette(routes=routes, exception_handlers=handlers))
 
 
@@ -104,7 +110,8 @@ def _answer(
     pages: Pages, view: Callable[[Request], Page], request: Request, slots: BoundedSemaphore
 ) -> Response:
     """The page as HTML; 304 if the log is as it was when the browser got the page."""
-    tag = _tag(pages, request)
+    address = f"{__version__} {request.url.path}?{request.url.query} {pages.state(request)}"
+    tag = f'W/"{hashlib.blake2b(address.encode(), digest_size=12).hexdigest()}"'
     headers = {"cache-control": "no-cache", "etag": tag}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
@@ -120,41 +127,30 @@ def _answer(
     return HTMLResponse(pages.html(pages.problem(why), request), status)
 
 
-def _tag(pages: Pages, request: Request) -> str:
-    """What identifies a page: its address and the state of the logs that it may read."""
-    address = f"{__version__} {request.url.path}?{request.url.query}"
-    state = pages.state(request.path_params.get("run"))
-    return f'W/"{hashlib.blake2b(f"{address} {state}".encode(), digest_size=12).hexdigest()}"'
-
-
 def _asset(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in ASSETS:
         return PlainTextResponse("no such file\n", 404)
-    return FileResponse(
-        HERE / "static" / name, media_type=ASSETS[name], headers={"cache-control": "no-cache"}
-    )
+    headers = {"cache-control": "no-cache"}
+    return FileResponse(HERE / "static" / name, media_type=ASSETS[name], headers=headers)
 
 
-def _no_page(pages: Pages) -> Callable[[Request, Exception], Response]:
-    def answer(request: Request, error: Exception) -> Response:
-        return HTMLResponse(pages.html(pages.problem(f"no page {request.url.path}"), request), 404)
+def serve_pages(workspace: Workspace, port: int, ready: Callable[[str], None]) -> None:
+    """Serve on this machine until SIGINT; calls `ready` with the address once requests are accepted.
 
-    return answer
-
-
-def _no_method(request: Request, error: Exception) -> Response:
-    return PlainTextResponse("these pages can only be read\n", 405, {"allow": "GET, HEAD"})
-
-
-def serve_pages(workspace: Workspace, listener: socket.socket, ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT; calls `ready` with the address once requests are accepted."""
+    `port` 0 is any free one. Raises UserError for one that is taken.
+    """
     import uvicorn
 
-    from srl.serve.server.connections import listen, uvicorn_config
-
-    app = create_app(workspace)
-    listen(listener)
-    host, port = listener.getsockname()[:2]
-    ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/")
-    uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])
+    try:
+        listener = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise UserError(
+            f"port {port}: {error.strerror}", key="--port", hint="0 takes any free one"
+        ) from error
+    config = uvicorn.Config(
+        create_app(workspace), ws="none", log_config=None, access_log=False, server_header=False
+    )
+    with listener:
+        ready(f"http://127.0.0.1:{listener.getsockname()[1]}/")
+        uvicorn.Server(config).run(sockets=[listener])

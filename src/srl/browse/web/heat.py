@@ -13,13 +13,12 @@ from srl.browse.transcript import Step
 
 Heat = Literal["logprob", "advantage", "mismatch", "entropy"]
 
-_BOUNDS: dict[Heat, tuple[float, ...]] = {
+_BOUNDS: dict[str, tuple[float, ...]] = {
     "logprob": (0.1, 0.5, 1, 2, 4, 8),
     "entropy": (0.1, 0.5, 1, 1.5, 2, 3),
     "mismatch": (0.001, 0.01, 0.03, 0.1, 0.3, 1),
 }
 """Where the next stronger colour begins, in nats."""
-_PARTS = 4
 
 LEGENDS: dict[Heat, str] = {
     "logprob": "minus the sampler's log-prob",
@@ -40,61 +39,51 @@ class Token:
 
 def kinds(steps: Sequence[Step]) -> list[Heat]:
     """The colourings that the log has values for."""
-    has = {
-        "logprob": any(step.segment.logprobs for step in steps),
-        "advantage": any(step.advantages for step in steps),
-        "mismatch": any(step.trainer_logprobs and step.segment.logprobs for step in steps),
-        "entropy": any(step.entropies for step in steps),
-    }
-    return [kind for kind in LEGENDS if has[kind]]
+    return [kind for kind in LEGENDS if any(_values(step, kind) for step in steps)]
 
 
 def legend(kind: Heat) -> list[tuple[str, str]]:
     """The classes of the colours of `kind`, weakest first, each with what it stands for."""
     if kind == "advantage":
-        return [("n4", "negative"), ("n2", ""), ("h0", "0"), ("p2", ""), ("p4", "positive")]
+        return [("n4", "negative"), ("h0", "0"), ("p4", "positive")]
     bounds = _BOUNDS[kind]
     return [("h0", f"< {bounds[0]:g}"), *((f"h{n}", f"≥ {at:g}") for n, at in enumerate(bounds, 1))]
 
 
 def largest_advantage(steps: Sequence[Step]) -> float:
     """The largest finite distance of an advantage from zero; 1 if there is none."""
-    found = (abs(value) for step in steps for value in step.advantages if isfinite(value))
-    return max(found, default=1.0) or 1.0
+    sizes = (abs(value) for step in steps for value in step.advantages if isfinite(value))
+    return max(sizes, default=1.0) or 1.0
 
 
 def tokens(step: Step, kind: Heat, texts: Sequence[str] | None, largest: float) -> list[Token]:
     """The tokens of a policy step; without `texts` their ids stand for them."""
-    segment = step.segment
-    values = _values(step, kind)
+    segment, values = step.segment, _values(step, kind)
     columns = {
         "log-prob": segment.logprobs, "trainer's": step.trainer_logprobs, "entropy": step.entropies,
         "advantage": step.advantages, "return": step.returns,
     }  # fmt: skip
-    found = []
+    coloured = []
     for place, token in enumerate(segment.token_ids):
-        said = [f"{name} {signed(of[place])}" for name, of in columns.items() if len(of) > place]
+        numbers = [f"{name} {signed(of[place])}" for name, of in columns.items() if len(of) > place]
         colour = _colour(kind, values[place], largest) if len(values) > place else "h0"
         text = texts[place] if texts is not None else f"{token} "
-        found.append(Token(text, colour, "; ".join([f"token {token}", *said])))
-    return found
+        coloured.append(Token(text, colour, "; ".join([f"token {token}", *numbers])))
+    return coloured
 
 
 def _values(step: Step, kind: Heat) -> Sequence[float]:
     if kind == "logprob":
         return [-value for value in step.segment.logprobs]
-    if kind == "entropy":
-        return step.entropies
-    if kind == "advantage":
-        return step.advantages
-    pairs = zip(step.trainer_logprobs, step.segment.logprobs, strict=False)
-    return [abs(trainer - sampler) for trainer, sampler in pairs]
+    if kind == "mismatch":
+        pairs = zip(step.trainer_logprobs, step.segment.logprobs, strict=False)
+        return [abs(trainer - sampler) for trainer, sampler in pairs]
+    return step.entropies if kind == "entropy" else step.advantages
 
 
 def _colour(kind: Heat, value: float, largest: float) -> str:
     if kind != "advantage":
         return f"h{bisect_right(_BOUNDS[kind], value)}"
-    if not isfinite(value):
+    if not isfinite(value) or not value:
         return "h0"
-    strength = min(round(abs(value) / largest * _PARTS + 0.499), _PARTS)
-    return f"{'p' if value > 0 else 'n'}{strength}" if strength else "h0"
+    return f"{'p' if value > 0 else 'n'}{min(round(abs(value) / largest * 4 + 0.499), 4)}"

@@ -7,49 +7,45 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import duckdb
 from starlette.requests import Request
 
-from srl.browse.curve import curves, metric_names
+from srl.browse.curve import curves, metric_names, verdicts_over_steps
 from srl.browse.diff import PHASES, diff, sides
-from srl.browse.groups import MOST, advantage, history, in_words, siblings, summary
+from srl.browse.groups import MOST, group, history, in_words, summary
 from srl.browse.listing import FACETS, SORTS, facets, neighbours, page
-from srl.browse.runs import runs as run_rows
+from srl.browse.runs import runs
 from srl.browse.sql import Answer, sql
 from srl.browse.token_text import tokenizer_of
 from srl.browse.trajectories import Filter
 from srl.browse.transcript import Transcript, transcript
+from srl.browse.web.charts import OVERVIEW, PANELS, charts, verdict_charts
 from srl.browse.web.heat import LEGENDS, Heat, kinds, legend
-from srl.browse.web.parts import OVERVIEW, PANELS, charts, turns
-from srl.browse.web.rendering import LONGEST, environment
-from srl.browse.web.seeds import bands
+from srl.browse.web.rendering import LONGEST, environment, turns
 from srl.errors import UserError, parsing
 from srl.store import TooSlow, find_logs, reading, rows, run_info
 from srl.workspace import Workspace
 
-T = TypeVar("T")
 SIZE = 50
 """Rows of a listing on one page."""
-
 _DRAWN = 24
 """The latest runs are drawn; more lines would hide each other."""
-MOST_ROWS = 1000
-"""Rows of an SQL query that are shown."""
-MOST_BYTES = 16 << 20
-QUERY_MEMORY = "1GB"
-QUERY_S = 30.0
-"""Bytes, memory and seconds of an SQL query, which is then stopped."""
+MOST_ROWS, MOST_BYTES, QUERY_MEMORY, QUERY_S = 1000, 16 << 20, "1GB", 30.0
+"""Rows, bytes, memory and seconds of an SQL query, which is then stopped."""
 
 CHANGES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    "lost": lambda row: row["em_b"] < row["em_a"],
-    "gained": lambda row: row["em_b"] > row["em_a"],
+    "flipped": lambda row: row["change"] != "same",
+    "worse": lambda row: row["em_b"] < row["em_a"],
+    "better": lambda row: row["em_b"] > row["em_a"],
     "queries": lambda row: row["queries_changed"],
 }
 """The lists of a comparison, each with what a row needs to be on it."""
 _ID = re.compile(r"[0-9a-f]{12}")
-_NUMBERS = {"hops", "min_searches", "max_searches"}
+
+Values = dict[str, Any]
+Log = duckdb.DuckDBPyConnection
 
 
 class MissingError(UserError):
@@ -61,7 +57,7 @@ class Page:
     """A template with its values; `live` pages are asked for again while they are looked at."""
 
     template: str
-    values: dict[str, Any]
+    values: Values
     live: bool = False
 
 
@@ -77,12 +73,14 @@ class Pages:
         template = self._templates.get_template(shown.template)
         return template.render(path=request.url.path, live=shown.live, **{"warnings": []} | shown.values)
 
-    def state(self, run: str | None) -> str:
-        """Changes with every step and rescore that is written to `run` (None: to any run), and when its
+    def state(self, request: Request) -> str:
+        """Changes with every step and rescore that is written to a run that the page may show, and when its
         process ends; of `last` also when another run is the latest."""
-        name = run and self._latest(run)
-        paths = self._runs() if name is None else {name: self._workspace.runs / name}
-        return json.dumps([(name, _state(path)) for name, path in paths.items()])
+        name = request.path_params.get("run")
+        logged = self._runs()
+        name = name and self._latest(name)
+        chosen = logged if name is None else {name: logged.get(name, self._workspace.runs / name)}
+        return json.dumps([(name, _state(path)) for name, path in chosen.items()])
 
     def problem(self, why: str) -> Page:
         """A page that says one line."""
@@ -94,41 +92,36 @@ class Pages:
             why = f"no runs in {self._workspace.runs} yet: start one with `srl train`"
             return Page("problem.html", {"why": why}, live=True)
         wanted = request.query_params.get("q", "")
-        warnings: list[str] = []
 
-        def read(log: duckdb.DuckDBPyConnection) -> dict[str, Any]:
-            found = [row for row in run_rows(log) if wanted.lower() in row["run_id"].lower()]
-            drawn = [row["run_id"] for row in found if row["algo"] != "eval"][-_DRAWN:]
-            configs = {row["run_id"]: row for row in rows(log, "SELECT run_id, config FROM runs")}
-            series = curves(log, OVERVIEW)
+        def read(log: Log) -> Values:
+            table = [row for row in runs(log) if wanted.lower() in row["run_id"].lower()]
+            drawn = [row["run_id"] for row in table if row["algo"] != "eval"][-_DRAWN:]
+            configs = dict(log.execute("SELECT run_id, config FROM runs").fetchall())
             panels = {
-                name: bands([one for one in some if one.run_id in drawn], configs)
-                for name, some in series.items()
+                name: [one for one in series if one.run_id in drawn]
+                for name, series in curves(log, OVERVIEW).items()
             }
-            return {"rows": found[::-1], "panels": charts(panels), "q": wanted, "drawn": len(drawn)}
+            return {"rows": table[::-1], "charts": charts(panels, configs), "q": wanted}
 
-        return Page("runs.html", self._read(self._all(), read, warnings) | {"warnings": warnings}, live=True)
+        return self._page("runs.html", [self._workspace.runs], read, live=True)
 
     def run(self, request: Request) -> Page:
-        """One run: its curves, the counts of its trajectories, its configuration."""
+        """One run: its curves, its verdicts over steps, the counts of its trajectories, its configuration."""
         run, path = self._chosen(request)
         metric = request.query_params.getlist("metric")
-        warnings: list[str] = []
 
-        def read(log: duckdb.DuckDBPyConnection) -> dict[str, Any]:
+        def read(log: Log) -> Values:
             names = metric_names(log)
-            unknown = [name for name in metric if name not in names]
-            if unknown:
+            if unknown := [name for name in metric if name not in names]:
                 raise MissingError(f"no metric {unknown[0]!r} in this run")
-            panels = {name: bands(some, {}) for name, some in curves(log, metric or PANELS).items()}
+            row = rows(log, "FROM runs")[0]
             return {
-                "row": rows(log, "FROM runs")[0], "panels": charts(panels), "metrics": names,
-                "chosen": metric, "facets": facets(log, Filter()),
+                "run": run, "row": row, "metrics": names, "chosen": metric, "facets": facets(log, Filter()),
+                "charts": [*charts(curves(log, metric or PANELS)), *verdict_charts(verdicts_over_steps(log))],
+                "config": json.dumps(json.loads(row["config"]), indent=2, ensure_ascii=False),
             }  # fmt: skip
 
-        values = self._read([path], read, warnings)
-        config = json.dumps(json.loads(values["row"]["config"]), indent=2, ensure_ascii=False)
-        return Page("run.html", values | {"run": run, "config": config, "warnings": warnings}, live=True)
+        return self._page("run.html", [path], read, live=True)
 
     def trajectories(self, request: Request) -> Page:
         """The trajectories of a run that match the conditions in the address."""
@@ -136,158 +129,127 @@ class Pages:
         given = request.query_params
         chosen, sort = _filter(given), given.get("sort") or "-step"
         after, before = given.get("after") or None, given.get("before") or None
-        warnings: list[str] = []
 
-        def read(log: duckdb.DuckDBPyConnection) -> dict[str, Any]:
-            listed = page(log, chosen, sort, SIZE, after=after, before=before)
-            return {"page": listed, "facets": facets(log, chosen)}
-
-        values = self._read([path], read, warnings)
-        conditions = _conditions(given)
-        return Page(
-            "trajectories.html",
-            values
-            | {
-                "run": run, "sort": sort, "sorts": SORTS, "conditions": conditions, "warnings": warnings,
-                "facet_names": FACETS, "is_first": not (after or before),
-            },
-            live=not (after or before),
-        )  # fmt: skip
-
-    def trajectory(self, request: Request) -> Page:
-        """One transcript, with the colours of a value, its siblings and its neighbours in the listing."""
-        run, path = self._chosen(request)
-        given, wanted = request.query_params, request.path_params["id"]
-        chosen, sort = _filter(given), given.get("sort") or "-step"
-        warnings: list[str] = []
-
-        def read(log: duckdb.DuckDBPyConnection) -> dict[str, Any]:
-            shown = _found(log, wanted)
-            previous, following = neighbours(log, chosen, sort, shown.row)
-            model = rows(log, "SELECT model FROM runs")[0]["model"]
-            group = siblings(log, shown.row)
+        def read(log: Log) -> Values:
             return {
-                "shown": shown, "model": model, "group": group, "previous": previous, "next": following,
+                "page": page(log, chosen, sort, SIZE, after=after, before=before),
+                "facets": facets(log, chosen), "facet_names": FACETS, "run": run, "sort": sort,
+                "sorts": SORTS, "conditions": _conditions(given), "is_first": not (after or before),
             }  # fmt: skip
 
-        values = self._read([path], read, warnings)
-        shown: Transcript = values["shown"]
-        available = kinds(shown.steps)
-        heat: Heat | None = next((kind for kind in available if kind == given.get("heat")), None)
-        return Page(
-            "trajectory.html",
-            values
-            | turns(shown, heat, tokenizer_of(path, values["model"]) if heat else None)
-            | {
-                "run": run, "row": shown.row, "conditions": _conditions(given), "heat": heat, "sort": sort,
-                "available": {kind: LEGENDS[kind] for kind in available}, "advantage": advantage,
-                "legend": legend(heat) if heat else [], "warnings": warnings,
-            },
-        )  # fmt: skip
+        return self._page("trajectories.html", [path], read, live=not (after or before))
 
-    def siblings(self, request: Request) -> Page:
+    def trajectory(self, request: Request) -> Page:
+        """One transcript, with the colours of a value, its group and its neighbours in the listing."""
+        run, path = self._chosen(request)
+        given = request.query_params
+        chosen, sort = _filter(given), given.get("sort") or "-step"
+
+        def read(log: Log) -> Values:
+            shown = _transcript(log, request.path_params["id"])
+            previous, following = neighbours(log, chosen, sort, shown.row)
+            available = kinds(shown.steps)
+            heat: Heat | None = next((kind for kind in available if kind == given.get("heat")), None)
+            [model] = log.execute("SELECT model FROM runs").fetchone() or [""]
+            return turns(shown, heat, tokenizer_of(path, model or "") if heat else None) | {
+                "run": run, "row": shown.row, "group": [summary(one) for one in group(log, shown.row)],
+                "previous": previous, "next": following, "conditions": _conditions(given), "heat": heat,
+                "available": {kind: LEGENDS[kind] for kind in available},
+                "legend": legend(heat) if heat else [],
+            }  # fmt: skip
+
+        return self._page("trajectory.html", [path], read)
+
+    def group(self, request: Request) -> Page:
         """The samples of one question in one step, side by side with their advantages."""
         run, path = self._chosen(request)
-        warnings: list[str] = []
 
-        def read(log: duckdb.DuckDBPyConnection) -> list[Transcript]:
-            return siblings(log, _found(log, request.path_params["id"]).row)
+        def read(log: Log) -> Values:
+            samples = group(log, _transcript(log, request.path_params["id"]).row)
+            shown = [(one, summary(one)) for one in samples]
+            words = in_words([own for _, own in shown])
+            return {"run": run, "row": samples[0].row, "shown": shown, "words": words}
 
-        group = self._read([path], read, warnings)
-        columns = [{"row": one.row, "advantage": advantage(one), **turns(one)} for one in group]
-        return Page(
-            "siblings.html",
-            {
-                "run": run,
-                "row": group[0].row,
-                "columns": columns,
-                "spread": in_words([summary(one) for one in group]),
-                "warnings": warnings,
-            },
-        )
+        return self._page("group.html", [path], read)
 
     def question(self, request: Request) -> Page:
         """One question in every step of the chosen runs, of all by default."""
         wanted, names = request.query_params.get("id", ""), request.query_params.getlist("run")
-        known = self._runs()
-        paths = [self._named(name) for name in names] if names else self._all()
-        warnings: list[str] = []
-        found = self._read(paths, lambda log: history(log, wanted), warnings) if known else []
-        if not found:
-            raise MissingError(f"no trajectory of the question {wanted!r} in these runs")
-        return Page(
-            "question.html",
-            {
-                "id": wanted,
-                "rows": found,
-                "most": MOST,
-                "known": [*known],
-                "chosen": names,
-                "warnings": warnings,
-            },
-        )
+        paths = [self._named(name) for name in names] or [self._workspace.runs]
+        known = [*self._runs()]
+
+        def read(log: Log) -> Values:
+            table = history(log, wanted)
+            if not table:
+                raise MissingError(f"no trajectory of the question {wanted!r} in these runs")
+            return {"id": wanted, "rows": table, "most": MOST, "known": known, "chosen": names}
+
+        if not known:
+            raise MissingError("no runs yet")
+        return self._page("question.html", paths, read)
 
     def compare(self, request: Request) -> Page:
         """Two steps, of one run or two: which questions flipped, which queries changed."""
-        given, known = request.query_params, self._runs()
+        given, known = request.query_params, [*self._runs()]
         if not known:
             raise MissingError("no runs to compare yet")
-        name_b = given.get("b") or next(reversed(known))
+        name_b = given.get("b") or known[-1]
         name_a = given.get("a") or name_b
-        paths = dict.fromkeys([self._named(name_a), self._named(name_b)])
-        show, start = given.get("show") or "lost", _number(given, "from") or 0
-        if show not in CHANGES:
+        phase, show = given.get("phase") or None, given.get("show") or ""
+        chosen = [(name_a, _number(given, "step_a")), (name_b, _number(given, "step_b"))]
+        start = _number(given, "from") or 0
+        if show not in ("", *CHANGES):
             raise UserError(f"no list {show!r}: there are {', '.join(CHANGES)}")
-        warnings: list[str] = []
 
-        def read(log: duckdb.DuckDBPyConnection) -> dict[str, Any]:
-            asked = [(name_a, _number(given, "step_a")), (name_b, _number(given, "step_b"))]
-            if asked[0] == asked[1] and asked[0][1] is None:
-                asked[0] = (name_a, _earliest(log, given.get("phase") or None))
-            found = diff(log, *sides(log, asked, given.get("phase") or None))
+        def read(log: Log) -> Values:
+            if chosen[0] == chosen[1] and chosen[0][1] is None:
+                chosen[0] = (name_a, _earliest(log, phase))
+            found = diff(log, *sides(log, chosen, phase))
             lists = {name: [row for row in found.changes if fits(row)] for name, fits in CHANGES.items()}
-            more = start + SIZE if len(lists[show]) > start + SIZE else None
-            counts = {name: len(some) for name, some in lists.items()}
-            return {"found": found, "rows": lists[show][start : start + SIZE], "more": more, "counts": counts}
+            opened = show or next((name for name, some in lists.items() if some), "flipped")
+            more = start + SIZE if len(lists[opened]) > start + SIZE else None
+            return {
+                "found": found, "rows": lists[opened][start : start + SIZE], "more": more, "show": opened,
+                "counts": {name: len(some) for name, some in lists.items()},
+                "known": known, "phases": PHASES,
+            }  # fmt: skip
 
-        values = self._read([*paths], read, warnings)
-        return Page(
-            "compare.html",
-            values | {"show": show, "known": [*known], "phases": PHASES, "warnings": warnings},
-        )
+        return self._page("compare.html", list(dict.fromkeys(map(self._named, (name_a, name_b)))), read)
 
     def sql(self, request: Request) -> Page:
         """A query on the log, whose rows open trajectories."""
-        query, known = request.query_params.get("q", "").strip(), self._runs()
-        run = request.query_params.get("run") or (next(reversed(known)) if known else "")
-        values: dict[str, Any] = {"q": query, "run": run, "known": [*known], "answer": None, "why": ""}
-        warnings: list[str] = []
+        query, known = request.query_params.get("q", "").strip(), [*self._runs()]
+        run = request.query_params.get("run") or (known[-1] if known else "")
+        values: Values = {"q": query, "run": run, "known": known, "answer": None, "why": "", "warnings": []}
         if query and known:
-            paths = self._all() if run == "all" else [self._named(run)]
+            paths = [self._workspace.runs] if run == "all" else [self._named(run)]
             try:
-                answer = _limited(paths, query, warnings.append)
+                answer = _limited(paths, query, values["warnings"].append)
             except UserError as error:
-                values["why"] = re.sub("[;,] (or )?add --unsafe.*", "", str(error))
+                values["why"] = re.sub("[;,] (begin with .* or )?add --unsafe.*", "", str(error))
             else:
-                only = "" if run == "all" else run
-                places = [_place(record, only) for record in answer.records()]
+                places = [_place(record, "" if run == "all" else run) for record in answer.records()]
                 values |= {"answer": answer, "places": places, "most": MOST_ROWS}
-        return Page("sql.html", values | {"warnings": warnings})
+        return Page("sql.html", values)
+
+    def _page(
+        self, template: str, paths: Sequence[Path], read: Callable[[Log], Values], live: bool = False
+    ) -> Page:
+        """The page with what `read` returns of the logs at `paths`, and with the warnings of reading them."""
+        warnings: list[str] = []
+        values = reading(paths, read, warn=warnings.append)
+        return Page(template, values | {"warnings": warnings}, live)
 
     def _named(self, name: str) -> Path:
         """The directory of the run with exactly this name. Raises MissingError."""
-        known = self._runs()
-        if name not in known:
+        logged = self._runs()
+        if name not in logged:
             raise MissingError(f"no run {name!r} with a log in this workspace")
-        return known[name]
+        return logged[name]
 
     def _runs(self) -> dict[str, Path]:
         """Every run that has a log, in the order of their starts."""
         return {path.name: path for path in self._workspace.all_runs() if find_logs(path)}
-
-    def _all(self) -> list[Path]:
-        """What to read for all runs: their folder, of which copies of a run are left out."""
-        return [self._workspace.runs]
 
     def _chosen(self, request: Request) -> tuple[str, Path]:
         """The run that the address names; `last` is the latest. Raises MissingError."""
@@ -297,14 +259,6 @@ class Pages:
     def _latest(self, name: str) -> str:
         """The name of the latest run for `last`, else `name`."""
         return next(reversed(self._runs()), name) if name == "last" else name
-
-    def _read(
-        self,
-        paths: Any,
-        read: Callable[[duckdb.DuckDBPyConnection], T],
-        warnings: list[str],
-    ) -> T:
-        return reading(list(paths), read, warn=warnings.append)
 
 
 def _state(run: Path) -> list[Any]:
@@ -317,10 +271,10 @@ def _state(run: Path) -> list[Any]:
         return [str(error)]
 
 
-def _earliest(log: duckdb.DuckDBPyConnection, phase: str | None) -> int | None:
+def _earliest(log: Log, phase: str | None) -> int | None:
     """The first step, not pruned, of the phase that one run is compared in with itself; None if none."""
-    query = "SELECT phase, min(step) AS step FROM raw.trajectories GROUP BY phase"
-    first = {row["phase"]: row["step"] for row in rows(log, query)}
+    query = "SELECT phase, min(step) FROM raw.trajectories GROUP BY phase"
+    first = dict(log.execute(query).fetchall())
     return next((first[name] for name in ([phase] if phase else PHASES) if name in first), None)
 
 
@@ -336,13 +290,13 @@ def _number(given: Mapping[str, str], name: str) -> int | None:
 def _limited(paths: Sequence[Path], query: str, warn: Callable[[str], None]) -> Answer:
     """The first rows of a query, stopped after `QUERY_S`. Raises UserError."""
 
-    def ask(log: duckdb.DuckDBPyConnection) -> Answer:
+    def ask(log: Log) -> Answer:
         return sql(log, query, limit=MOST_ROWS, cell=LONGEST, most_bytes=MOST_BYTES)
 
     try:
         return reading(paths, ask, warn=warn, memory=QUERY_MEMORY, seconds=QUERY_S)
     except TooSlow as error:
-        raise UserError(f"{error}; `srl inspect sql` waits longer") from error
+        raise UserError(str(error), hint="`srl inspect sql` waits longer") from error
 
 
 def _place(record: Mapping[str, Any], run: str) -> tuple[str, str] | None:
@@ -363,16 +317,11 @@ def _conditions(given: Mapping[str, str]) -> dict[str, str]:
 
 def _filter(given: Mapping[str, str]) -> Filter:
     """The conditions of a listing in an address. Raises UserError."""
-    conditions: dict[str, Any] = {}
-    for name, text in _conditions(given).items():
-        if name != "sort":
-            conditions[name] = _number(given, name) if name in _NUMBERS else text
-    if "failed" in conditions:
-        conditions["failed"] = True
-    return Filter(**conditions)
+    conditions: Values = {name: text for name, text in _conditions(given).items() if name != "sort"}
+    return Filter(**conditions | {"hops": _number(given, "hops")})
 
 
-def _found(log: duckdb.DuckDBPyConnection, wanted: str) -> Transcript:
+def _transcript(log: Log, wanted: str) -> Transcript:
     try:
         return transcript(log, wanted)
     except UserError as error:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from srl.answers import contains_answer
+from srl.browse import groups, runs, trajectories, why
 from srl.browse.curve import short_name
 from srl.browse.formatting import duration, number, signed
-from srl.browse.transcript import describe
+from srl.browse.token_text import token_texts
+from srl.browse.transcript import Step, Transcript, describe, facts, marked
+from srl.browse.web.heat import Heat, largest_advantage, tokens
 from srl.safe import safe
-from srl.store.verdict import VERDICTS
 
 HERE = Path(__file__).parent
 LONGEST = 50_000
@@ -25,20 +28,19 @@ LONGEST = 50_000
 
 def environment() -> Environment:
     """Templates that escape every value, with its control characters made visible."""
-    made = Environment(
-        loader=FileSystemLoader(HERE / "templates"),
-        autoescape=True,
-        finalize=_shown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.globals |= {"link": link, "verdicts": VERDICTS}
-    made.filters |= {
-        "number": number, "signed": signed, "duration": duration, "short": short_name, "cell": cell,
-        "clipped": _clipped, "describe": describe,
+    templates = Environment(
+        loader=FileSystemLoader(HERE / "templates"), autoescape=True, finalize=_shown,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    templates.globals |= {
+        "link": link, "facts": facts, "turns": turns, "listed": trajectories.HEADINGS, "runs": runs.HEADINGS,
+        "grouped": groups.HEADINGS, "changes": why.HEADINGS, "examples": why.EXAMPLES, "causes": why.CAUSES,
     }  # fmt: skip
-    return made
+    templates.filters |= {
+        "number": number, "signed": signed, "duration": duration, "short": short_name, "cell": cell,
+        "clipped": _clipped, "describe": describe, "marked": _marked,
+    }  # fmt: skip
+    return templates
 
 
 def standalone(template: str, values: Mapping[str, Any]) -> Iterator[str]:
@@ -49,8 +51,36 @@ def standalone(template: str, values: Mapping[str, Any]) -> Iterator[str]:
     style = (HERE / "static" / "page.css").read_text(encoding="utf-8")
     digest = b64encode(sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    given = {"style": Markup(f"<style>{style}</style>"), "policy": policy, **values}
-    yield from environment().get_template(template).generate(given)
+    whole = {"style": Markup(f"<style>{style}</style>"), "policy": policy, **values}
+    yield from environment().get_template(template).generate(whole)
+
+
+def turns(shown: Transcript, heat: Heat | None = None, tokenizer: Any = None) -> dict[str, Any]:
+    """The segments of a transcript, with the tokens of the policy's if they are coloured by `heat`."""
+    largest = largest_advantage(shown.steps)
+    listed, as_ids = [], False
+    for step in shown.steps:
+        coloured = None
+        if heat and step.segment.is_policy:
+            texts = token_texts(tokenizer, step.segment.token_ids, step.segment.text)
+            as_ids = as_ids or texts is None
+            coloured = tokens(step, heat, texts, largest)
+        listed.append({"step": step, "tokens": coloured, "searches": _searches(step, shown)})
+    return {"turns": listed, "as_ids": as_ids, "golds": shown.row["golden_answers"]}
+
+
+def _searches(step: Step, shown: Transcript) -> list[dict[str, Any]]:
+    """The searches of a step, with each hit's passage and whether it was shown and has the answer."""
+    golds, listed = shown.row["golden_answers"], []
+    for search in step.searches:
+        texts = dict(enumerate(search.shown_texts, start=1))
+        hits = [
+            {"rank": rank, "hit": hit, "shown": search.shown_as(rank),
+             "gold": contains_answer(texts.get(rank, hit.passage.contents), golds)}
+            for rank, hit in enumerate(search.hits, start=1)
+        ]  # fmt: skip
+        listed.append({"search": search, "hits": hits})
+    return listed
 
 
 def _shown(value: Any) -> Any:
@@ -63,6 +93,14 @@ def _shown(value: Any) -> Any:
     return shown if rest <= 0 else f"{shown} … {rest:,} more characters, which `srl inspect show` prints"
 
 
+def _marked(text: str, golds: Sequence[str]) -> Markup:
+    """The text with the golden answers in it marked."""
+    pieces = marked(str(_shown(text)), golds)
+    return Markup().join(
+        Markup("<mark>{}</mark>").format(one) if gold else escape(one) for one, gold in pieces
+    )
+
+
 def _clipped(value: Any, length: int) -> str:
     """The beginning of a text."""
     text = str(value)
@@ -70,15 +108,16 @@ def _clipped(value: Any, length: int) -> str:
 
 
 def link(*parts: object, **parameters: Any) -> str:
-    """A path of the page with its query; parameters that are None, empty or False are left out."""
+    """A path of the page with its query; parameters that are None or empty are left out."""
     path = "".join(f"/{quote(str(part), safe='')}" for part in parts) or "/"
-    left_out = (None, "")
-    given = {name: one for name, one in parameters.items() if one is not False and one not in left_out}
-    return path + (f"?{urlencode(given, doseq=True)}" if given else "")
+    query = {name: value for name, value in parameters.items() if value not in (None, "")}
+    return path + (f"?{urlencode(query, doseq=True)}" if query else "")
 
 
 def cell(value: Any) -> str:
     """A value of a table as text."""
     if isinstance(value, float):
         return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return " | ".join(map(str, value))
     return "" if value is None else str(value)

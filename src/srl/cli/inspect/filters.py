@@ -1,4 +1,4 @@
-"""The options that choose trajectories, declared once; `@filtered` gives a command those that it takes."""
+"""The options that choose trajectories, declared once: `@filtered` gives them to a command."""
 
 from __future__ import annotations
 
@@ -29,20 +29,12 @@ class Filters:
     question: Annotated[str | None, typer.Option(help="Only this question id.")] = None
     em: Annotated[str | None, typer.Option(metavar="X", help="Exact match: 0, 1, or '<1'.")] = None
     reward: Annotated[str | None, typer.Option(metavar="X", help="Reward: a number, or '>0.5'.")] = None
+    searches: Annotated[str | None, typer.Option(metavar="X", help="Searches: 0, or '>=2'.")] = None
     end: Annotated[str | None, typer.Option(help="answered, unanswered, truncated or failed.")] = None
-    verdict: Annotated[
-        str | None,
-        typer.Option(
-            help="correct, reader, retriever, no search, unanswered, failed search, failed engine or "
-            "failed reward."
-        ),
-    ] = None
-    min_searches: Annotated[int | None, typer.Option(help="At least this many searches.")] = None
-    max_searches: Annotated[int | None, typer.Option(help="At most this many searches.")] = None
+    verdict: Annotated[str | None, typer.Option(help="correct, reader, retriever, no search, …")] = None
     contains: Annotated[
         str | None, typer.Option(help="Only if the question, the text or a query contains this.")
     ] = None
-    failed: Annotated[bool, typer.Option("--failed", help="Only episodes lost to faults.")] = False
 
     def condition(self) -> Filter:
         """The condition on the log that the options state."""
@@ -51,26 +43,22 @@ class Filters:
         return Filter(**asdict(self) | {"phase": self.phase and self.phase.value})
 
 
-def filtered(*names: str) -> Callable[[Command], Command]:
-    """Replaces a command's parameter `filters: Filters` by the options with these `names`; none: by all.
+def filtered(command: Command) -> Command:
+    """Replaces a command's parameter `filters: Filters` by the options.
 
     typer reads a command's options from its signature, so the decorated command has a signature with them.
     """
-    fields = signature(Filters, eval_str=True).parameters
-    options = [fields[name] for name in names or fields]
+    options = list(signature(Filters, eval_str=True).parameters.values())
 
-    def decorate(command: Command) -> Command:
-        @wraps(command)
-        def run(**given: Any) -> None:
-            chosen = {option.name: given.pop(option.name) for option in options}
-            command(filters=Filters(**chosen), **given)
+    @wraps(command)
+    def run(**values: Any) -> None:
+        chosen = {option.name: values.pop(option.name) for option in options}
+        command(filters=Filters(**chosen), **values)
 
-        own = signature(command, eval_str=True)
-        taken: list[Parameter] = []
-        for parameter in own.parameters.values():
-            taken += options if parameter.name == "filters" else [parameter]
-        keywords = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in taken]
-        run.__signature__ = own.replace(parameters=keywords)  # type: ignore[attr-defined]
-        return run
-
-    return decorate
+    own = signature(command, eval_str=True)
+    parameters: list[Parameter] = []
+    for parameter in own.parameters.values():
+        parameters += options if parameter.name == "filters" else [parameter]
+    keywords = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters]
+    run.__signature__ = own.replace(parameters=keywords)  # type: ignore[attr-defined]
+    return run

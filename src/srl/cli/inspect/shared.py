@@ -42,6 +42,8 @@ Wide = Annotated[
 ]
 Steps = Annotated[str | None, typer.Option(metavar="N|A:B", help="One step, or steps A to B.")]
 OfPhase = Annotated[Phase | None, typer.Option(help="Only this phase.")]
+Trajectory = Annotated[str, typer.Argument(metavar="ID", help="Trajectory id, or the beginning of it.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="Maximum number of rows; 0 for all.")]
 Sort = Annotated[str, typer.Option(metavar="COLUMN", help="Sort by a column; -COLUMN: descending.")]
 
 
@@ -91,24 +93,17 @@ def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T
             output.warn(f"warning: {path.name} is left out: {error}")
     where = "any run of this workspace" if len(runs) > 1 else runs[0].name
     listed = "`srl inspect trajectories RUN` lists those of a run"
-    raise UserError(f"{missing} in {where}; {listed}") from missing
+    raise UserError(f"{missing} in {where}", hint=listed) from missing
 
 
-def read(
-    logs: Sequence[Path],
-    action: Read[T],
-    *,
-    sealed: bool = True,
-    memory: str | None = None,
-    seconds: float | None = None,
-) -> T:
+def read(logs: Sequence[Path], action: Read[T], *, sealed: bool = True, seconds: float | None = None) -> T:
     """What `action` returns of a connection to these logs; warnings go to stderr."""
     from srl.store import reading
 
     def warn(text: str) -> None:
         output.warn(f"warning: {text}")
 
-    return reading(logs, action, warn=warn, sealed=sealed, memory=memory, seconds=seconds)
+    return reading(logs, action, warn=warn, sealed=sealed, seconds=seconds)
 
 
 def print_rows(
@@ -120,11 +115,14 @@ def print_rows(
     wide: bool = False,
     least: Sequence[str] = (),
 ) -> None:
-    """Print JSON lines, or a table of `columns` with their headings; on a terminal each row is one line."""
+    """Print JSON lines, or a table of `columns` with their headings.
+
+    On a terminal each row is one line, and columns without room are left out, those in `least` first; with
+    `wide` none is.
+    """
     from srl.browse.formatting import cells
 
     if json:
         output.print_rows(rows)
         return
-    lines = cells(rows, columns, digits)
-    output.table(list(columns.values()), lines, one_line=not wide, least=least)
+    output.table(list(columns.values()), cells(rows, columns, digits), one_line=not wide, least=least)

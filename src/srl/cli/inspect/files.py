@@ -1,17 +1,21 @@
-"""`srl inspect export` and `import`: trajectories for other programs, and theirs as a run."""
+"""`srl inspect report`, `export` and `import`: a run as files, and the files of others as a run."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from srl.cli import output
 from srl.cli.inspect.filters import Filters, filtered
-from srl.cli.inspect.shared import Phase, Run, app, paths, read
+from srl.cli.inspect.shared import Phase, Run, Sort, app, paths, read, read_holding
 from srl.cli.options import Overwrite, check_new, exclude
+from srl.errors import UserError
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 class Form(StrEnum):
@@ -21,21 +25,60 @@ class Form(StrEnum):
     inspect_eval = "inspect-eval"
 
 
-_OUT = {Form.messages: Path("messages.parquet"), Form.inspect_eval: Path("inspect-logs")}
-"""What `export` writes to unless it is told."""
+@app.command()
+@filtered
+def report(
+    run: Run = "last",
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="File to write, FILE.html.", show_default=False)
+    ] = Path("report.html"),
+    group: Annotated[
+        str | None, typer.Option(metavar="ID", help="The group of this trajectory, instead of a filter.")
+    ] = None,
+    *,
+    filters: Filters,
+    sort: Sort = "-step",
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of trajectories.")
+    ] = 20,
+    overwrite: Overwrite = False,
+) -> None:
+    """Write a chosen part of a run as one HTML file that opens with no network, to keep or to send.
+
+    It has the run with its curves, what `srl inspect why` says, a table of the chosen trajectories, and each
+    of them in full, with the group of its question.
+
+    \b
+    Example:
+      srl inspect report last --phase train --verdict reader -o report.html
+    """
+    from srl.browse.web.report import Choice, write_report
+
+    check_new(out, overwrite)
+    if group is not None and filters != Filters():
+        raise UserError("--group takes all samples of one question in one step", hint="leave out the filters")
+    choice = Choice(filters.condition(), sort, limit, group)
+
+    def write(log: duckdb.DuckDBPyConnection, path: Path) -> int:
+        return write_report(log, path, choice, out)
+
+    if group is None:
+        [directory] = paths([run])
+        count = read([directory], lambda log: write(log, directory))
+    else:
+        count = read_holding(run, write)
+    output.note(f"{count:,} trajectories, {out.stat().st_size / 1e6:.2f} MB")
+    output.line(out)
 
 
 @app.command()
-@filtered("steps", "phase", "source", "em", "reward")
+@filtered
 def export(
     run: Run = "last",
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out",
-            "-o",
-            help="File to write, or new directory for inspect-eval.",
-            show_default="messages.parquet or inspect-logs",
+            "--out", "-o", help="File, or new directory for inspect-eval.", show_default="by the format"
         ),
     ] = None,
     form: Annotated[
@@ -62,14 +105,12 @@ def export(
     from srl.browse.inspect_eval import write_eval_logs
     from srl.browse.messages import write_messages
 
-    chosen = filters.condition()
-    write, to = write_messages if form is Form.messages else write_eval_logs, out or _OUT[form]
-    exclude(
-        {"--format inspect-eval": form is Form.inspect_eval, "--overwrite": overwrite},
-        "it writes a new directory",
-    )
+    is_eval = form is Form.inspect_eval
+    exclude({"--format inspect-eval": is_eval, "--overwrite": overwrite}, "it writes a new directory")
+    to = out or Path("inspect-logs" if is_eval else "messages.parquet")
     check_new(to, overwrite)
-    count = read(paths([run]), lambda log: write(log, chosen, to))
+    write = write_eval_logs if is_eval else write_messages
+    count = read(paths([run]), lambda log: write(log, filters.condition(), to))
     output.note(f"{count:,} trajectories")
     output.line(to)
 

@@ -1,0 +1,154 @@
+"""`srl inspect diff`: sides and flips, by hand-computed numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.store_builder import episode, new_log, question, record
+
+import srl.store
+from srl.browse.diff import diff, read_side, sides
+from srl.cli import main
+from srl.errors import UserError
+from srl.evaluate.paired_tests import paired_test
+from srl.store.prune import prune
+
+A, B = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
+RIGHT, WRONG = "Münchenbuchsee", "Bern"
+
+
+def write(run, step, answers, phase="val", queries=None):
+    """A step that answers question 0 with the first of `answers`, and so on."""
+    made = [episode(n, step=step, phase=phase, answer=answer) for n, answer in enumerate(answers)]
+    for number, texts in (queries or {}).items():
+        made[number].searches = [replace(made[number].searches[0], query=query) for query in texts]
+    new_log(run).write(step, phase, [record(one) for one in made], {})
+
+
+@pytest.fixture
+def runs(workspace):
+    folder = workspace / "runs"
+    write(folder / A, 1, [RIGHT, RIGHT, WRONG, WRONG, None])
+    write(folder / A, 2, [RIGHT, WRONG, RIGHT, WRONG, RIGHT, RIGHT], queries={3: ["Klee", "Bern"]})
+    write(folder / B, 7, [RIGHT], "train")
+    write(folder / B, 7, [WRONG, WRONG, WRONG], queries={0: ["PAINTER   0"]})
+    return folder
+
+
+def compared(runs, *chosen, phase=None):
+    with srl.store.open(runs) as log:
+        return diff(log, *sides(log, chosen, phase))
+
+
+def test_questions_that_flipped_are_counted_and_the_falls_come_first(runs):
+    result = compared(runs, (A, 1), (A, 2))
+    whole = result.whole
+    assert (result.a.phase, whole.questions, result.only_a, result.only_b) == ("val", 5, 0, 1)
+    assert (whole.em_a, whole.em_b) == (0.4, 0.6)
+    assert (result.worse[0], result.better[0], result.other_queries) == (1, 2, 1)
+    assert whole.test == paired_test([1, 1, 0, 0, 0], [1, 0, 1, 0, 1], [(f"nq-{n}",) for n in range(5)])
+    assert [(row["change"], row["question_id"], row["queries_changed"]) for row in result.changes] == [
+        ("right→wrong", "nq-1", False), ("wrong→right", "nq-2", False), ("wrong→right", "nq-4", False),
+        ("same", "nq-3", True),
+    ]  # fmt: skip
+    assert (result.changes[0]["answer_a"], result.changes[0]["answer_b"]) == (RIGHT, WRONG)
+    assert result.changes[3]["queries_b"] == ["Klee", "Bern"]
+
+
+def test_without_a_step_it_is_the_last_one_that_both_have_and_is_not_pruned(runs):
+    result = compared(runs, (A, None), (B, None))
+    assert [(side.phase, side.step) for side in (result.a, result.b)] == [("val", 2), ("val", 7)]
+    assert (result.whole.questions, result.only_a, result.whole.em_b, result.other_queries) == (3, 3, 0.0, 0)
+    new_log(runs / A).close("interrupted")
+    prune(runs / A / "log", {(2, "val")})
+    assert compared(runs, (A, None), (B, None)).a.step == 1
+    with pytest.raises(UserError):
+        compared(runs, (A, 1), (A, 2))
+
+
+def test_failed_episodes_count_as_wrong_and_samples_as_their_mean(tmp_path):
+    for step, ends in ((1, (None, None)), (2, (None, "failed"))):
+        samples = [{"sample": n, "end": end} for n, end in enumerate(ends)]
+        made = [episode(0, step=step, phase="val", answer=RIGHT, **one) for one in samples]
+        new_log(tmp_path).write(step, "val", [record(one) for one in made], {})
+    result = compared(tmp_path, (tmp_path.name, 1), (tmp_path.name, 2))
+    assert (result.whole.em_a, result.whole.em_b) == (1.0, 0.5)
+    assert [row["change"] for row in result.changes] == ["worse"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "phase"),
+    [
+        (((A, 1), (A, 1)), None),
+        (((A, 1), (B, 7)), "train"),
+        (((A, 9), (B, 7)), None),
+        (((A, 2), ("none", None)), None),
+    ],
+)
+def test_sides_that_do_not_fit_are_refused(runs, chosen, phase):
+    with pytest.raises(UserError):
+        compared(runs, *chosen, phase=phase)
+
+
+def test_steps_without_a_common_question_are_refused(tmp_path):
+    for step in (1, 2):
+        new_log(tmp_path).write(step, "train", [record(episode(step, step=step))], {})
+    with pytest.raises(UserError):
+        compared(tmp_path, (tmp_path.name, 1), (tmp_path.name, 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "side"),
+    [
+        ("last", ("last", None)), ("00aa@3", ("00aa", 3)), ("@4", ("last", 4)),
+        ("/home/alice@corp/runs/00aa", ("/home/alice@corp/runs/00aa", None)),
+        ("/home/alice@corp/runs/00aa@3", ("/home/alice@corp/runs/00aa", 3)),
+    ],
+)  # fmt: skip
+def test_a_side_is_a_run_or_a_run_at_a_step(text, side):
+    assert read_side(text) == side
+
+
+@pytest.mark.parametrize("text", ["last@", "last@best", "last@-1", "last@²"])
+def test_a_step_that_is_no_number_is_refused(text):
+    with pytest.raises(UserError):
+        read_side(text)
+
+
+def test_diff_prints_both_sides_and_what_changed(runs, capsys):
+    assert main(["inspect", "diff", "00aa@1", "00aa@2", "--queries"]) == 0
+    out = capsys.readouterr().out
+    for text in (f"{A} val step 1", "0.400", "+0.200", "Münchenbuchsee → Bern", "painter 3 → Klee | Bern"):
+        assert text in out
+    assert main(["inspect", "diff", "00aa@1", "00aa@2", "--json", "-n", "1"]) == 0
+    summary, row = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (summary["better"], summary["worse"], summary["b"]["step"]) == (2, 1, 2)
+    assert (row["change"], row["golden_answers"]) == ("right→wrong", [RIGHT])
+
+
+def test_a_set_from_few_documents_has_no_interval_and_the_others_have_one(tmp_path):
+    """50 questions of squad from 5 documents, 50 of nq and 50 of triviaqa with one each."""
+
+    def asked(source, number):
+        document = {"document": str(number % 5)} if source == "squad" else {}
+        return replace(question(number, **document), id=f"{source}-{number}", data_source=source)
+
+    sources = ("nq", "squad", "triviaqa")
+    for step in (1, 2):
+        made = [
+            episode(
+                step=step, phase="val", asked=asked(source, n), answer=RIGHT if step == 2 and n % 2 else WRONG
+            )
+            for source in sources
+            for n in range(50)
+        ]
+        new_log(tmp_path).write(step, "val", [record(one) for one in made], {})
+    result = compared(tmp_path, (tmp_path.name, 1), (tmp_path.name, 2))
+    assert result.whole.test.interval is None
+    sets = [(one.data_sources, one.questions, one.test.difference) for one in result.sets]
+    assert sets == [((source,), 50, 0.5) for source in sources] + [(("nq", "triviaqa"), 100, 0.5)]
+    assert [one.test.interval is None for one in result.sets] == [False, True, False, False]
+    one, both = result.sets[0].test.interval, result.sets[-1].test.interval
+    assert one.low < both.low < 0.5 < both.high < one.high
