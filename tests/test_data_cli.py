@@ -13,6 +13,7 @@ from srl.data.parquet import read_questions
 from srl.data.sources import SOURCES
 
 FIXTURES = Path(__file__).parent / "fixtures" / "data"
+NQ = f"nq={FIXTURES / 'nq-open.train.jsonl'}"
 NO_SEARCH = ("--set", "rollout.search=false")
 
 
@@ -38,31 +39,21 @@ def test_list_names_every_source_for_people_and_for_programs(srl):
     assert {row["name"]: row["hub_files"] for row in rows}["bamboogle"] == {"test": "bamboogle/test.jsonl"}
 
 
-def test_prepare_one_source_from_files(srl, tmp_path):
-    file = FIXTURES / "squad-train.json"
-    code, out, err = srl("data", "prepare", "squad", "--file", file, "--out", "out", "--val", 1)
-    assert (code, err) == (0, "squad-train.json: 1 rows left out: impossible (SQuAD 2)\n")
-    assert [line.split()[0] for line in out.splitlines()] == [
-        *(f"out/{name}" for name in ("train.parquet", "validation.parquet", "corpus.jsonl")),
-        "gold",
-    ]
-
-
 def test_prepare_merges_sources_with_their_files(srl, tmp_path):
-    squad, nq, wiki = (
-        FIXTURES / name for name in ("squad-train.json", "nq-open.train.jsonl", "2wiki_corpus.json")
-    )
-    code, out, _ = srl(
-        "data", "prepare", f"squad={squad}", f"nq:test={nq}", f"2wiki-corpus={wiki}",
-        "--out", "out", "--json", "--corpus", FIXTURES / "corpus.jsonl", "--template", "tiny",
-    )  # fmt: skip
-    assert code == 0
-    made = json.loads(out)
-    assert (made["questions"], made["passages"]) == ({"train": 4, "test": 3}, 8)
-    assert (made["merged"], made["gold"]) == (1, {"text": 4, "unnamed": 3})
-    assert (
-        read_questions(tmp_path / "out" / "test.parquet")[0].prompt[0]["content"].startswith("Question : who")
-    )
+    squad, wiki, own = (FIXTURES / name for name in ("squad-train.json", "2wiki_corpus.json", "corpus.jsonl"))
+    sources = (f"squad={squad}", NQ.replace("nq", "nq:test", 1), f"2wiki-corpus={wiki}", f"corpus={own}")
+    command = ("data", "prepare", *sources, "--out", "out", "--template", "tiny", "--val", 1)
+    code, out, err = srl(*command)
+    assert (code, "squad-train.json: 1 rows left out" in err) == (0, True)
+    places = [line.split()[0] for line in out.splitlines()]
+    names = ("train.parquet", "validation.parquet", "test.parquet", "corpus.jsonl")
+    assert places == [*(f"out/{name}" for name in names), "gold"]
+    prompt = read_questions(tmp_path / "out" / "test.parquet")[0].prompt[0]["content"]
+    assert prompt.startswith("Question : who")
+    assert srl(*command)[0] == 2
+    made = json.loads(srl(*command, "--overwrite", "--json")[1])
+    assert (made["questions"]["test"], made["passages"], made["merged"]) == (3, 8, 1)
+    assert made["gold"] == {"text": 4, "unnamed": 3}
 
 
 def test_prepare_without_out_goes_to_the_workspace(srl, tmp_path):
@@ -72,61 +63,48 @@ def test_prepare_without_out_goes_to_the_workspace(srl, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (("squat",), "no source 'squat': there are nq"),
-        ((__file__,), f"{__file__} is a file: name its source, such as questions={__file__} or corpus="),
-        (("squad", "--file", "no.json"), "no.json: no such file"),
-        (("squad", "nq", "--file", "a.json"), "--file needs exactly one SOURCE without files"),
-        (("questions",), "questions is not on the hub; give the file instead"),
-        (("squad=a.json", "--split", "trian"), "no split 'trian'"),
-        (("squad=a.json", "--template", "tinny"), "no template 'tinny'"),
+        (("squat",), "'squad'"),
+        ((__file__,), f"questions={__file__}"),
+        (("squad=no.json",), "no.json"),
+        (("questions",), "questions"),
+        (("squad:trian=a.json",), "'train'"),
+        (("squad=a.json", "--template", "tinny"), "'tiny'"),
+        (("squad=a.json", "--val", "x"), "--val x"),
     ],
 )
-def test_a_users_mistake_gets_one_line_and_leaves_nothing(arguments, message, srl, tmp_path):
+def test_a_users_mistake_gets_one_line_and_leaves_nothing(arguments, named, srl, tmp_path):
     code, out, err = srl("data", "prepare", *arguments, "--out", "out")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert message in err
+    assert named in err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_prepared_data_are_replaced_with_an_option_that_the_error_names(srl):
-    command = ("data", "prepare", f"nq={FIXTURES / 'nq-open.train.jsonl'}", "--out", "out")
-    assert srl(*command)[0] == 0
-    code, _, err = srl(*command)
-    assert (code, "--overwrite" in err) == (2, True)
-    assert srl(*command, "--overwrite")[0] == 0
 
 
 @pytest.mark.parametrize("extra", [(), ("--overwrite",)])
 def test_current_directory_is_no_place_to_prepare_into(srl, tmp_path, extra):
     (tmp_path / "thesis.tex").write_text("years of work")
-    code, out, err = srl("data", "prepare", f"nq={FIXTURES / 'nq-open.train.jsonl'}", "--out", ".", *extra)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
+    code, out, err = srl("data", "prepare", NQ, "--out", ".", *extra)
+    assert (code, out, err.count("\n")) == (2, "", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_what_is_said_of_a_missing_train_file_works_when_it_is_typed(srl, tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
     code, _, err = srl("train", "--set", "data.train_files=train.parquet", *NO_SEARCH)
     assert code == 2
     hint = err.partition("`")[2].partition("`")[0].split()
     assert hint[:4] == ["srl", "data", "prepare", "SOURCE"]
-    assert srl("data", "prepare", f"nq={FIXTURES / 'nq-open.train.jsonl'}", *hint[6:])[0] == 0
+    assert srl("data", "prepare", NQ, *hint[6:])[0] == 0
     assert (tmp_path / hint[-1] / "train.parquet").is_file()
 
 
-def test_show_prints_questions_and_passages(srl):
+def test_show_prints_questions_passages_and_prompts(srl):
     code, out, _ = srl("data", "show", FIXTURES / "flashrag-train.jsonl", "-n", 1)
     assert code == 0
     assert "question: which river runs past the lantern works\nanswers: the Osk | River Osk" in out
     code, out, _ = srl("data", "show", FIXTURES / "corpus.jsonl", "-n", 2, "--json")
     assert [row["id"] for row in json.loads(out)] == ["0", "1"]
-
-
-def test_show_prints_the_prompts_of_a_training_set(srl):
-    srl("data", "prepare", f"nq={FIXTURES / 'nq-open.train.jsonl'}", "--out", "out")
+    srl("data", "prepare", NQ, "--out", "out")
     code, out, _ = srl("data", "show", "out/train.parquet", "-n", 2)
     assert (code, out.count("user: Answer the given question.")) == (0, 2)
 
@@ -134,12 +112,15 @@ def test_show_prints_the_prompts_of_a_training_set(srl):
 def test_world_calls_the_generator_with_seed_and_place(srl, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("srl.data.write_world.write_world", lambda *given: calls.append(given))
-    assert srl("data", "world", "--seed", 3)[:2] == (0, f"{tmp_path / 'work' / 'worlds' / 'world-s3'}\n")
+    worlds = tmp_path / "work" / "worlds"
+    assert srl("data", "world", "--seed", 3)[:2] == (0, f"{worlds / 'world-s3'}\n")
     srl("data", "world", "--out", "here")
-    hard = tmp_path / "work" / "worlds" / "tiny-hard-s0"
-    assert srl("data", "world", "--kind", "tiny-hard")[:2] == (0, f"{hard}\n")
-    made = [(tmp_path / "work" / "worlds" / "world-s3", 3, "tiny"), (Path("here"), 0, "tiny")]
-    assert calls == [*made, (hard, 0, "tiny-hard")]
+    assert srl("data", "world", "--kind", "tiny-hard")[:2] == (0, f"{worlds / 'tiny-hard-s0'}\n")
+    assert calls == [
+        (worlds / "world-s3", 3, "tiny"),
+        (Path("here"), 0, "tiny"),
+        (worlds / "tiny-hard-s0", 0, "tiny-hard"),
+    ]
 
 
 def test_tokenizer_is_trained_and_saved(srl, tmp_path):
@@ -161,11 +142,8 @@ def test_a_command_does_not_overwrite_what_it_reads(srl, tmp_path):
     shown = ("data", "demonstrations", "--from", "facts", "--data", "own/train.parquet", "--index", "index")
     typed = [
         (*shown, "--out", "own/train.parquet"),
+        (*shown, "--out", "link.parquet"),
         (*shown, "--out", "index/manifest.json"),
-        ("data", "coverage", "own", "--missing", "own/train.parquet"),
-        ("data", "coverage", "own", "--missing", "own/corpus.jsonl"),
-        ("data", "coverage", "own", "--missing", "link.parquet"),
-        ("data", "coverage", "own", "--index", "index", "--missing", "index/manifest.json"),
         ("data", "prepare", "questions:train=own/train.parquet", "--out", "own"),
         ("data", "tokenizer", "--corpus", "own/corpus.jsonl", "--vocab-size", 258, "--out", "own"),
         ("index", "build", "--corpus", "index/passages.jsonl", "--out", "index"),
@@ -176,5 +154,3 @@ def test_a_command_does_not_overwrite_what_it_reads(srl, tmp_path):
         code, _, err = srl(*command, "--overwrite")
         assert (code, err.count("\n")) == (2, 1), command
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    again = ("data", "coverage", "own", "--missing", "own/missing.jsonl", "--overwrite")
-    assert [srl(*again)[0], srl(*again)[0]] == [0, 0]

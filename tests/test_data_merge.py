@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from srl.data.corpus import passage_of, read_corpus
-from srl.data.merge import KeyTable, passage_key
+from srl.data.merge import passage_key
 from srl.data.parquet import read_questions
 from srl.data.prepare import Prepared, parse_input, prepare
 from srl.trajectory import Passage, Question
@@ -65,24 +63,6 @@ def test_white_space_quotation_marks_and_composed_letters_make_no_difference(one
 )  # fmt: skip
 def test_title_case_and_all_other_characters_do(one, other):
     assert passage_key(passage_of(*one)) != passage_key(passage_of(*other))
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.integers(0, 4000), max_size=4000))
-def test_a_key_is_new_once(numbers):
-    table, seen = KeyTable(), set()
-    for number in numbers:
-        key = passage_key(Passage("", str(number)))
-        assert table.add(key) == (number not in seen)
-        seen.add(number)
-    assert len(table) == len(seen)
-
-
-def test_keys_that_fall_on_one_place_are_told_apart():
-    table = KeyTable()
-    keys = [bytes(8) + number.to_bytes(8, "big") for number in range(1, 1500)]
-    assert all(table.add(key) for key in keys)
-    assert not any(table.add(key) for key in keys)
 
 
 def test_gold_passage_that_another_file_had_first_is_named_by_its_id_there(tmp_path):

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from srl.data.corpus import read_corpus
-from srl.data.published_rows import UnclearAnswersError, read_rows
+from srl.data.published_rows import read_rows
 from srl.data.sources import SOURCES, source_of
 from srl.errors import UserError
 from srl.evaluate.retrieval_metrics import document_of
@@ -239,70 +239,47 @@ def test_a_file_of_another_format_is_refused_at_its_first_row(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "expected"),
+    ("name", "row"),
     [
-        ("nq", {"answer": ["x"]}, ":2: expected a field 'question', found answer"),
-        ("nq", {"question": "  ", "answer": ["x"]}, ":2: expected a text in 'question', found '  '"),
-        ("nq", {"question": ["a"], "answer": ["x"]}, ":2: expected a text in 'question', found list ['a']"),
-        ("nq", {"question": "a", "answer": []}, ":2: expected at least one answer"),
-        ("nq", {"question": "a", "answer": ["", " "]}, ":2: expected at least one answer"),
-        ("nq", {"question": "a", "answer": [{"a": 1}]}, ":2: expected golden answers in 'answer'"),
-        ("nq", {"question": "\ud800?", "answer": ["x"]}, ":2: expected valid Unicode in 'question'"),
-        ("nq", ["question"], ":2: expected a JSON object"),
+        ("nq", {"answer": ["x"]}),
+        ("nq", {"question": "  ", "answer": ["x"]}),
+        ("nq", {"question": ["a"], "answer": ["x"]}),
+        ("nq", {"question": "a", "answer": []}),
+        ("nq", {"question": "a", "answer": ["", " "]}),
+        ("nq", {"question": "a", "answer": [{"a": 1}]}),
+        ("nq", {"question": "\ud800?", "answer": ["x"]}),
+        ("nq", ["question"]),
+        ("nq", {"id": "1hop__0", "question": "of the id of an earlier row", "answer": ["x"]}),
         ("hotpotqa",
-         {"question": "a", "answer": "b", "context": [["t", "s"]], "supporting_facts": [["t", 0]]},
-         ":2: expected pairs of [title, sentences] in 'context'"),
-        ("hotpotqa", {"question": "a", "answer": "b", "supporting_facts": ["t"]},
-         ":2: expected pairs of [title, sentence number] in 'supporting_facts'"),
-        ("musique", {"id": "2hop__1", "question": "a", "answer": "b", "paragraphs": ["p"]},
-         ":2: expected objects in 'paragraphs'"),
+         {"question": "a", "answer": "b", "context": [["t", "s"]], "supporting_facts": [["t", 0]]}),
+        ("hotpotqa", {"question": "a", "answer": "b", "supporting_facts": ["t"]}),
+        ("2wikimultihopqa", {"question": "a", "answer": "b", "evidences": ["abc"]}),
+        ("musique", {"id": "2hop__1", "question": "a", "answer": "b", "paragraphs": ["p"]}),
     ],
 )  # fmt: skip
-def test_a_broken_row_is_named_with_line_and_expectation(name, row, expected, tmp_path):
+def test_a_broken_row_is_named_with_its_line(name, row, tmp_path):
     good = {"question": "q", "answer": ["a"], "id": "1hop__0"}
     path = written(tmp_path / "rows.jsonl", good, row)
-    assert f"{path}{expected}" in complaint(name, path)
+    assert complaint(name, path).startswith(f"{path}:2: ")
 
 
-def test_a_json_syntax_error_is_named_with_its_line(tmp_path):
-    path = tmp_path / "broken.json"
-    path.write_text('[\n{"question": "a", "answer": "b"},\n{"question": }\n]')
-    said = complaint("hotpotqa", path)
-    assert said.startswith(f"{path}: ")
-    assert "line 3 " in said
+_NO_ANSWERS = {"context": "c", "qas": [{"question": "q", "answers": []}]}
 
 
-def test_a_record_of_a_json_array_is_counted_from_one(tmp_path):
-    path = tmp_path / "rows.json"
-    path.write_text('[{"question": "a", "answer": "b"}, {"question": "c"}]')
-    assert complaint("hotpotqa", path).startswith(
-        f"{path}: record 2: expected a field 'answer', found question"
-    )
-
-
-def test_a_squad_error_names_article_paragraph_and_question(tmp_path):
-    path = tmp_path / "squad.json"
-    data = json.loads((FIXTURES / "squad-train.json").read_text())
-    data["data"][0]["paragraphs"][1]["qas"][0]["answers"] = []
-    path.write_text(json.dumps(data))
-    assert complaint("squad", path).startswith(
-        f"{path}: Osk_(town), paragraph 2, question 1: expected at least one"
-    )
-
-
-def test_a_table_row_with_too_few_columns_is_named_with_its_line(tmp_path):
-    path = tmp_path / "popqa.tsv"
-    lines = (FIXTURES / "popqa.tsv").read_text().splitlines()
-    path.write_text("\n".join([*lines, "503\tOsk"]))
-    assert complaint("popqa", path) == f"{path}:4: expected 17 columns, found 2"
-
-
-def test_two_rows_with_one_id_are_refused(tmp_path):
-    row = {"id": "x", "question": "a", "golden_answers": ["b"]}
-    path = written(tmp_path / "twice.jsonl", row, row)
-    assert (
-        complaint("nq", path) == f"{path}:2: expected an id that no earlier question has, found 'nq/train/x'"
-    )
+@pytest.mark.parametrize(
+    ("name", "file", "text", "place"),
+    [
+        ("hotpotqa", "a.json", '[\n{"question": "a", "answer": "b"},\n{"question": }\n]', ": "),
+        ("hotpotqa", "a.json", '[{"question": "a", "answer": "b"}, {"question": "c"}]', ": record 2: "),
+        ("popqa", "a.tsv", 'question\tpossible_answers\nwho\t["a"]\nwho\n', ":3: "),
+        ("squad", "a.json", json.dumps({"data": [{"title": "T", "paragraphs": [_NO_ANSWERS]}]}),
+         ": T, paragraph 1, question 1: "),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_place(name, file, text, place, tmp_path):
+    path = tmp_path / file
+    path.write_text(text)
+    assert complaint(name, path).startswith(f"{path}{place}")
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "[]"])
@@ -448,23 +425,10 @@ def test_a_date_that_python_lacks_is_the_users_error(tmp_path, column):
         list(read_rows(file))
 
 
-@pytest.mark.parametrize("name", ["q.parquet", "q.csv", "q.tsv"])
-def test_a_column_that_is_there_twice_is_the_users_error(tmp_path, name):
-    file = tmp_path / name
-    columns, row = ["id", "answer", "answer", "", ""], ["1", "a", "b", "", ""]
-    if name == "q.parquet":
-        pq.write_table(pa.Table.from_arrays([pa.array([cell]) for cell in row], columns), file)
-    else:
-        sign = "," if name == "q.csv" else "\t"
-        file.write_text(f"{sign.join(columns)}\n{sign.join(row)}\n")
-    with pytest.raises(UserError, match="'answer'"):
-        list(read_rows(file))
-
-
 def test_a_parquet_map_is_no_list_of_answers(tmp_path):
     file = tmp_path / "q.parquet"
     column = pa.array([[("a", 1), ("b", 2)]], pa.map_(pa.string(), pa.int64()))
     pq.write_table(pa.table({"answers": column}), file)
     (record,) = read_rows(file)
-    with pytest.raises(UnclearAnswersError):
+    with pytest.raises(UserError):
         record.answers("answers")

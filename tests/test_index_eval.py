@@ -151,7 +151,7 @@ def test_cranfield_by_bm25_is_as_good_as_it_should_be(tmp_path, capsys):
 
 def test_squad_paragraphs_are_the_passages_of_their_questions(tmp_path, capsys):
     data = shared_data("squad/super-bowl-50.v1.1.json")
-    prepared = ["data", "prepare", "squad:test", "--file", str(data), "--out", str(tmp_path / "d")]
+    prepared = ["data", "prepare", f"squad:test={data}", "--out", str(tmp_path / "d")]
     assert main(prepared) == 0
     build_index(tmp_path / "d/corpus.jsonl", tmp_path / "i")
     found = []

@@ -94,7 +94,7 @@ def test_questions_are_read_from_a_pipe(typed) -> None:
 
 def test_sources_are_read_from_pipes_and_the_tokenizer_learns_from_one(typed, shell: Shell) -> None:
     prepared = typed(
-        "srl data prepare questions:train=<(cat q.jsonl) --corpus <(zcat corpus.jsonl.gz) --out made"
+        "srl data prepare questions:train=<(cat q.jsonl) corpus=<(zcat corpus.jsonl.gz) --out made"
     )
     assert prepared[0] == 0, prepared[2]
     assert (shell.folder / "made" / "corpus.jsonl").read_text() == (shell.folder / "corpus.jsonl").read_text()
@@ -129,7 +129,7 @@ def test_questions_of_a_published_format_are_known_in_a_pipe(fifo, content: byte
 
 
 def test_parquet_is_read_from_a_pipe(typed) -> None:
-    assert typed("srl -q data prepare questions=q.jsonl --corpus corpus.jsonl --out made")[0] == 0
+    assert typed("srl -q data prepare questions=q.jsonl corpus=corpus.jsonl --out made")[0] == 0
     assert typed("srl -q index build --corpus corpus.jsonl --out out")[0] == 0
     pipe = "<(cat made/train.parquet)"
     code, out, _ = typed(f"srl data show {pipe} -n 1")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,28 +27,26 @@ def list_sources(json: Json = False) -> None:
     Example:
       srl data list
     """
-    from srl.data.sources import SOURCES
+    from srl.data.sources import SOURCES, Source
 
     if json:
-        output.print_json([_source(source) for source in SOURCES.values()])
+        names = [field.name for field in fields(Source) if field.name != "format"]
+        output.print_json([{name: getattr(one, name) for name in names} for one in SOURCES.values()])
         return
-    rows = [
-        (s.name, "corpus" if s.is_corpus else "questions", s.hub or "-", s.licence, s.what)
-        for s in SOURCES.values()
-    ]
-    output.table(("source", "holds", "by name from", "licence", "what"), rows)
-
-
-def _source(source: Any) -> dict[str, object]:
-    names = ("name", "what", "files", "licence", "homepage", "data_source", "hub", "hub_files", "is_corpus")
-    return {name: getattr(source, name) for name in names}
+    output.table(
+        ("source", "holds", "by name from", "licence", "what"),
+        [
+            (one.name, "corpus" if one.is_corpus else "questions", one.hub or "-", one.licence, one.what)
+            for one in SOURCES.values()
+        ],
+    )
 
 
 @app.command()
 def prepare(
-    sources: Annotated[list[str], typer.Argument(metavar="SOURCE[:SPLIT][=FILE,…]", help="Source to read.")],
-    file: Annotated[list[Path] | None, typer.Option(help="File of the only SOURCE (repeatable).")] = None,
-    split: Annotated[str | None, typer.Option(help="Split of the files: train, validation or test.")] = None,
+    sources: Annotated[
+        list[str], typer.Argument(metavar="SOURCE[:SPLIT][=FILE[,FILE…]]", help="What to read (several).")
+    ],
     out: Annotated[Path | None, typer.Option(help="Output directory; default: in the workspace.")] = None,
     template: Annotated[
         str, typer.Option(help="Prompt template: a name, or a text file with {question}.")
@@ -63,13 +62,12 @@ def prepare(
             "data source (repeatable).",
         ),
     ] = None,
-    corpus: Annotated[list[Path] | None, typer.Option(help="Corpus to add (repeatable).")] = None,
     contexts: Annotated[
         bool, typer.Option(help="Add the paragraphs that come with questions to the corpus.")
     ] = True,
     merge: Annotated[
         bool,
-        typer.Option(help="Merge passages with the same title and text (24 to 48 bytes of memory each)."),
+        typer.Option(help="Merge passages with the same title and text (100 bytes of memory each)."),
     ] = True,
     passage_words: Annotated[
         int | None,
@@ -80,7 +78,7 @@ def prepare(
 ) -> None:
     """Convert published files to training Parquet and a corpus.
 
-    A SOURCE is a name from `srl data list`. Without files it is downloaded from the Hugging Face hub.
+    A SOURCE is a name from `srl data list`; without a file it is downloaded from the Hugging Face hub.
     Several sources are merged: `nq:train=a.jsonl hotpotqa:validation=b.json corpus=c.jsonl`.
     Passages with the same title and text become one, and questions name their gold passages by its id.
     With --passage-words they name the part with the answer.
@@ -89,18 +87,14 @@ def prepare(
     Example:
       srl data prepare squad=train-v1.1.json 2wiki-corpus=2wikimultihopqa_corpus.json --val 0.05
     """
-    from srl.data.prepare import parse_input
+    from srl.data.prepare import CORPUS, parse_input
     from srl.data.prepare import prepare as run
     from srl.data.splits import parse_amounts
-    from srl.errors import UserError
+    from srl.workspace import Workspace
 
-    if file and (len(sources) > 1 or "=" in sources[0]):
-        raise UserError(
-            "--file needs exactly one SOURCE without files; for several sources write SOURCE=FILE,FILE"
-        )
-    inputs = [parse_input(text, file or (), split) for text in sources]
-    inputs += [parse_input("corpus", (path,)) for path in corpus or ()]
-    out = out or _default_out(inputs)
+    inputs = [parse_input(text) for text in sources]
+    if out is None:
+        out = Workspace.resolve().worlds / "+".join(dict.fromkeys(each.source.name for each in inputs))
     check_new(out, overwrite, inputs=[path for each in inputs for path in each.files])
     large = any(each.source.is_corpus for each in inputs)
     with output.progress("passages written") if large else nullcontext() as update:
@@ -120,38 +114,25 @@ def prepare(
         output.note(text)
     if json:
         output.print_json(made)
-    else:
-        _print_prepared(made)
-
-
-def _default_out(inputs: list[Any]) -> Path:
-    """The workspace's `worlds/` and the names of the sources."""
-    from srl.workspace import Workspace
-
-    names = dict.fromkeys(each.source.name for each in inputs)
-    return Workspace.resolve().worlds / "+".join(names)
-
-
-def _print_prepared(made: Any) -> None:
+        return
     for split, count in made.questions.items():
-        output.line(f"{made.directory / split}.parquet  {count:,} questions")
+        output.line(f"{out / split}.parquet  {count:,} questions")
     if made.passages:
         merged = f", {made.merged:,} more were the same" if made.merged else ""
-        split = f", some of them parts of {made.split:,} long ones" if made.split else ""
-        output.line(f"{made.directory / 'corpus.jsonl'}  {made.passages:,} passages{split}{merged}")
+        parts = f", some of them parts of {made.split:,} long ones" if made.split else ""
+        output.line(f"{out / CORPUS}  {made.passages:,} passages{parts}{merged}")
     if made.gold.keys() - {"unnamed"}:
-        output.line(f"gold passages  {_gold_line(made.gold)}")
+        counts = (f"{made.gold[by]:,} {words}" for by, words in _GOLD.items() if made.gold.get(by))
+        output.line(f"gold passages  {', '.join(counts)}")
 
 
-def _gold_line(gold: dict[str, int]) -> str:
-    """How many questions have their gold passages in the corpus, and how they were found."""
-    words = {
-        "text": "questions by text",
-        "title": "by title",
-        "missing": "have some that were not found",
-        "unnamed": "name none",
-    }
-    return ", ".join(f"{gold[by]:,} {text}" for by, text in words.items() if gold.get(by))
+_GOLD = {
+    "text": "questions by text",
+    "title": "by title",
+    "missing": "have some that were not found",
+    "unnamed": "name none",
+}
+"""How the gold passages of questions were found (`srl.data.merge.GoldBy`)."""
 
 
 @app.command()

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from srl.cli import output
-from srl.cli.options import Json, Overwrite, check_new, exclude
+from srl.cli.options import Json, exclude
 from srl.errors import UserError
 
 if TYPE_CHECKING:
-    from srl.evaluate.coverage import Coverage, CoverageShares, Share
+    from srl.evaluate.coverage import Coverage, Share
     from srl.trajectory import Passage, Question
 
-_HEADS = ("split", "source", "questions", "gold passages", "at least one", "answer", "answerable")
-_SPLITS = ("train", "validation", "test")
+_MEASURES = {
+    "gold": "gold passages",
+    "some_gold": "at least one",
+    "answer": "answer",
+    "answerable": "answerable",
+}
 
 
 def coverage(
@@ -37,81 +40,83 @@ def coverage(
     index: Annotated[
         list[Path] | None, typer.Option(help="Index directory, instead of --corpus (repeatable).")
     ] = None,
-    missing: Annotated[
-        Path | None,
-        typer.Option(help="Also write the questions that the corpus does not cover, as JSON lines."),
-    ] = None,
-    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Count the questions whose gold passages, and whose answer, the corpus has at all.
 
     Gold passages are the supporting_ids or supporting_titles of a question. A question is answerable if the
     corpus has all its gold passages and the text of a golden answer. What a question does not name is not
-    asked of the corpus, and yes or no is no text to look for.
+    asked of the corpus, and yes or no is no text to look for. --json also lists what is missing.
 
     \b
     Example:
       srl data coverage srl-workspace/worlds/world-s0
-      srl data coverage test.parquet --index my-index --missing missing.jsonl
+      srl data coverage test.parquet --index my-index
     """
+    from srl.evaluate.coverage import CoverageShares
     from srl.evaluate.coverage import coverage as cover
 
     files, default = _files(data)
-    check_new(missing, overwrite, "--missing", [*files, *(corpus or default), *(index or [])])
     questions = _questions(files)
+    passages, total = _passages(corpus or [], index or [], default)
     notes: list[str] = []
-    with (
-        _passages(corpus or [], index or [], default) as (passages, total),
-        output.progress("passages read", total) as progress,
-    ):
-        found = cover(questions, passages, notes.append, progress)
-    shares = dict(_shares(questions, found))
-    if missing is not None:
-        notes.append(f"{missing}: {_write_missing(missing, questions, found):,} questions not covered")
+    with output.progress("passages read", total) as progress:
+        covered = cover(questions, passages, notes.append, progress)
+    parts: dict[tuple[str, str], list[Coverage]] = {}
+    for question in questions:
+        parts.setdefault((question.split, question.data_source), []).append(covered[question.id])
+    if len(parts) > 1:
+        parts["all", "all"] = list(covered.values())
+    shares = {part: CoverageShares.of(rows) for part, rows in parts.items()}
     for text in notes:
         output.note(f"note: {text}")
     if as_json:
-        output.print_json({"parts": [_facts(*item) for item in shares.items()], "notes": notes})
-    else:
-        output.table(_HEADS, [_row(*item) for item in shares.items()])
+        facts = [
+            {"split": split, "data_source": source, "questions": part.questions}
+            | {name: _facts(getattr(part, name)) for name in _MEASURES}
+            for (split, source), part in shares.items()
+        ]
+        output.print_json({"parts": facts, "notes": notes, "missing": _missing(questions, covered)})
+        return
+    output.table(
+        ("split", "source", "questions", *_MEASURES.values()),
+        [
+            (*part, f"{of.questions:,}", *(_cell(getattr(of, name), of.questions) for name in _MEASURES))
+            for part, of in shares.items()
+        ],
+    )
 
 
 def _files(data: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """The files of questions, and the corpora of the directories among `data`."""
     from srl.data.prepare import CORPUS
+    from srl.data.splits import SPLITS
 
-    files, corpora = [], []
-    for path in data:
-        if not path.is_dir():
-            files.append(path)
-            continue
-        own = [path / f"{split}.parquet" for split in _SPLITS]
-        files += [file for file in own if file.is_file()]
-        corpora += [file for file in [path / CORPUS] if file.is_file()]
-        if not any(file.is_file() for file in own):
-            raise UserError(
-                f"{path}: expected {', '.join(file.name for file in own)} or some of them, found none"
-            )
-    return files, corpora
+    files = [path for path in data if not path.is_dir()]
+    folders = [path for path in data if path.is_dir()]
+    for folder in folders:
+        own = [path for split in SPLITS if (path := folder / f"{split}.parquet").is_file()]
+        if not own:
+            raise UserError(f"{folder}: expected {', '.join(SPLITS)}.parquet or some of them, found none")
+        files += own
+    return files, [path for folder in folders if (path := folder / CORPUS).is_file()]
 
 
 def _questions(files: Sequence[Path]) -> list[Question]:
     from srl.data.parquet import read_questions
 
-    found: dict[str, Question] = {}
+    questions: dict[str, Question] = {}
     for file in files:
         for question in read_questions(file):
-            if question.id in found:
+            if question.id in questions:
                 raise UserError(f"{file}: question id {question.id!r} is also in another of the files")
-            found[question.id] = question
-    return list(found.values())
+            questions[question.id] = question
+    return list(questions.values())
 
 
-@contextmanager
 def _passages(
     corpus: Sequence[Path], index: Sequence[Path], default: Sequence[Path]
-) -> Iterator[tuple[Iterable[Passage], int | None]]:
+) -> tuple[Iterable[Passage], int | None]:
     """All passages of the corpora or the indexes, as a stream, and their number where it is known."""
     from srl.data.corpus import read_corpus
     from srl.evaluate.corpus_scan import Stores
@@ -119,39 +124,15 @@ def _passages(
     from srl.index.passages import open_passages
 
     exclude({"--corpus": bool(corpus), "--index": bool(index)}, "both say where the passages are")
+    for directory in index:
+        if not check_index(directory).corpus_digest:
+            raise UserError(f"{directory} searches an external service, whose passages cannot be read")
     if index:
-        for directory in index:
-            if not check_index(directory).corpus_digest:
-                raise UserError(f"{directory} searches an external service, whose passages cannot be read")
         stores = Stores(map(open_passages, index))
-        yield stores, len(stores)
-        return
+        return stores, len(stores)
     if not (corpus or default):
         raise UserError("no corpus to look in: give --corpus FILE or --index DIR")
-    yield chain.from_iterable(read_corpus(file) for file in corpus or default), None
-
-
-def _shares(
-    questions: Sequence[Question], found: Mapping[str, Coverage]
-) -> Iterator[tuple[tuple[str, str], CoverageShares]]:
-    """The shares of each split and data source, then of all questions if there are several of these."""
-    from srl.evaluate.coverage import CoverageShares
-
-    parts: dict[tuple[str, str], list[Coverage]] = {}
-    for question in questions:
-        parts.setdefault((question.split, question.data_source), []).append(found[question.id])
-    for part, rows in parts.items():
-        yield part, CoverageShares.of(rows)
-    if len(parts) > 1:
-        yield ("all", "all"), CoverageShares.of(found.values())
-
-
-def _row(part: tuple[str, str], shares: CoverageShares) -> tuple[str, ...]:
-    cells = (_cell(getattr(shares, name), shares.questions) for name in _MEASURES)
-    return (*part, f"{shares.questions:,}", *cells)
-
-
-_MEASURES = ("gold", "some_gold", "answer", "answerable")
+    return chain.from_iterable(read_corpus(file) for file in corpus or default), None
 
 
 def _cell(share: Share, questions: int) -> str:
@@ -161,32 +142,15 @@ def _cell(share: Share, questions: int) -> str:
     return f"{share.value:.1%}" + (f" of {share.known:,}" if share.known < questions else "")
 
 
-def _facts(part: tuple[str, str], shares: CoverageShares) -> dict[str, Any]:
-    split, source = part
-    facts: dict[str, Any] = {"split": split, "data_source": source, "questions": shares.questions}
-    for name in _MEASURES:
-        share: Share = getattr(shares, name)
-        facts[name] = {"covered": share.covered, "known": share.known, "share": share.value}
-    return facts
+def _facts(share: Share) -> dict[str, float | None]:
+    return {"covered": share.covered, "known": share.known, "share": share.value}
 
 
-def _write_missing(path: Path, questions: Sequence[Question], found: Mapping[str, Coverage]) -> int:
-    """Write one JSON object for each question that is not answerable, and return their number."""
-    from srl.files import atomic_file
-
-    lacking = [question for question in questions if found[question.id].answerable is False]
-    with atomic_file(path) as file:
-        for question in lacking:
-            those = found[question.id]
-            row = {
-                "id": question.id,
-                "question": question.text,
-                "golden_answers": question.golden_answers,
-                "data_source": question.data_source,
-                "split": question.split,
-                "gold": those.gold,
-                "missing": those.missing,
-                "answer": those.answer,
-            }
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    return len(lacking)
+def _missing(questions: Sequence[Question], covered: Mapping[str, Coverage]) -> list[dict[str, object]]:
+    """The questions that are not answerable, each with what the corpus lacks."""
+    return [
+        {"id": one.id, "question": one.text, "golden_answers": one.golden_answers, "split": one.split}
+        | asdict(covered[one.id])
+        for one in questions
+        if covered[one.id].answerable is False
+    ]

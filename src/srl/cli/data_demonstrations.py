@@ -20,6 +20,7 @@ from srl.cli.options import (
     TemplateName,
     check_new,
 )
+from srl.errors import UserError
 
 if TYPE_CHECKING:
     from srl.config import Config
@@ -140,30 +141,35 @@ def demonstrations(
     settings = local_settings(directory, preset, config, flags, sets or [], workspace, output.note, kind)
     check_search(settings)
     files = [str(path) for path in data]
-    if source == "facts":
-        _write_from_facts(settings, files, out, workspace, recovery, thoughts == "brief", most, json)
-    elif source == "passages":
-        from srl.train.made_demonstrations import write_passage_demonstrations
-
-        made = write_passage_demonstrations(settings, files, out, workspace, limit=most, note=output.note)
-        _print_made(made, json)
-    else:
+    if source == "teacher":
         from srl.train.write_demonstrations import Acceptance
 
         accepted = Acceptance(min_reward, evidence, per_question or 1)
-        _write_from_teacher(
-            settings, files, out, workspace, accepted, attempts or per_question or 1, most, json
-        )
+        tries = attempts or per_question or 1
+        _write_from_teacher(settings, files, out, workspace, accepted, tries, most, json)
+        return
+    from srl.train.fact_chains import RECOVERY
+    from srl.train.made_demonstrations import write_fact_demonstrations, write_passage_demonstrations
+
+    if source == "facts":
+        made = write_fact_demonstrations(
+            settings, files, out, workspace, recovery=RECOVERY if recovery is None else recovery,
+            brief=thoughts == "brief", limit=most, note=output.note,
+        )  # fmt: skip
+    else:
+        made = write_passage_demonstrations(settings, files, out, workspace, limit=most, note=output.note)
+    if json:
+        output.print_json(made)
+    else:
+        _print_made(made, ("reworded", "recovered", "mean_searches") if source == "facts" else ())
 
 
 def _check_options(source: str, options: dict[str, dict[str, Any]]) -> None:
     """Raises UserError for an option that another source has."""
-    from srl.errors import UserError
-
-    for other, found in options.items():
-        given = next((name for name, value in found.items() if value is not None), None)
-        if other != source and given is not None:
-            raise UserError(f"{given} goes with --from {other}, not with --from {source}")
+    for other, values in options.items():
+        typed = next((name for name, value in values.items() if value is not None), None)
+        if other != source and typed is not None:
+            raise UserError(f"{typed} goes with --from {other}, not with --from {source}")
 
 
 def _write_from_teacher(
@@ -171,7 +177,6 @@ def _write_from_teacher(
     attempts: int, limit: int | dict[str, int] | None, json: bool,
 ) -> None:  # fmt: skip
     from srl.cli.eval.shared import usage_line
-    from srl.errors import UserError
     from srl.train.evaluate_model import check_samples
     from srl.train.write_demonstrations import write_accepted_episodes
 
@@ -188,42 +193,21 @@ def _write_from_teacher(
     output.line(f"{out}  {written.demonstrations:,} demonstrations of {written.questions:,} questions")
     output.note(f"teacher: {written.teacher}, {written.tokens:,} tokens")
     if written.rejected:
-        output.table(
-            ("episodes not accepted", "reason"),
-            [(f"{count:,}", reason) for reason, count in written.rejected.items()],
-        )
+        rows = [(f"{count:,}", reason) for reason, count in written.rejected.items()]
+        output.table(("episodes not accepted", "reason"), rows)
     if written.usage:
         output.note(usage_line(written.usage))
 
 
-def _write_from_facts(
-    settings: Config, files: list[str], out: Path, workspace: Workspace, recovery: float | None, brief: bool,
-    limit: int | dict[str, int] | None, json: bool,
-) -> None:  # fmt: skip
-    from srl.train.fact_chains import RECOVERY
-    from srl.train.made_demonstrations import write_fact_demonstrations
-
-    made = write_fact_demonstrations(
-        settings, files, out, workspace, recovery=RECOVERY if recovery is None else recovery, brief=brief,
-        limit=limit, note=output.note,
-    )  # fmt: skip
-    _print_made(made, json, ("reworded", "recovered", "mean_searches"))
-
-
-def _print_made(made: DemonstrationsMade, json: bool, counted: Sequence[str] = ()) -> None:
+def _print_made(made: DemonstrationsMade, counted: Sequence[str]) -> None:
     """What was written, the counts of each data source, and why questions were left out."""
-    if json:
-        output.print_json(made)
-        return
     output.line(f"{made.file}  {made.demonstrations:,} demonstrations of {made.questions:,} questions")
-    output.table(
-        ("source", "questions", "written", *(name.removeprefix("mean_") for name in counted)),
-        [
-            (each.source, f"{each.questions:,}", f"{each.demonstrations:,}",
-             *(_number(getattr(each, name)) for name in counted))
-            for each in made.sources
-        ],
-    )  # fmt: skip
+    rows = [
+        (each.source, each.questions, each.demonstrations, *(getattr(each, name) for name in counted))
+        for each in made.sources
+    ]
+    heads = ("source", "questions", "written", *(name.removeprefix("mean_") for name in counted))
+    output.table(heads, [tuple(map(_number, row)) for row in rows])
     reasons = [
         (each.source, f"{count:,}", reason)
         for each in made.sources
@@ -234,5 +218,7 @@ def _print_made(made: DemonstrationsMade, json: bool, counted: Sequence[str] = (
         output.table(("source", "left out", "reason"), reasons)
 
 
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+def _number(value: object) -> str:
+    return (
+        f"{value:,}" if isinstance(value, int) else f"{value:.2f}" if isinstance(value, float) else str(value)
+    )

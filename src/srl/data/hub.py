@@ -21,29 +21,25 @@ def download(source: Source, split: str = "") -> Path:
     Raises UserError, naming the file to give instead, when the source is not on the hub, huggingface_hub
     is not installed, or the hub cannot be reached.
     """
-    instead = (
-        f"give the file instead: srl data prepare {source.name} --file PATH (published as {source.files})"
-    )
-    if not source.hub:
-        raise UserError(f"{source.name} is not on the hub; {instead}")
+    instead = f"give the file: srl data prepare {source.name}=FILE (published as {source.files})"
     if split not in source.hub_files:
-        known = ", ".join(source.hub_files)
-        raise UserError(
-            f"{source.name} has no {split} split on the hub: there is {known}; choose it with --split"
+        there = (
+            f"there is {', '.join(source.hub_files)}; say which by {source.name}:SPLIT"
+            if source.hub
+            else instead
         )
+        raise UserError(f"{source.name} has no {split or 'file'} on the hub", hint=there)
     hub = hub_library(f"downloading {source.name}", instead)
     import httpx
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     from huggingface_hub.utils.logging import set_verbosity_error
 
     set_verbosity_error()
     _log.info("asking the hub for %s of %s", source.hub_files[split], source.hub)
     try:
         return Path(hub.hf_hub_download(source.hub, source.hub_files[split], repo_type="dataset"))
-    except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError, RuntimeError) as error:
-        raise UserError(
-            f"{source.name} could not be downloaded from the hub ({hub_reason(error)}); {instead}"
-        ) from error
+    except (httpx.HTTPError, OSError, ValueError, RuntimeError) as error:
+        what = f"{source.name} could not be downloaded from the hub ({hub_reason(error)})"
+        raise UserError(what, hint=instead) from error
 
 
 def hub_library(purpose: str, instead: str = "") -> Any:

@@ -18,7 +18,6 @@ from srl.data.corpus import title_key
 from srl.trajectory import Passage, Question
 
 _STRAIGHT = str.maketrans("“”„‘’", '"""\'\'')
-_FREE = bytes(16)
 
 GoldBy = Literal["text", "title", "missing", "unnamed"]
 """How the gold passages of a question were found: all by text, or some by title; `missing`: some were not
@@ -34,42 +33,6 @@ def _plain(text: str) -> str:
     if not text.isascii():
         text = unicodedata.normalize("NFC", text).translate(_STRAIGHT)
     return "".join(text.split()).replace("``", '"').replace("''", '"')
-
-
-class KeyTable:
-    """A set of 16-byte keys that takes 24 to 48 bytes for each, in one block of memory (open addressing)."""
-
-    def __init__(self) -> None:
-        self._slots, self._count = bytearray(16 << 10), 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, key: bytes) -> bool:
-        """Add a key, and return whether it is new. A key is never all zeros: it is a digest."""
-        if 24 * (self._count + 1) > len(self._slots):
-            self._grow()
-        place = self._place(key)
-        if self._slots[place : place + 16] == key:
-            return False
-        self._slots[place : place + 16] = key
-        self._count += 1
-        return True
-
-    def _place(self, key: bytes) -> int:
-        """Where the key is, or the free place for it."""
-        slots, size = self._slots, len(self._slots)
-        place = int.from_bytes(key[:8], "big") * 16 % size
-        while (found := slots[place : place + 16]) != key and found != _FREE:
-            place = (place + 16) % size
-        return place
-
-    def _grow(self) -> None:
-        old, self._slots = self._slots, bytearray(2 * len(self._slots))
-        for start in range(0, len(old), 16):
-            if (key := bytes(old[start : start + 16])) != _FREE:
-                place = self._place(key)
-                self._slots[place : place + 16] = key
 
 
 class _Gold(NamedTuple):
@@ -227,7 +190,7 @@ class Merging:
         self.gold, self.merged, self.split = gold, 0, 0
         self.gold_parts: dict[str, Sequence[Passage]] = {}
         """The parts of passages that may be gold and were split, by the id of the passage."""
-        self._keys = KeyTable() if merge else None
+        self._keys: set[bytes] | None = set() if merge else None
         self._split = split
 
     def written(self, passage: Passage) -> Sequence[Passage]:
@@ -236,9 +199,11 @@ class Merging:
         `merged` counts those of which nothing is written, and `split` those that are written in parts.
         """
         key = passage_key(passage)
-        if self._keys is not None and not self._keys.add(key):
-            self.merged += 1
-            return ()
+        if self._keys is not None:
+            if key in self._keys:
+                self.merged += 1
+                return ()
+            self._keys.add(key)
         may_be_gold = self.gold.see(passage, key)
         parts = (passage,) if self._split is None else self._split(passage)
         if len(parts) > 1:

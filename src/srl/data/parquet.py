@@ -22,7 +22,7 @@ from srl.data.published_rows import (
     parquet_rows,
     read_each,
 )
-from srl.data.question_formats import FLASHRAG, Draft, make_question
+from srl.data.question_formats import FLASHRAG
 from srl.data.splits import canonical_split, guess_split
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_file, check_format, input_name
@@ -30,36 +30,22 @@ from srl.protocol import template as template_of
 from srl.trajectory import Question
 
 _MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
-_EXTRA = [("split", pa.string()), ("index", pa.int64()), ("question", pa.string()), ("id", pa.string())]
+_TRUTH = pa.struct([("target", pa.list_(pa.string()))])
+_EXTRA = [("split", pa.string()), ("index", pa.int64())]
+_EXTRA += [(name, pa.string()) for name in ("question", "id", "metadata")]
 SCHEMA = pa.schema(
     [
         ("data_source", pa.string()),
         ("prompt", pa.list_(_MESSAGE)),
         ("ability", pa.string()),
-        (
-            "reward_model",
-            pa.struct(
-                [
-                    ("style", pa.string()),
-                    ("ground_truth", pa.struct([("target", pa.list_(pa.string()))])),
-                ]
-            ),
-        ),
-        ("extra_info", pa.struct([*_EXTRA, ("metadata", pa.string())])),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", _TRUTH)])),
+        ("extra_info", pa.struct(_EXTRA)),
     ],
     metadata={"srl_format": str(FORMAT)},
 )
 """verl's columns; `extra_info` also holds the question's text, its id and its metadata as JSON."""
 
-_COLUMNS = (
-    "data_source",
-    "prompt",
-    "question",
-    "golden_answers",
-    "reward_model",
-    "reward_spec",
-    "extra_info",
-)
+_COLUMNS = (*SCHEMA.names, "question", "golden_answers", "reward_spec")
 _ROWS = 4096
 _QUESTION = re.compile(r"Question\s*:")
 
@@ -69,25 +55,19 @@ def write_questions(path: Path | str, questions: Iterable[Question]) -> int:
 
     `extra_info.index` counts the rows of the file. Raises UserError when there are none or two have one id.
     """
-    rows, count = _rows(path, questions), 0
+    ids: set[str] = set()
     with atomic_file(path, "wb") as file, pq.ParquetWriter(file, SCHEMA) as writer:
-        while batch := list(islice(rows, _ROWS)):
-            writer.write_table(pa.Table.from_pylist(batch, schema=SCHEMA))
-            count += len(batch)
-        if not count:
+        numbered = enumerate(questions)
+        while batch := list(islice(numbered, _ROWS)):
+            for _, question in batch:
+                if question.id in ids:
+                    raise UserError(f"{path} was not written: two questions have the id {question.id!r}")
+                ids.add(question.id)
+            rows = [_row(question, index) for index, question in batch]
+            writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+        if not ids:
             raise UserError(f"{path} was not written: there are no questions")
-    return count
-
-
-def _rows(path: Path | str, questions: Iterable[Question]) -> Iterator[dict[str, Any]]:
-    seen: set[str] = set()
-    for index, question in enumerate(questions):
-        if question.id in seen:
-            raise UserError(
-                f"{path} was not written: two questions have the id {question.id!r}; ids must be unique"
-            )
-        seen.add(question.id)
-        yield _row(question, index)
+    return len(ids)
 
 
 def _row(question: Question, index: int) -> dict[str, Any]:
@@ -116,9 +96,9 @@ def read_questions(path: Path | str, template: str | None = None) -> list[Questi
     return [replace(question, prompt=chosen.messages(question.text)) for question in questions]
 
 
-def _unique(path: Path, found: Iterable[tuple[Record, Question]]) -> list[Question]:
+def _unique(path: Path, rows: Iterable[tuple[Record, Question]]) -> list[Question]:
     questions: dict[str, Question] = {}
-    for record, question in found:
+    for record, question in rows:
         if question.id in questions:
             raise record.error("an id that no earlier question has", repr(question.id))
         questions[question.id] = question
@@ -128,37 +108,37 @@ def _unique(path: Path, found: Iterable[tuple[Record, Question]]) -> list[Questi
 
 
 def _read_rows(path: Path) -> Iterator[tuple[Record, Question]]:
+    """Rows like FlashRAG's JSON lines; each may say its own split and data source."""
     stem = input_name(path).partition(".")[0]
 
     def read(record: Record) -> tuple[Record, Question]:
         source = record.text("data_source") if record.row.get("data_source") else stem
-        split = _split(record) if record.row.get("split") else guess_split(path) or "train"
-        draft = FLASHRAG.draft(record, source)
-        assert isinstance(draft, Draft)
+        own = record.text("split").lower() if record.row.get("split") else guess_split(path) or "train"
+        try:
+            split = canonical_split(own)
+        except UserError as error:
+            raise record.error("train, validation or test in 'split'", repr(own)) from error
+        question = FLASHRAG.question(record, source, split)
         for key in ("supporting_ids", "supporting_titles"):
-            if not _are_names(given := draft.metadata.get(key, [])):
-                raise record.error(f"a list of texts in 'metadata.{key}'", describe(given))
-        return record, make_question(record, draft, source, split)
+            names = question.metadata.get(key, [])
+            if not (isinstance(names, list) and all(isinstance(name, str | int) for name in names)):
+                raise record.error(f"a list of texts in 'metadata.{key}'", describe(names))
+        return record, question
 
-    yield from read_each(FLASHRAG.records(path), read)
-
-
-def _split(record: Record) -> str:
-    """The row's own split."""
-    name = record.text("split").lower()
-    try:
-        return canonical_split(name)
-    except UserError as error:
-        raise record.error("train, validation or test in 'split'", repr(name)) from error
-
-
-def _are_names(given: object) -> bool:
-    return isinstance(given, list) and all(isinstance(name, str | int) for name in given)
+    yield from read_each(FLASHRAG.rows(path), read)
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[Record, Question]]:
     with open_parquet(path) as file:
-        _check_columns(path, file.schema_arrow)
+        schema = file.schema_arrow
+    own = (schema.metadata or {}).get(b"srl_format")
+    if own is not None:
+        check_format(path, int(own) if own.isdigit() else own.decode(errors="replace"))
+    if not {"data_source", "prompt"} <= set(schema.names):
+        raise UserError(
+            f"{path}: expected a training parquet with the columns data_source, prompt, reward_model and "
+            f"extra_info, found {', '.join(schema.names) or 'no column'}"
+        )
     yield from read_each(parquet_rows(path, _COLUMNS), lambda record: (record, _question(record)))
 
 
@@ -172,74 +152,44 @@ def _is_verls(path: Path) -> bool:
     return is_training_parquet(path) or (is_parquet(path) and "question" not in columns_of(path))
 
 
-def _check_columns(path: Path, schema: pa.Schema) -> None:
-    own = (schema.metadata or {}).get(b"srl_format")
-    if own is not None:
-        check_format(path, int(own) if own.isdigit() else own.decode(errors="replace"))
-    lacking = [name for name in ("data_source", "prompt") if name not in schema.names]
-    if lacking:
-        raise UserError(
-            f"{path}: expected a training parquet with the columns data_source, prompt, reward_model and "
-            f"extra_info, found {', '.join(schema.names) or 'no column'}"
-        )
-
-
 def _question(record: Record) -> Question:
-    """The question in a row, with or without our extras."""
-    extra = record.row.get("extra_info") or {}
-    prompt = record.row["prompt"] or []
-    if not isinstance(extra, dict):
-        raise record.error("a struct in 'extra_info'", describe(extra))
-    if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
-        raise record.error("chat messages in 'prompt'", describe(prompt))
+    """The question in a row, with or without our extras.
+
+    Its text is our own, else the column `question`, else what the user's message asks.
+    """
+    extra = record.inner(record.row.get("extra_info") or {}, "extra_info").row
+    prompt = record.items("prompt")
     source = record.text("data_source")
     if "id" not in extra:  # which only srl writes
         source = source.removeprefix("searchR1_")
     split = str(extra.get("split") or "train")
     index = record.index if extra.get("index") is None else extra["index"]
+    text = extra.get("question") or record.row.get("question")
+    if not text:
+        asked = [message["content"] for message in prompt if message["role"] == "user"]
+        text = _QUESTION.split(asked[-1])[-1].strip() if asked else None
+    if not isinstance(text, str) or not text.strip():
+        raise record.error("a question in extra_info, or after `Question:` in the prompt", "none")
+    metadata = json.loads(extra["metadata"]) if isinstance(extra.get("metadata"), str) else {}
     return Question(
         id=str(extra.get("id") or f"{source}/{split}/{index}"),
-        text=_text(record, extra, prompt),
+        text=text,
         golden_answers=_answers(record, extra),
         data_source=source,
         split=split,
         prompt=tuple(prompt),
-        metadata=_metadata(record, extra),
+        metadata=record.inner(metadata, "extra_info.metadata").row,
     )
-
-
-def _text(record: Record, extra: Mapping[str, Any], prompt: list[dict[str, Any]]) -> str:
-    """The question's text: our own, else the column `question`, else what the user's message asks."""
-    text = extra.get("question") or record.row.get("question")
-    if not text:
-        content = next((m.get("content") for m in reversed(prompt) if m.get("role") == "user"), None)
-        text = _QUESTION.split(content)[-1].strip() if isinstance(content, str) else None
-    if not isinstance(text, str) or not text.strip():
-        raise record.error("a question in extra_info, or after `Question:` in the prompt", "none")
-    return text
 
 
 def _answers(record: Record, extra: Mapping[str, Any]) -> tuple[str, ...]:
     """The golden answers: `ground_truth.target`, verl's plain `ground_truth`, or `golden_answers`."""
     model = record.row.get("reward_model") or record.row.get("reward_spec") or {}
-    truth = model.get("ground_truth") if isinstance(model, dict) else None
+    truth = model.get("ground_truth")
     if "id" in extra and isinstance(truth, dict):  # which only srl writes: its answers are as they are
         return tuple(truth["target"])
-    given = truth if truth is not None else record.row.get("golden_answers")
-    answers = () if given is None else replace(record, row={"ground_truth": given}).answers("ground_truth")
+    value = truth if truth is not None else record.row.get("golden_answers")
+    answers = () if value is None else replace(record, row={"ground_truth": value}).answers("ground_truth")
     if not answers:
-        raise record.error("answers in reward_model.ground_truth.target", describe(given))
+        raise record.error("answers in reward_model.ground_truth.target", describe(value))
     return answers
-
-
-def _metadata(record: Record, extra: Mapping[str, Any]) -> dict[str, Any]:
-    given = extra.get("metadata")
-    if not isinstance(given, str):
-        return {}
-    try:
-        found = json.loads(given)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise record.error("a JSON object in extra_info.metadata", describe(given))
-    return found

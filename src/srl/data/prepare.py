@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from srl.data.splits import (
     ALIASES,
     SPLITS,
     canonical_split,
-    contradicting,
     guess_split,
     split_off,
     without_copies,
@@ -33,7 +32,6 @@ from srl.trajectory import Passage, Question
 
 CORPUS = "corpus.jsonl"
 KIND = "data"
-_FILES = (*(f"{split}.parquet" for split in SPLITS), CORPUS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +63,37 @@ class Prepared:
 
 @dataclass(slots=True)
 class _Composition:
-    """The questions by split, the sources read, and notes for the user."""
+    """The questions by split, what the manifest says of each file, and notes for the user."""
 
-    splits: dict[str, list[Question]] = field(default_factory=lambda: {split: [] for split in SPLITS})
-    notes: list[str] = field(default_factory=list)
+    splits: dict[str, list[Question]]
     sources: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def change(self, to: Callable[[Question], Question]) -> None:
+        """Put another question in the place of each."""
+        self.splits = {split: list(map(to, questions)) for split, questions in self.splits.items()}
 
     def leave_out(self, path: Path, skipped: Mapping[str, int]) -> None:
         """Note the rows of a file that were left out, by reason."""
-        for reason, number in skipped.items():
-            self.notes.append(f"{path.name}: {number:,} rows left out: {reason}")
+        self.notes += [f"{path.name}: {count:,} rows left out: {why}" for why, count in skipped.items()]
+
+    def drop(self, split: str, *others: str) -> None:
+        """Drop the questions of a split that the others have too, and note their number."""
+        everything = self.splits[split]
+        asked = (question for other in others for question in self.splits[other])
+        self.splits[split] = kept = without_repeats(everything, asked)
+        if dropped := len(everything) - len(kept):
+            self.notes.append(f"{dropped:,} questions dropped from {split}: also in {' or '.join(others)}")
 
 
-def parse_input(text: str, files: Sequence[Path] = (), split: str | None = None) -> Input:
-    """Parse `SOURCE[:SPLIT][=FILE[,FILE…]]`; `files` and `split` are the defaults."""
+def parse_input(text: str) -> Input:
+    """Parse `SOURCE[:SPLIT][=FILE[,FILE…]]`."""
     left, equals, right = text.partition("=")
-    name, colon, own_split = left.partition(":")
-    paths = tuple(Path(part) for part in right.split(",") if part) if equals else tuple(files)
+    name, _, split = left.partition(":")
+    paths = tuple(Path(part) for part in right.split(",") if part)
     if equals and not paths:
         raise UserError(f"{text!r}: expected SOURCE=FILE[,FILE…], found no file after the =")
-    chosen = own_split if colon else split
-    return Input(source_of(name), paths, canonical_split(chosen) if chosen else None)
+    return Input(source_of(name), paths, canonical_split(split) if split else None)
 
 
 def prepare(
@@ -116,51 +124,35 @@ def prepare(
     rendering = template_of(template)
     if rendering.retrieves:
         raise UserError(
-            f"--template {template} has passages in its prompts, which an episode retrieves: prepare with "
-            f"another template, and train or evaluate with data.template={template}"
+            f"--template {template} has passages in its prompts, which an episode retrieves",
+            hint=f"prepare with another one, and train or evaluate with data.template={template}",
         )
-    named = [(each, path) for each in inputs for path in _files(each)]
+    files = [(each, path) for each in inputs for path in _files(each)]
     replace = replaceable(KIND, "a directory of prepared data") if overwrite else None
     with atomic_directory(out, replace=replace) as folder:
-        made = _read(named, limit)
+        made = _read(files, limit)
         split = None if passage_words is None else Splitter(passage_words).split
-        merging = Merging(_gold(made, named), merge, split)
-        passages = _write_passages(folder, _passages(made, named, contexts, progress), merging)
-        if passages:
-            _resolve(made, merging.gold)
+        merging = Merging(_gold(made, files), merge, split)
+        passages = _passages(made, files, contexts, progress or (lambda count: None))
+        count = 0
+        if first := next(passages, None):
+            count = write_corpus(folder / CORPUS, chain([first], passages), merging.written)
+            made.change(merging.gold.resolve)
         _set_aside(made, validation)  # by whole paragraphs, so before the parts of a split one are named
-        _name_parts(made, merging.gold_parts)
-        counts = _write_splits(folder, made, rendering)
-        if not counts and not passages:
+        made.change(lambda question: name_parts(question, merging.gold_parts))
+        questions = {name: len(asked) for name, asked in made.splits.items() if asked}
+        for name in questions:
+            write_questions(folder / f"{name}.parquet", _rendered(made.splits[name], rendering, name))
+        if not questions and not count:
             raise UserError("nothing to write: the sources contain no questions and no passages")
-        settings = {"template": template, "limit": limit, "validation": validation, "contexts": contexts}
-        merged, gold = merging.merged, {str(by): count for by, count in merging.gold.counts.items()}
-        done = {"sources": made.sources, "questions": counts, "passages": passages, "notes": made.notes}
-        settings |= {"merge": merge, "passage_words": passage_words}
-        found = {"merged": merged, "split": merging.split, "gold": gold, "files": files_in(folder)}
-        write_manifest(folder, KIND, {**settings, **done, **found})
-    return Prepared(out, counts, passages, tuple(made.notes), merged, merging.split, gold)
-
-
-def _gold(made: _Composition, files: Sequence[tuple[Input, Path]]) -> GoldPassages:
-    """The gold passages that the questions name, with their texts: those of question files first."""
-    gold = GoldPassages(question for questions in made.splits.values() for question in questions)
-    for each, path in sorted(files, key=lambda named: named[0].source.is_corpus):
-        if each.source.is_corpus and not gold.unknown:
-            break
-        for passage in each.source.passages(path, Counter()):
-            gold.know(passage)
-    return gold
-
-
-def _resolve(made: _Composition, gold: GoldPassages) -> None:
-    for split, questions in made.splits.items():
-        made.splits[split] = list(map(gold.resolve, questions))
-
-
-def _name_parts(made: _Composition, parts: Mapping[str, Sequence[Passage]]) -> None:
-    for split, questions in made.splits.items():
-        made.splits[split] = [name_parts(question, parts) for question in questions]
+        gold = {str(by): number for by, number in merging.gold.counts.items()}
+        write_manifest(folder, KIND, {
+            "template": template, "limit": limit, "validation": validation, "contexts": contexts,
+            "merge": merge, "passage_words": passage_words, "sources": made.sources, "questions": questions,
+            "passages": count, "notes": made.notes, "merged": merging.merged, "split": merging.split,
+            "gold": gold, "files": files_in(folder),
+        })  # fmt: skip
+    return Prepared(out, questions, count, tuple(made.notes), merging.merged, merging.split, gold)
 
 
 def _files(each: Input) -> tuple[Path, ...]:
@@ -177,138 +169,81 @@ def _files(each: Input) -> tuple[Path, ...]:
 
 
 def _read(files: Sequence[tuple[Input, Path]], limit: int | None) -> _Composition:
-    made, rows = _Composition(), Counter[tuple[str, str]]()
-    read: dict[str, list[list[Question]]] = {split: [] for split in SPLITS}
+    """All questions, each in its split: that which was asked for, or its row says, or its file's name."""
+    made, rows = _Composition({}), Counter[tuple[str, str]]()
+    lists: dict[str, list[list[Question]]] = {split: [] for split in SPLITS}
     for each, path in files:
-        split = each.split or guess_split(path) or _only_split(each.source) or "train"
+        source, named = each.source, each.split or guess_split(path)
+        split = named or source.only_split or "train"
         skipped: Counter[str] = Counter()
-        key = each.source.data_source, split
-        questions = list(islice(each.source.questions(path, split, skipped, rows[key]), limit))
+        key = source.data_source, split
+        questions = list(islice(source.questions(path, split, skipped, rows[key]), limit))
         rows[key] += len(questions) + skipped.total()
-        by_row = _has_splits(each, path)
-        for name, own in read.items():
-            own.append([one for one in questions if ((by_row and _split_in(one)) or split) == name])
-        _account(made, each, path, split, len(questions), skipped)
-    for name, lists in read.items():
-        made.splits[name] = without_copies(lists)
-        if copies := sum(map(len, lists)) - len(made.splits[name]):
-            made.notes.append(f"{copies:,} questions of {name} are in two files; each is kept once")
-        if contrary := contradicting(made.splits[name]):
+        by_row = each.split is None and (source.format is None or is_training_parquet(path))
+        for name, own in lists.items():
+            own.append([one for one in questions if ((by_row and _own_split(one)) or split) == name])
+        made.leave_out(path, skipped)
+        if questions and not named and not by_row:
+            typed = f"{source.name}:SPLIT={path.name}"
             made.notes.append(
-                f"{len(contrary):,} questions of {name} are there more than once, with no answer in common; "
-                f"the first is {contrary[0].id!r}"
+                f"{path.name}: read as {split}, since its name has no split; say which: {typed}"
             )
-        _check_ids(made.splits[name], lists, [path for _, path in files])
+        entry: dict[str, Any] = {"source": source.name, "licence": source.licence, "file": path.name}
+        entry |= {"digest": digest_corpus(path), "skipped": dict(skipped)}
+        made.sources.append({**entry, "split": split, "questions": len(questions)} if questions else entry)
+    for name, own in lists.items():
+        made.splits[name] = without_copies(own)
+        if copies := sum(map(len, own)) - len(made.splits[name]):
+            typed = f"{source.name}:SPLIT={path.name}"
+            made.notes.append(f"{copies:,} questions of {name} are in two files; each is kept once")
     return made
 
 
-def _check_ids(kept: Sequence[Question], lists: Sequence[Sequence[Question]], paths: Sequence[Path]) -> None:
-    """Raises UserError for two questions with one id, with the names of their files."""
-    counts = Counter(question.id for question in kept)
-    if name := next((name for name, count in counts.items() if count > 1), None):
-        both = [
-            path
-            for path, questions in zip(paths, lists, strict=True)
-            if any(question.id == name for question in questions)
-        ]
-        raise UserError(
-            f"{both[-1]}: the question id {name!r} is also in {both[0]}: rename one of the files, or give "
-            "its questions ids of their own"
-        )
-
-
-def _only_split(source: Source) -> str | None:
-    """The split of a data set that has only one (PopQA and Bamboogle are test sets)."""
-    return next(iter(source.hub_files)) or None if len(source.hub_files) == 1 else None
-
-
-def _has_splits(each: Input, path: Path) -> bool:
-    """Whether the rows of a file say their split, and no other was asked for."""
-    return each.split is None and (each.source.format is None or is_training_parquet(path))
-
-
-def _split_in(question: Question) -> str:
+def _own_split(question: Question) -> str:
     """The split in the row, or an empty text."""
     own = ALIASES.get(question.split.lower(), question.split.lower())
     return own if own in SPLITS else ""
 
 
-def _account(
-    made: _Composition, each: Input, path: Path, split: str, count: int, skipped: Counter[str]
-) -> None:
-    made.leave_out(path, skipped)
-    if count and each.split is None and guess_split(path) is None and not _has_splits(each, path):
-        made.notes.append(f"{path.name}: read as {split}, since its name has no split; --split changes it")
-    entry: dict[str, Any] = {"source": each.source.name, "licence": each.source.licence, "file": path.name}
-    entry |= {"digest": digest_corpus(path), "skipped": dict(skipped)}
-    made.sources.append({**entry, "split": split, "questions": count} if count else entry)
-
-
-def _set_aside(made: _Composition, validation: float | Mapping[str, float]) -> None:
-    """Drop questions that a later split has too, and hold out a validation set of the others."""
-    _drop_repeats(made, "validation", "test")
-    _drop_repeats(made, "train", "validation", "test")
-    splits = made.splits
-    if validation:
-        if not splits["train"]:
-            raise UserError("a validation set is split off training questions, and there are none")
-        splits["train"], held = split_off(splits["train"], validation)
-        splits["validation"] = splits["validation"] + held
-        _drop_repeats(made, "train", "validation")  # what the training questions had twice
-
-
-def _drop_repeats(made: _Composition, name: str, *others: str) -> None:
-    splits = made.splits
-    kept = without_repeats(splits[name], (question for other in others for question in splits[other]))
-    if dropped := len(splits[name]) - len(kept):
-        made.notes.append(
-            f"{dropped:,} questions dropped from {name}: they are also in {' or '.join(others)}"
-        )
-    splits[name] = kept
-
-
-def _write_splits(folder: Path, made: _Composition, rendering: Template) -> dict[str, int]:
-    counts = {}
-    for split, questions in made.splits.items():
-        if questions:
-            counts[split] = write_questions(
-                folder / f"{split}.parquet", _rendered(questions, rendering, split)
-            )
-    return counts
-
-
-def _rendered(questions: Iterable[Question], rendering: Template, split: str) -> Iterator[Question]:
-    for question in questions:
-        yield replace(question, prompt=rendering.messages(question.text), split=split)
-
-
-def _write_passages(folder: Path, passages: Iterator[Passage], merging: Merging) -> int:
-    """Stream all passages into one corpus and return their number; no file is written for 0."""
-    first = next(passages, None)
-    if first is None:
-        return 0
-    return write_corpus(folder / CORPUS, _chain(first, passages), merging.written)
-
-
-def _chain(first: Passage, rest: Iterator[Passage]) -> Iterator[Passage]:
-    yield first
-    yield from rest
+def _gold(made: _Composition, files: Sequence[tuple[Input, Path]]) -> GoldPassages:
+    """The gold passages that the questions name, with their texts: those of question files first."""
+    gold = GoldPassages(question for questions in made.splits.values() for question in questions)
+    for each, path in sorted(files, key=lambda named: named[0].source.is_corpus):
+        if each.source.is_corpus and not gold.unknown:
+            break
+        for passage in each.source.passages(path, Counter()):
+            gold.know(passage)
+    return gold
 
 
 def _passages(
-    made: _Composition,
-    files: Sequence[tuple[Input, Path]],
-    contexts: bool,
-    progress: Callable[[int], None] | None,
+    made: _Composition, files: Sequence[tuple[Input, Path]], contexts: bool, progress: Callable[[int], None]
 ) -> Iterator[Passage]:
+    """All passages as a stream; `progress` is called with their number so far."""
     count = 0
     for each, path in files:
         skipped: Counter[str] = Counter()
         for passage in each.source.passages(path, skipped) if contexts or each.source.is_corpus else ():
             count += 1
-            if progress is not None and count % 1000 == 0:
+            if count % 1000 == 0:
                 progress(count)
             yield passage
         made.leave_out(path, skipped)
-    if progress is not None:
-        progress(count)
+    progress(count)
+
+
+def _set_aside(made: _Composition, validation: float | Mapping[str, float]) -> None:
+    """Drop questions that a later split has too, and hold out a validation set of the others."""
+    made.drop("validation", "test")
+    made.drop("train", "validation", "test")
+    if validation:
+        if not made.splits["train"]:
+            raise UserError("a validation set is split off training questions, and there are none")
+        made.splits["train"], held = split_off(made.splits["train"], validation)
+        made.splits["validation"] += held
+        made.drop("train", "validation")  # what the training questions had twice
+
+
+def _rendered(questions: Iterable[Question], rendering: Template, split: str) -> Iterator[Question]:
+    for question in questions:
+        yield replace(question, prompt=rendering.messages(question.text), split=split)

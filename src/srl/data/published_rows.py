@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _ROWS = 4096
 """Rows of a Parquet file that are read together."""
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 csv.field_size_limit(1 << 24)
 
 
@@ -37,6 +37,10 @@ class Record:
     def error(self, expected: str, found: str) -> UserError:
         return UserError(f"{self.path}{self.place}: expected {expected}, found {found}")
 
+    def has(self, *names: str) -> bool:
+        """Whether one of these fields is there and not null."""
+        return any(self.row.get(name) is not None for name in names)
+
     def text(self, *names: str) -> str:
         """The first of the fields `names` that exists, as stripped text; it must not be empty."""
         return self.exact(*names).strip()
@@ -44,33 +48,35 @@ class Record:
     def exact(self, *names: str) -> str:
         """Like `text`, with surrounding white space."""
         value = self._first(names)
-        text = self.valid(value if isinstance(value, str) else _shown(value), names[0])
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)  # some files have `1640`, others `"1640"`
+        text = self.valid(value, names[0])
         if not text or text.isspace():
             raise self.error(f"a text in {names[0]!r}", repr(text))
         return text
 
     def answers(self, *names: str) -> tuple[str, ...]:
-        """The golden answers in the first of the fields `names` that exists, in any form (`golden_answers`).
-
-        Raises UnclearAnswersError.
-        """
+        """`golden_answers` of the first of the fields `names` that exists."""
         value = self._first(names)
         try:
             return tuple(self.valid(answer, names[0]) for answer in golden_answers(value))
         except UnclearAnswers:
-            error = self.error(f"golden answers in {names[0]!r}, one text for each", describe(value, 80))
-            raise UnclearAnswersError(str(error)) from None
+            raise self.error(
+                f"golden answers in {names[0]!r}, one text for each", describe(value, 80)
+            ) from None
 
     def items(self, name: str) -> list[Any]:
-        """The field `name`, which must be a list."""
-        value = self._first((name,))
-        if not isinstance(value, list):
-            raise self.error(f"a list in {name!r}", describe(value))
-        return value
-
-    def optional_items(self, name: str) -> list[Any]:
         """The field `name`, which must be a list; an empty list where it is missing."""
-        return [] if self.row.get(name) is None else self.items(name)
+        value = self.row.get(name)
+        if value is not None and not isinstance(value, list):
+            raise self.error(f"a list in {name!r}", describe(value))
+        return value or []
+
+    def inner(self, row: object, name: str) -> Record:
+        """An object in the field `name` as a record of its own, at the same place."""
+        if not isinstance(row, dict):
+            raise self.error(f"an object in {name!r}", describe(row))
+        return replace(self, row=row)
 
     def valid(self, value: object, name: str) -> str:
         """`value`, which must be text that UTF-8 can encode (lone surrogates of JSON are not)."""
@@ -91,40 +97,20 @@ class Record:
         raise self.error(f"a field {names[0]!r}", fields)
 
 
-def _shown(value: object) -> object:
-    """A number as text (some files have `1640`, others `"1640"`), anything else unchanged."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(value) if is_number else value
-
-
 def describe(value: object, length: int = 40) -> str:
     """A value for an error message: its type, and itself if it is short."""
     shown = repr(value)
     return f"{type(value).__name__} {shown}" if len(shown) <= length else type(value).__name__
 
 
-class UnclearAnswersError(UserError):
-    """A row's golden answers look like several in one text, or are none."""
-
-
 def read_each(records: Iterable[Record], read: Callable[[Record], T]) -> Iterator[T]:
-    """`read` of each record. Raises UserError, with their number, for records whose answers are unclear."""
-    rest = iter(records)
-    for record in rest:
+    """`read` of each record. Raises UserError with its place for a row in which something else stands."""
+    for record in records:
         try:
             value = read(record)
-        except UnclearAnswersError as error:
-            count = 1 + sum(_is_unclear(other, read) for other in rest)
-            raise UserError(f"{error} ({count:,} rows are like this)" if count > 1 else str(error)) from None
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise UserError(f"{record.path}{record.place}: not a row of this format: {error!r}") from error
         yield value
-
-
-def _is_unclear(record: Record, read: Callable[[Record], object]) -> bool:
-    try:
-        read(record)
-    except UserError as error:
-        return isinstance(error, UnclearAnswersError)
-    return False
 
 
 def read_rows(path: Path) -> Iterator[Record]:
@@ -141,9 +127,6 @@ def read_rows(path: Path) -> Iterator[Record]:
     else:
         for index, (line, row) in enumerate(read_jsonl(path)):
             yield Record(path, f":{line}", index, row)
-
-
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 def suffix_of(path: Path) -> str:
@@ -165,16 +148,9 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     check_input(path)
     try:
         with pq.ParquetFile(on_disk(path)) as file:
-            _check_unique(path, file.schema_arrow.names)
             yield file
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: expected a parquet file, found {first_line(error)}") from error
-
-
-def _check_unique(path: Path, columns: Sequence[str]) -> None:
-    for name, count in Counter(columns).items():
-        if name and count > 1:
-            raise UserError(f"{path}: expected each column once, found {name!r} {count} times")
 
 
 def columns_of(path: Path) -> list[str]:
@@ -198,15 +174,12 @@ def parquet_rows(path: Path, columns: Iterable[str] = ()) -> Iterator[Record]:
 
 def json_array(path: Path, key: str | None = None) -> Iterator[Record]:
     """The objects of a JSON array, or of the array under `key` of a JSON object."""
-    data = _load_json(path)
-    if key is not None:
-        if not isinstance(data, dict) or key not in data:
-            fields = ", ".join(list(data)[:12]) if isinstance(data, dict) else describe(data)
-            raise UserError(f"{path}: expected a JSON object with {key!r}, found {fields or 'an empty one'}")
-        data = data[key]
-    if not isinstance(data, list):
-        raise UserError(f"{path}: expected a JSON array, found {describe(data)}")
-    for index, row in enumerate(data):
+    with parsing(path), open_text(path) as file:
+        data = json.load(file)
+        rows = data if key is None else data[key]
+    if not isinstance(rows, list):
+        raise UserError(f"{path}: expected a JSON array, found {describe(rows)}")
+    for index, row in enumerate(rows):
         record = Record(path, f": record {index + 1}", index, row)
         if not isinstance(row, dict):
             raise record.error("a JSON object {…}", describe(row))
@@ -218,32 +191,13 @@ def table_rows(path: Path, delimiter: str) -> Iterator[Record]:
     with open_text(path, newline="") as file:
         reader = csv.DictReader(file, delimiter=delimiter)
         try:
-            _check_unique(path, reader.fieldnames or ())
             for index, row in enumerate(reader):
                 record = Record(path, f":{reader.line_num}", index, row)
                 if None in row or None in row.values():
-                    raise record.error(f"{len(reader.fieldnames or ())} columns", _columns(row))
+                    raise record.error(f"{len(reader.fieldnames or ())} columns", "another number")
                 yield record
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: expected text in UTF-8, found {error.reason}") from error
-        except csv.Error as error:
-            raise UserError(f"{path}:{reader.line_num}: expected a table, found {error}") from error
-
-
-def _columns(row: Mapping[Any, Any]) -> str:
-    return str(
-        sum(value is not None for key, value in row.items() if key is not None) + len(row.get(None, ()))
-    )
-
-
-def _load_json(path: Path) -> Any:
-    try:
-        with parsing(path), open_text(path) as file:
-            return json.load(file)
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}:{error.lineno}: expected JSON, found {error.msg} (column {error.colno})"
-        ) from error
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{path}:{reader.line_num}: expected a table in UTF-8, found {error}") from error
 
 
 def first_character(path: Path) -> str:

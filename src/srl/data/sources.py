@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from srl.data import question_formats
+from srl.data import question_formats as formats
 from srl.data.corpus import read_corpus
 from srl.data.parquet import is_training_parquet, read_questions
 from srl.data.question_formats import Format, read_format, read_paragraphs
@@ -35,6 +35,11 @@ class Source:
     format: Format | None = None
     is_corpus: bool = False
 
+    @property
+    def only_split(self) -> str:
+        """The split of a data set that has only one (PopQA and Bamboogle are test sets), else empty."""
+        return next(iter(self.hub_files)) if len(self.hub_files) == 1 else ""
+
     def questions(
         self, path: Path, split: str, skipped: Counter[str] | None = None, start: int = 0
     ) -> Iterator[Question]:
@@ -61,169 +66,98 @@ class Source:
 
 
 _FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
+_IN_FLASHRAG = {"train": "train", "validation": "dev", "test": "test"}
+_WIKIPEDIA = "CC BY-SA (Wikipedia)"
+_HIPPORAG = "https://github.com/OSU-NLP-Group/HippoRAG"
+_SEARCH_R1 = "https://github.com/PeterGriffinJin/Search-R1"
 
 
-def _flashrag(name: str, *splits: str) -> dict[str, str]:
-    """The files of one data set in FlashRAG's repository, by split."""
-    files = {"train": "train", "validation": "dev", "test": "test"}
-    return {split: f"{name}/{files[split]}.jsonl" for split in splits}
+def _published(
+    name: str, what: str, files: str, licence: str, homepage: str, form: Format, splits: str
+) -> Source:
+    """A data set that FlashRAG has on the hub too, in these splits."""
+    hub_files = {split: f"{name}/{_IN_FLASHRAG[split]}.jsonl" for split in splits.split()}
+    return Source(name, what, files, licence, homepage, name, _FLASHRAG, hub_files, form)
 
 
 _ALL = (
-    Source(
-        name="nq",
-        what="Natural Questions (open): real queries, short answers; with paragraphs as in QED",
-        files="NQ-open.train.jsonl, NQ-open.dev.jsonl",
-        licence="CC BY-SA 3.0",
-        homepage="https://github.com/google-research-datasets/natural-questions",
-        data_source="nq",
-        hub=_FLASHRAG,
-        hub_files=_flashrag("nq", "train", "validation", "test"),
-        format=question_formats.NQ_OPEN,
+    _published(
+        "nq", "Natural Questions (open): real queries, short answers; with paragraphs as in QED",
+        "NQ-open.train.jsonl, NQ-open.dev.jsonl", "CC BY-SA 3.0",
+        "https://github.com/google-research-datasets/natural-questions",
+        formats.NQ_OPEN, "train validation test",
+    ),
+    _published(
+        "triviaqa", "TriviaQA: trivia with all aliases of each answer",
+        "wikipedia-train.json, unfiltered-web-dev.json", "not stated",
+        "https://nlp.cs.washington.edu/triviaqa/", formats.TRIVIAQA, "train validation test",
+    ),
+    _published(
+        "popqa", "PopQA: one fact about an entity, rare ones too; a test set", "popQA.tsv", "MIT",
+        "https://github.com/AlexTMallen/adaptive-retrieval", formats.POPQA, "test",
+    ),
+    _published(
+        "hotpotqa", "HotpotQA: two-hop bridge and comparison questions, with their paragraphs",
+        "hotpot_train_v1.1.json, hotpot_dev_distractor_v1.json, hotpot_dev_v1_simplified.json",
+        "CC BY-SA 4.0", "https://hotpotqa.github.io", formats.HOTPOTQA, "train validation",
+    ),
+    _published(
+        "2wikimultihopqa", "2WikiMultihopQA: questions of two and four hops, with their paragraphs",
+        "train.json, dev.json", "Apache-2.0", "https://github.com/Alab-NII/2wikimultihop",
+        formats.TWO_WIKI, "train validation",
+    ),
+    _published(
+        "musique", "MuSiQue: questions of two to four hops, with their paragraphs",
+        "musique_ans_v1.0_train.jsonl, musique_full_v1.0_dev.jsonl", "CC BY 4.0",
+        "https://github.com/StonyBrookNLP/musique", formats.MUSIQUE, "train validation",
+    ),
+    _published(
+        "bamboogle", "Bamboogle: 125 two-hop questions that a web search alone does not answer; a test set",
+        "Bamboogle Prerelease - Sheet1.csv", "MIT", "https://github.com/ofirpress/self-ask",
+        formats.BAMBOOGLE, "test",
+    ),
+    _published(
+        "squad", "SQuAD 1.1: questions on Wikipedia paragraphs, which become the corpus",
+        "train-v1.1.json, dev-v1.1.json", "CC BY-SA 4.0",
+        "https://rajpurkar.github.io/SQuAD-explorer/", formats.SQUAD, "train validation",
     ),
     Source(
-        name="triviaqa",
-        what="TriviaQA: trivia with all aliases of each answer",
-        files="wikipedia-train.json, unfiltered-web-dev.json",
-        licence="not stated",
-        homepage="https://nlp.cs.washington.edu/triviaqa/",
-        data_source="triviaqa",
-        hub=_FLASHRAG,
-        hub_files=_flashrag("triviaqa", "train", "validation", "test"),
-        format=question_formats.TRIVIAQA,
+        "asearcher", "ASearcher: synthetic questions for search agents",
+        "ASearcher-Base-35k.jsonl, ASearcher-LRM-35k.jsonl", "Apache-2.0",
+        "https://github.com/inclusionAI/ASearcher", "asearcher", "inclusionAI/ASearcher-train-data",
+        {"train": "ASearcher-Base-35k.jsonl"}, formats.ASEARCHER,
     ),
     Source(
-        name="popqa",
-        what="PopQA: one fact about an entity, rare ones too; a test set",
-        files="popQA.tsv",
-        licence="MIT",
-        homepage="https://github.com/AlexTMallen/adaptive-retrieval",
-        data_source="popqa",
-        hub=_FLASHRAG,
-        hub_files=_flashrag("popqa", "test"),
-        format=question_formats.POPQA,
-    ),
-    Source(
-        name="hotpotqa",
-        what="HotpotQA: two-hop bridge and comparison questions, with their paragraphs",
-        files="hotpot_train_v1.1.json, hotpot_dev_distractor_v1.json, hotpot_dev_v1_simplified.json",
-        licence="CC BY-SA 4.0",
-        homepage="https://hotpotqa.github.io",
-        data_source="hotpotqa",
-        hub=_FLASHRAG,
-        hub_files=_flashrag("hotpotqa", "train", "validation"),
-        format=question_formats.HOTPOTQA,
-    ),
-    Source(
-        name="2wikimultihopqa",
-        what="2WikiMultihopQA: questions of two and four hops, with their paragraphs",
-        files="train.json, dev.json",
-        licence="Apache-2.0",
-        homepage="https://github.com/Alab-NII/2wikimultihop",
-        data_source="2wikimultihopqa",
-        hub=_FLASHRAG,
-        hub_files=_flashrag("2wikimultihopqa", "train", "validation"),
-        format=question_formats.TWO_WIKI,
-    ),
-    Source(
-        name="musique",
-        what="MuSiQue: questions of two to four hops, with their paragraphs",
-        files="musique_ans_v1.0_train.jsonl, musique_full_v1.0_dev.jsonl",
-        licence="CC BY 4.0",
-        homepage="https://github.com/StonyBrookNLP/musique",
-        data_source="musique",
-        hub=_FLASHRAG,
-        hub_files=_flashrag("musique", "train", "validation"),
-        format=question_formats.MUSIQUE,
-    ),
-    Source(
-        name="bamboogle",
-        what="Bamboogle: 125 two-hop questions that a web search alone does not answer; a test set",
-        files="Bamboogle Prerelease - Sheet1.csv",
-        licence="MIT",
-        homepage="https://github.com/ofirpress/self-ask",
-        data_source="bamboogle",
-        hub=_FLASHRAG,
-        hub_files=_flashrag("bamboogle", "test"),
-        format=question_formats.BAMBOOGLE,
-    ),
-    Source(
-        name="squad",
-        what="SQuAD 1.1: questions on Wikipedia paragraphs, which become the corpus",
-        files="train-v1.1.json, dev-v1.1.json",
-        licence="CC BY-SA 4.0",
-        homepage="https://rajpurkar.github.io/SQuAD-explorer/",
-        data_source="squad",
-        hub=_FLASHRAG,
-        hub_files=_flashrag("squad", "train", "validation"),
-        format=question_formats.SQUAD,
-    ),
-    Source(
-        name="asearcher",
-        what="ASearcher: synthetic questions for search agents",
-        files="ASearcher-Base-35k.jsonl, ASearcher-LRM-35k.jsonl",
-        licence="Apache-2.0",
-        homepage="https://github.com/inclusionAI/ASearcher",
-        data_source="asearcher",
-        hub="inclusionAI/ASearcher-train-data",
-        hub_files={"train": "ASearcher-Base-35k.jsonl"},
-        format=question_formats.ASEARCHER,
-    ),
-    Source(
-        name="search-r1",
-        what="Search-R1's merged training set (NQ and HotpotQA), or any parquet in verl's schema",
-        files="train.parquet, test.parquet",
-        licence="those of NQ and HotpotQA",
-        homepage="https://github.com/PeterGriffinJin/Search-R1",
+        "search-r1", "Search-R1's merged training set (NQ and HotpotQA), or any parquet in verl's schema",
+        "train.parquet, test.parquet", "those of NQ and HotpotQA", _SEARCH_R1,
         hub="PeterJinGo/nq_hotpotqa_train",
         hub_files={"train": "train.parquet", "test": "test.parquet"},
     ),
     Source(
-        name="questions",
-        what="your own questions, one {id, question, golden_answers, metadata} per row",
-        files="any .jsonl, .json, .parquet or .csv, also .gz and .zst",
-        licence="yours",
+        "questions", "your own questions, one {id, question, golden_answers, metadata} per row",
+        "any .jsonl, .json, .parquet or .csv, also .gz and .zst", "yours",
     ),
     Source(
-        name="corpus",
-        what="your own passages, one {id, contents} or {title, text} per row, or a folder of texts",
-        files="any .jsonl, .json, .parquet, .csv or .tsv, also .gz and .zst; a folder of .txt and .md",
-        licence="yours",
+        "corpus", "your own passages, one {id, contents} or {title, text} per row, or a folder of texts",
+        "any .jsonl, .json, .parquet, .csv or .tsv, also .gz and .zst; a folder of .txt and .md", "yours",
         is_corpus=True,
     ),
     Source(
-        name="2wiki-corpus",
-        what="2WikiMultihopQA's passages as HippoRAG publishes them: {title, text}",
-        files="2wikimultihopqa_corpus.json",
-        licence="CC BY-SA (Wikipedia)",
-        homepage="https://github.com/OSU-NLP-Group/HippoRAG",
-        data_source="2wikimultihopqa",
-        hub="osunlp/HippoRAG_2",
-        hub_files={"": "2wikimultihopqa_corpus.json"},
-        is_corpus=True,
+        "2wiki-corpus", "2WikiMultihopQA's passages as HippoRAG publishes them: {title, text}",
+        "2wikimultihopqa_corpus.json", _WIKIPEDIA, _HIPPORAG, "2wikimultihopqa",
+        "osunlp/HippoRAG_2", {"": "2wikimultihopqa_corpus.json"}, is_corpus=True,
     ),
     Source(
-        name="hotpotqa-corpus",
-        what="HotpotQA's passages as HippoRAG publishes them: {title, text}",
-        files="hotpotqa_corpus.json",
-        licence="CC BY-SA (Wikipedia)",
-        homepage="https://github.com/OSU-NLP-Group/HippoRAG",
-        data_source="hotpotqa",
-        hub="osunlp/HippoRAG_2",
-        hub_files={"": "hotpotqa_corpus.json"},
-        is_corpus=True,
+        "hotpotqa-corpus", "HotpotQA's passages as HippoRAG publishes them: {title, text}",
+        "hotpotqa_corpus.json", _WIKIPEDIA, _HIPPORAG, "hotpotqa",
+        "osunlp/HippoRAG_2", {"": "hotpotqa_corpus.json"}, is_corpus=True,
     ),
     Source(
-        name="wiki-18",
-        what="Wikipedia of 2018 in 21 million passages, the corpus of Search-R1",
-        files="wiki-18.jsonl or wiki-18.jsonl.gz",
-        licence="CC BY-SA (Wikipedia)",
-        homepage="https://github.com/PeterGriffinJin/Search-R1",
-        hub="PeterJinGo/wiki-18-corpus",
-        hub_files={"": "wiki-18.jsonl.gz"},
-        is_corpus=True,
+        "wiki-18", "Wikipedia of 2018 in 21 million passages, the corpus of Search-R1",
+        "wiki-18.jsonl or wiki-18.jsonl.gz", _WIKIPEDIA, _SEARCH_R1,
+        hub="PeterJinGo/wiki-18-corpus", hub_files={"": "wiki-18.jsonl.gz"}, is_corpus=True,
     ),
-)
+)  # fmt: skip
 
 SOURCES: dict[str, Source] = {source.name: source for source in _ALL}
 ALIASES = {"2wiki": "2wikimultihopqa", "hotpot": "hotpotqa", "natural-questions": "nq"}

@@ -91,12 +91,10 @@ def split_off(
     rest = [question for question in questions if _key(question) not in keys]
     if not held or not rest:
         what = "leaves none for training" if held else "sets none aside"
-        together = len({_key(question) for question in questions})
-        why = f" (they are about {together:,} paragraphs, whose questions stay together)"
         raise UserError(
-            f"a validation set of {_amount(amount)} out of {len(questions)} questions"
-            f"{why if together < len(questions) else ''} {what}; choose another size, or name a file of "
-            "validation questions"
+            f"a validation set of {_amount(amount)} out of {len(questions)} questions {what} "
+            "(those about one paragraph stay together)",
+            hint="choose another size, or name a file of validation questions",
         )
     return rest, held
 
@@ -147,19 +145,15 @@ def _key(question: Question) -> str:
 
 
 def _held_out_keys(keys: Counter[str], amount: int) -> set[str]:
+    """Keys with `amount` questions or a few more; a hash, the same on every machine, orders them."""
     held: set[str] = set()
     total = 0
-    for key in sorted(keys, key=_hash):
+    for key in sorted(keys, key=lambda key: blake2b(key.encode(), digest_size=7).digest()):
         if total >= amount:
             break
         held.add(key)
         total += keys[key]
     return held
-
-
-def _hash(key: str) -> bytes:
-    """The same on every machine."""
-    return blake2b(key.encode(), digest_size=7).digest()
 
 
 def without_repeats(questions: Iterable[Question], others: Iterable[Question]) -> list[Question]:
@@ -178,36 +172,19 @@ def without_copies(files: Iterable[Sequence[Question]]) -> list[Question]:
     """The questions of several files, without those that an earlier file has.
 
     Such a copy has the data source and the words of the earlier question, an answer in common, and names no
-    other passages. Of the two the one with more metadata stays, in the earlier place. A file that repeats a
-    question keeps both: published sets are left as they are.
+    other passages. A file that repeats a question keeps both: published sets are left as they are.
     """
     kept: list[Question] = []
-    places: dict[object, int] = {}
+    earlier: dict[object, Question] = {}
     for questions in files:
-        new: dict[object, int] = {}
+        new: dict[object, Question] = {}
         for question in questions:
             key = question.data_source, _words(question)
-            place = places.get(key)
-            if place is None or _differ(kept[place], question):
-                new.setdefault(key, len(kept))
+            if key not in earlier or _differ(earlier[key], question):
+                new.setdefault(key, question)
                 kept.append(question)
-            elif len(question.metadata) > len(kept[place].metadata):
-                kept[place] = question
-        places = new | places
+        earlier = new | earlier
     return kept
-
-
-def contradicting(questions: Iterable[Question]) -> list[Question]:
-    """The first question of each group in the same words, where another one shares no answer with it."""
-    groups: dict[tuple[str, ...], list[Question]] = {}
-    for question in questions:
-        groups.setdefault(_words(question), []).append(question)
-    found = []
-    for group in groups.values():
-        answers = [set(map(normalise_answer, question.golden_answers)) for question in group[1:] and group]
-        if any(answers[0].isdisjoint(others) for others in answers[1:]):
-            found.append(group[0])
-    return found
 
 
 def _differ(one: Question, other: Question) -> bool:

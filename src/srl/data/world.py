@@ -37,16 +37,15 @@ RELATIONS = {
         "person", "city", "{x} was born in {y} .", "Where was {x} born ?", "the city where {x} was born"
     ),
     "works_for": Relation(
-        "person",
-        "company",
-        "{x} works for {y} .",
-        "Which company does {x} work for ?",
-        "the company that {x} works for",
+        "person", "company", "{x} works for {y} .",
+        "Which company does {x} work for ?", "the company that {x} works for",
     ),
     "based_in": Relation(
         "company", "city", "{x} is based in {y} .", "Where is {x} based ?", "the city where {x} is based"
     ),
-    "led_by": Relation("company", "person", "{x} is led by {y} .", "Who leads {x} ?", "the leader of {x}"),
+    "led_by": Relation(
+        "company", "person", "{x} is led by {y} .", "Who leads {x} ?", "the leader of {x}"
+    ),
     "founded_by": Relation(
         "company", "person", "{x} was founded by {y} .", "Who founded {x} ?", "the founder of {x}"
     ),
@@ -60,13 +59,10 @@ RELATIONS = {
         "country", "city", "{x} has the capital {y} .", "What is the capital of {x} ?", "the capital of {x}"
     ),
     "president": Relation(
-        "country",
-        "person",
-        "{x} has the president {y} .",
-        "Who is the president of {x} ?",
-        "the president of {x}",
+        "country", "person", "{x} has the president {y} .",
+        "Who is the president of {x} ?", "the president of {x}",
     ),
-}
+}  # fmt: skip
 ASKED = {"person": 0.6, "company": 0.2, "city": 0.15, "country": 0.05}
 """How often a question starts from an entity of each kind."""
 
