@@ -170,7 +170,7 @@ def test_question_is_answered_with_plain_text_in_a_pipe(shell, place, monkeypatc
     assert out.splitlines()[0] == "think   I look it up: a < b."
     assert out.splitlines()[-1] == "answer  Ossa Trell"
     assert "\x1b" not in out
-    assert re.search(r"1 search, 2 turns, \d+ tokens in [\d.]+ s\n$", err)
+    assert "searches 1, turns 2" in err
 
 
 def test_program_gets_a_line_of_json(shell, place, monkeypatch):
@@ -201,9 +201,9 @@ def test_each_line_of_stdin_is_a_question_and_one_that_fails_ends_nothing(shell,
         ("One?", "red"), ("Fail?", None), ("Two?", "red"),
     ]  # fmt: skip
     assert code == 1
-    assert "the question could not be answered: the server is away" in err
-    assert "more than data.max_prompt_length=2048" in err
-    assert err.endswith("srl: 2 questions could not be answered\n")
+    assert "the server is away" in err
+    assert "data.max_prompt_length" in err
+    assert "2 questions" in err.splitlines()[-1]
 
 
 def test_a_model_that_never_stops_is_cut_off(shell, place):
@@ -236,19 +236,19 @@ def test_card_gives_the_template_and_another_index_is_said(shell, place, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "named"),
     [
-        ((), "which model? name its directory or run, or --set rollout.engine=openai for a server's"),
-        (("a", "Who", "built"), "Got unexpected extra argument(s) (built); type: srl ask --help"),
-        (("absent", "Who?"), "no model directory absent"),
-        (("{place}/model", "Who?"), "nothing to search: give --index DIR or --url URL"),
+        ((), "rollout.engine=openai"),
+        (("a", "Who", "built"), "built"),
+        (("absent", "Who?"), "absent"),
+        (("{place}/model", "Who?"), "--index"),
         (("{place}/model", "Who?", "--index", "absent"), "absent"),
-        (("{place}/model", "caf\udce9?", "--index", "{place}/index"), "is not UTF-8"),
-        (("{place}/model", " ", "--index", "{place}/index"), "the question is empty"),
+        (("{place}/model", "caf\udce9?", "--index", "{place}/index"), "UTF-8"),
+        (("{place}/model", " ", "--index", "{place}/index"), "empty"),
     ],
 )
-def test_mistakes_are_one_line(shell, place, arguments, said):
-    assert said in shell.refused("ask", *(part.format(place=place) for part in arguments))
+def test_mistakes_are_one_line_that_names_them(shell, place, arguments, named):
+    assert named in shell.refused("ask", *(part.format(place=place) for part in arguments))
 
 
 def test_a_line_that_is_not_text_ends_nothing_and_a_closed_stdin_is_one_line(shell, place, monkeypatch):
@@ -262,9 +262,7 @@ def test_a_line_that_is_not_text_ends_nothing_and_a_closed_stdin_is_one_line(she
         assert "is not UTF-8" in err
     monkeypatch.setattr(sys, "stdin", None)
     code, _, err = ask(shell, place, "--json")
-    assert (code, err.splitlines()[-1]) == (
-        2, "srl: there is no question, and stdin is closed: give a question"
-    )  # fmt: skip
+    assert (code, "stdin is closed" in err) == (2, True)
 
 
 CHILD = """

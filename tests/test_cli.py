@@ -1,4 +1,4 @@
-"""The command `srl`: what it imports, how it ends, and where it writes."""
+"""The command `srl`: what it imports, how it ends, what it prints where, and how much there is of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,31 +25,14 @@ from srl import __version__
 from srl.cli import main, output
 from srl.cli.app import COMMANDS
 from srl.errors import CheckFailed, UserError
-from srl.install import install_default
 
 __all__ = ["site"]
 
-
-class OutOfMemoryError(RuntimeError):
-    """As PyTorch calls it."""
+HEAVY = {"torch", "transformers", "numpy", "duckdb", "pyarrow", "fastapi", "httpx", "rich", "yaml"}
 
 
-HEAVY = {
-    "torch",
-    "transformers",
-    "numpy",
-    "duckdb",
-    "pyarrow",
-    "fastapi",
-    "httpx",
-    "pydantic",
-    "rich",
-    "yaml",
-}
-
-
-def modules_after(*arguments: str) -> set[str]:
-    """The top-level modules that one call of the command leaves imported."""
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["plugins", "list"]], ids=" ".join)
+def test_help_and_plugins_list_import_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys; from srl.cli import main; main(sys.argv[1:]);"
         "print('\\n' + ' '.join({name.partition('.')[0] for name in sys.modules}))"
@@ -55,86 +40,37 @@ def modules_after(*arguments: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
     )
-    return set(done.stdout.splitlines()[-1].split())
+    assert not set(done.stdout.splitlines()[-1].split()) & HEAVY
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--run", "a", "--json", "export", "--out", "m"], "--run, --json before export has no effect"),
-        (["--seed", "3", "--set", "a=b", "init"], "--seed, --set before init has no effect"),
-    ],
-)
-def test_options_before_a_command_of_train_are_refused(capsys, arguments, said):
-    given = [*arguments, "--tokenizer", "t", "--out", "m"] if arguments[-1] == "init" else arguments
-    assert main(["train", *given]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_help_imports_nothing_heavy():
-    assert not modules_after("--help") & HEAVY
-
-
-def test_plugins_list_imports_nothing_heavy_and_not_even_typer():
-    modules = modules_after("plugins", "list")
-    assert not modules & HEAVY
-    assert "typer" not in modules
-
-
-def test_plugins_list_through_typer_imports_nothing_heavy():
-    assert not modules_after("plugins", "list", "--json") & HEAVY
-
-
-def test_importing_the_command_imports_nothing_but_how_it_ends():
+def test_importing_the_command_imports_nothing_but_how_it_ends() -> None:
     code = "import sys; before = set(sys.modules); import srl.cli; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ours = {name for name in done.stdout.split() if name.startswith("srl")}
     assert ours == {"srl", "srl.cli", "srl.cli.exit_codes", "srl.errors", "srl.process"}
 
 
-def test_help_names_every_command_and_leaves_the_modules_alone(capsys, monkeypatch):
+def test_help_names_every_command_and_leaves_the_modules_alone(capsys, monkeypatch) -> None:
     for name in COMMANDS:
         monkeypatch.setitem(sys.modules, f"srl.cli.{name}", None)
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    for name, summary in COMMANDS.items():
-        assert f"  {name:9}{summary}" in out.splitlines()
+    assert all(f"  {name:9}{summary}" in out.splitlines() for name, summary in COMMANDS.items())
+    assert main([]) == 2
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_command_loads_and_describes_itself_as_the_help_does(name, capsys):
+def test_command_describes_itself_as_the_help_does_and_no_line_of_it_is_cut(name, capsys) -> None:
     assert main([name, "--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"Usage: srl {name} ")
     assert COMMANDS[name] in out
+    assert "..." not in out.partition("Commands:")[2]
 
 
-def test_line_of_a_command_in_a_help_is_not_cut(capsys):
-    assert main(["plugins", "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "new Create a plugin package: small, working and tested." in text
-    assert "..." not in text.partition("Commands:")[2]
-
-
-def test_no_arguments_show_the_help():
-    assert main([]) == 2
-
-
-def test_version(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"srl {__version__}\n"
-
-
-def test_mistyped_command_names_the_nearest(capsys):
-    assert main(["trian"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "No such command 'trian'. Did you mean 'train'?" in err
-
-
-def command(monkeypatch: pytest.MonkeyPatch, function) -> None:
+def replace_eval(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
     """Let `srl eval` be `function`."""
-    module = ModuleType("srl.cli.eval")
+    module: Any = ModuleType("srl.cli.eval")
     module.app = typer.Typer()
     module.app.command()(function)
     monkeypatch.setitem(sys.modules, "srl.cli.eval", module)
@@ -144,70 +80,57 @@ def ends(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
     def body() -> None:
         raise error
 
-    command(monkeypatch, body)
+    replace_eval(monkeypatch, body)
     return main(["eval"])
 
 
+class OutOfMemoryError(RuntimeError):
+    """As PyTorch calls it."""
+
+
 @pytest.mark.parametrize(
-    ("error", "code", "line"),
+    ("error", "code", "named"),
     [
-        (UserError("no corpus at x; give --corpus"), 2, "srl: no corpus at x; give --corpus\n"),
-        (UserError("two\nlines"), 2, "srl: two lines\n"),
-        (CheckFailed("2 of 9 checks failed"), 1, "srl: 2 of 9 checks failed\n"),
-        (KeyboardInterrupt(), 130, "srl: interrupted\n"),
-        (SystemExit(143), 143, ""),
-        (SystemExit("said so"), 1, "srl: said so\n"),
-        (SystemExit(None), 0, ""),
-        (BrokenPipeError(), 141, ""),
-        (
-            OSError(errno.ENOSPC, "No space left on device", "/x/log"),
-            2,
-            "srl: the disk is full at /x/log; free",
-        ),
-        (RuntimeError("IO Error: No space left on device"), 2, "srl: the disk is full; free some space"),
-        (
-            PermissionError(errno.EACCES, "Permission denied", "/root"),
-            2,
-            "srl: Permission denied: /root\n",
-        ),
-        (
-            OutOfMemoryError("CUDA out of memory. Tried.\nx"),
-            2,
-            "srl: CUDA out of memory. Tried. Free the GPU, or",
-        ),
-        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x"), 2, "srl: No such file"),
-        (typer.BadParameter("too many"), 2, "srl: Invalid value: too many; type: srl eval --help"),
+        (UserError("no corpus at x", hint="give --corpus"), 2, "no corpus at x; give --corpus"),
+        (UserError("two\nlines"), 2, "two lines"),
+        (CheckFailed("2 of 9 checks failed"), 1, "2 of 9 checks failed"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (SystemExit(143), 143, None),
+        (SystemExit("said so"), 1, "said so"),
+        (SystemExit(None), 0, None),
+        (BrokenPipeError(), 141, None),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/log"), 2, "/x/log"),
+        (RuntimeError("IO Error: No space left on device"), 2, "disk is full"),
+        (PermissionError(errno.EACCES, "Permission denied", "/root"), 2, "/root"),
+        (OutOfMemoryError("CUDA out of memory. Tried.\nx"), 2, "rollout.max_num_seqs"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x"), 2, "No such file"),
+        (typer.BadParameter("too many"), 2, "srl eval --help"),
     ],
+    ids=lambda value: repr(value)[:40],
 )
-def test_how_a_command_ends_is_its_exit_code_and_one_line(monkeypatch, capsys, error, code, line):
+def test_how_a_command_ends_is_its_exit_code_and_one_line(monkeypatch, capsys, error, code, named) -> None:
     assert ends(monkeypatch, error) == code
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(line)
-    assert code != 2 or line.startswith("Usage") or err.count("\n") == 1
+    assert (out, err.count("\n")) == ("", 0 if named is None else 1)
+    assert err.startswith("srl: ") == (named is not None)
+    assert (named or "") in err
 
 
 @pytest.mark.parametrize("error", [ValueError("odd\nvalue"), EOFError("early"), KeyError("x")])
-def test_our_bug_ends_with_70_and_a_traceback_in_a_file(monkeypatch, capsys, tmp_path, error):
+def test_our_bug_ends_with_70_and_a_traceback_in_a_file(monkeypatch, capsys, tmp_path, error) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert ends(monkeypatch, error) == 70
     err = capsys.readouterr().err
     (file,) = tmp_path.glob("srl-traceback-*.txt")
     assert err.count("\n") == 1
-    assert err.startswith(f"srl: internal error, {type(error).__name__}: ")
-    assert err.endswith(f"report it with the traceback in {file}\n")
-    text = file.read_text()
-    assert "Traceback (most recent call last)" in text
-    assert "in body" in text
-
-
-def test_traceback_that_cannot_be_written_is_printed(monkeypatch, capsys, tmp_path):
+    assert str(file) in err
+    assert "in body" in file.read_text()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    assert ends(monkeypatch, ValueError("odd")) == 70
-    assert "Traceback (most recent call last)" in capsys.readouterr().err
+    assert ends(monkeypatch, error) == 70
+    assert "in body" in capsys.readouterr().err
 
 
-def test_sigterm_unwinds_and_ends_with_143(monkeypatch):
+def test_sigterm_unwinds_and_ends_with_143(monkeypatch) -> None:
     unwound = []
 
     def body() -> None:
@@ -218,7 +141,7 @@ def test_sigterm_unwinds_and_ends_with_143(monkeypatch):
             unwound.append(True)
 
     before = signal.getsignal(signal.SIGTERM)
-    command(monkeypatch, body)
+    replace_eval(monkeypatch, body)
     assert main(["eval"]) == 143
     assert unwound == [True]
     assert signal.getsignal(signal.SIGTERM) is before
@@ -235,7 +158,7 @@ def ends_writing_to(stdout: int, unbuffered: str) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_reader_that_stops_reading_ends_the_command_quietly(unbuffered):
+def test_reader_that_stops_reading_ends_the_command_quietly(unbuffered) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
@@ -246,17 +169,10 @@ def test_reader_that_stops_reading_ends_the_command_quietly(unbuffered):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_full_disk_behind_stdout_is_one_line(unbuffered):
+def test_full_disk_behind_stdout_is_one_line(unbuffered) -> None:
     with open("/dev/full", "w") as full:
         code, err = ends_writing_to(full.fileno(), unbuffered)
-    assert (code, err) == (2, b"srl: the disk is full; free some space and try again\n")
-
-
-def test_workspace_option_reaches_the_command(monkeypatch):
-    seen = []
-    command(monkeypatch, lambda: seen.append(os.environ["SRL_WORKSPACE"]))
-    assert main(["--workspace", "some/where", "eval"]) == 0
-    assert seen == ["some/where"]
+    assert (code, err.count(b"\n"), err[:5]) == (2, 1, b"srl: ")
 
 
 @pytest.mark.parametrize(
@@ -270,23 +186,25 @@ def test_workspace_option_reaches_the_command(monkeypatch):
         (["-v", "-q"], logging.INFO, logging.WARNING),
     ],
 )
-def test_verbosity_sets_the_levels_of_our_log_and_of_the_libraries(monkeypatch, flags, ours, theirs):
-    levels = []
+def test_global_options_reach_the_command(monkeypatch, flags, ours, theirs) -> None:
+    seen = []
 
     def body() -> None:
-        levels.append(logging.getLogger("srl.train").getEffectiveLevel())
-        levels.append(logging.getLogger("httpx").getEffectiveLevel())
+        seen.append(logging.getLogger("srl.train").getEffectiveLevel())
+        seen.append(logging.getLogger("httpx").getEffectiveLevel())
+        seen.append(os.environ["SRL_WORKSPACE"])
 
-    command(monkeypatch, body)
-    assert main([*flags, "eval"]) == 0
-    assert levels == [ours, theirs]
+    replace_eval(monkeypatch, body)
+    assert main([*flags, "eval", "--workspace", "some/where"]) == 0
+    assert seen == [ours, theirs, "some/where"]
 
 
-def test_telemetry_of_the_libraries_is_off_unless_the_user_says_otherwise(monkeypatch):
+def test_telemetry_of_the_libraries_is_off_unless_the_user_says_otherwise(monkeypatch, capsys) -> None:
     for name in ("HF_HUB_DISABLE_TELEMETRY", "TOKENIZERS_PARALLELISM"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("DO_NOT_TRACK", "0")
-    main(["--version"])
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"srl {__version__}\n"
     names = ("HF_HUB_DISABLE_TELEMETRY", "TOKENIZERS_PARALLELISM", "DO_NOT_TRACK")
     assert [os.environ[name] for name in names] == ["1", "false", "0"]
 
@@ -298,106 +216,42 @@ def test_telemetry_of_the_libraries_is_off_unless_the_user_says_otherwise(monkey
         (["--preset", "small", "--set", "model.path=ORG/NAME"], False),
         (["--preset", "small", "--algo", "sft"], True),
         (["--preset", "tiny-hard"], False),
-        (["--preset", "no-search"], False),
         (["--preset", "one-gpu"], False),
-    ],
-)
-def test_the_demos_model_under_settings_that_are_not_its_own_is_warned_of(
-    monkeypatch, capsys, arguments, warned
-):
-    monkeypatch.setattr("srl.cli.train._runs", lambda: SimpleNamespace(start=lambda *given, **named: None))
-    monkeypatch.setattr("srl.cli.train._tell", lambda *given: None)
-    assert main(["train", *arguments]) == 0
-    said = "warning: small without a model trains the demo's model; give --model" in capsys.readouterr().err
-    assert said == warned
-
-
-@pytest.mark.parametrize(
-    ("arguments", "warned"),
-    [
         (["--model", "mine", "--set", "data.train_files=mine.parquet"], True),
         (["--preset", "small", "--model", "mine", "--set", "data.train_files=mine.parquet"], False),
         (["--model", "mine"], False),
         (["--set", "data.train_files=mine.parquet"], False),
     ],
 )
-def test_the_demos_settings_with_another_model_and_questions_are_warned_of(
+def test_the_demos_model_or_settings_where_they_do_not_belong_are_warned_of(
     monkeypatch, capsys, tmp_path, arguments, warned
-):
+) -> None:
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("srl.cli.train._runs", lambda: SimpleNamespace(start=lambda *given, **named: None))
-    monkeypatch.setattr("srl.cli.train._tell", lambda *given: None)
+    monkeypatch.setattr("srl.cli.train._runs", lambda: SimpleNamespace(start=lambda *_, **__: None))
+    monkeypatch.setattr("srl.cli.train._tell", lambda *_: None)
     assert main(["train", *arguments]) == 0
-    assert ("warning: tiny has the demo's prompt" in capsys.readouterr().err) == warned
+    assert ("the demo's" in capsys.readouterr().err) == warned
 
 
-def test_the_plan_and_the_keys_are_not_printed_together(capsys):
-    assert main(["train", "--dry-run", "--print-config"]) == 2
-    assert "--dry-run and --print-config exclude each other" in capsys.readouterr().err
-
-
-def test_options_left_out_keep_their_defaults_and_those_given_are_converted(monkeypatch):
-    seen = {}
-
-    def body(
-        k: int = 3, path: Path | None = None, share: float = 0.5, loud: bool = False, name: str = ""
-    ) -> None:
-        seen.update(locals())
-
-    command(monkeypatch, body)
-    assert main(["eval"]) == 0
-    expected = {"k": 3, "path": None, "share": 0.5, "loud": False, "name": ""}
-    assert {key: seen[key] for key in expected} == expected
-    assert main(["eval", "--k", "0", "--path", "a/b", "--share", "1", "--loud", "--name", "0"]) == 0
-    expected = {"k": 0, "path": Path("a/b"), "share": 1.0, "loud": True, "name": "0"}
-    assert {key: seen[key] for key in expected} == expected
-    assert main(["eval", "--k", "many"]) == 2
-
-
-def test_plugins_list_shows_the_broken_and_the_ambiguous(site, capsys):
+def test_plugins_list_shows_the_broken_with_their_place_and_the_ambiguous(site, capsys) -> None:
+    assert main(["plugins", "list"]) == 0
+    assert "pip install" in capsys.readouterr().err
     site.install("srl-search-one", hook("reward", "same"))
     site.install("srl-search-two", hook("reward", "same", "fine"))
-    site.install("srl-search-bad", "import no_such_module_of_anybody")
-    assert main(["plugins", "list"]) == 0
-    out = capsys.readouterr().out
-    lines = [line.split(maxsplit=4) for line in out.splitlines()]
+    site.install("srl-search-bad", "\nimport no_such_module_of_anybody")
+    assert main(["-q", "plugins", "list"]) == 0
+    lines = [line.split(maxsplit=4) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["kind", "name", "package", "version", "summary"]
     assert lines[1] == ["reward", "fine", "srl-search-two", "1.2", "does fine"]
-    assert lines[2][4].startswith(
-        "error: registered by srl-search-one and srl-search-two; type: pip uninstall"
-    )
-    assert lines[4] == [
-        "unknown",
-        "bad",
-        "srl-search-bad",
-        "1.2",
-        "error: ModuleNotFoundError: No module named 'no_such_module_of_anybody'",
-    ]
-    assert main(["-q", "plugins", "list"]) == 0
-    assert capsys.readouterr().out == out
-
-
-def test_plugins_list_as_json(site, capsys):
-    site.install("srl-search-one", hook("algorithm", "x"))
+    assert all(word in lines[2][4] for word in ("error: ", "srl-search-one", "srl-search-two"))
+    assert lines[4][:4] == ["unknown", "bad", "srl-search-bad", "1.2"]
+    assert "no_such_module_of_anybody" in lines[4][4]
+    assert "srl_bad.py:2" in lines[4][4]
     assert main(["plugins", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [
-        {
-            "kind": "algorithm",
-            "name": "x",
-            "package": "srl-search-one",
-            "version": "1.2",
-            "summary": "does x",
-            "error": "",
-        }
-    ]
-
-
-def test_plugins_list_without_plugins_says_what_to_type(site, capsys):
-    assert main(["plugins", "list"]) == 0
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert install_default() in err
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == ["fine", "same", "same", "bad"]
+    assert rows[0].keys() == {"kind", "name", "package", "version", "summary", "error"}
 
 
 REWARD = """
@@ -424,7 +278,7 @@ def srl_rewards(register):
 """
 
 
-def test_plugins_check_prints_every_check_and_ends_with_1_where_one_fails(site, capsys):
+def test_plugins_check_prints_every_check_and_ends_with_1_where_one_fails(site, capsys) -> None:
     site.install("srl-search-words", REWARD)
     assert main(["plugins", "check", "words"]) == 0
     good = capsys.readouterr().out.splitlines()[1:]
@@ -432,46 +286,23 @@ def test_plugins_check_prints_every_check_and_ends_with_1_where_one_fails(site, 
     assert main(["plugins", "check", "words", "--set", "everywhere=true"]) == 1
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == len(good) + 1
-    assert "FAILED  a passage with the answer earns nothing: the score of an episode" in out
-    assert err.startswith(
-        "srl: reward 'words' fails 3 of 12 checks: a passage with the answer earns nothing ("
-    )
-
-
-def test_plugins_check_as_json(site, capsys):
-    site.install("srl-search-words", REWARD)
+    assert "FAILED  what the policy only read earns nothing" in out
+    assert err.count("\n") == 1
     assert main(["plugins", "check", "words", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["kind"], result["package"], len(result["checks"])) == ("reward", "srl-search-words", 12)
-    assert result["checks"][0] == {
-        "name": "gives one score for each trajectory",
-        "passed": True,
-        "detail": "",
-    }
+    assert (result["kind"], result["package"], len(result["checks"])) == (
+        "reward",
+        "srl-search-words",
+        len(good),
+    )
+    assert result["checks"][0].keys() == {"name", "passed", "detail"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["word"], "srl: no plugin 'word'; type: srl plugins list; did you mean 'words'?"),
-        (["words", "--kind", "retriever"], "srl: no retriever 'words': no retriever is installed"),
-        (["words", "--set", "everywhere"], "srl: --set everywhere: "),
-        (["words", "--set", "every=1"], "srl: no option reward.words.every: there are everywhere"),
-        (["both"], "type: srl plugins check both --kind retriever"),
-        (["bad"], "ModuleNotFoundError: No module named 'no_such_module_of_anybody'"),
-    ],
-)
-def test_plugins_check_refuses_in_one_line(site, capsys, arguments, message):
-    site.install("srl-search-words", REWARD)
-    site.install("srl-search-bad", "import no_such_module_of_anybody")
-    site.install("srl-search-both", hook("reward", "both") + "\n" + hook("retriever", "both"))
-    if arguments[-1] == "retriever":
-        site.install("srl-search-both", hook("reward", "both"), version="1.1")
-    assert main(["plugins", "check", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert message in err
+def test_plugins_check_needs_the_kind_where_two_have_the_name(site, capsys) -> None:
+    site.install("srl-search-words", REWARD + "\n" + hook("retriever", "words"))
+    assert main(["plugins", "check", "words"]) == 2
+    assert "--kind" in capsys.readouterr().err
+    assert main(["plugins", "check", "words", "--kind", "reward"]) == 0
 
 
 @dataclass
@@ -480,38 +311,24 @@ class Point:
     where: Path
 
 
-def test_json_takes_data_classes_paths_numpy_and_nan(capsys):
-    given = [Point(float("nan"), Path("a")), {1: np.float32(0.5), "b": np.arange(2)}, {"é"}, None, True, (1,)]
-    output.print_json(given)
-    assert json.loads(capsys.readouterr().out) == [
-        {"x": None, "where": "a"},
-        {"1": 0.5, "b": [0, 1]},
-        ["é"],
-        None,
-        True,
-        [1],
-    ]
+def test_json_takes_data_classes_paths_dates_numpy_and_nan(capsys) -> None:
+    rows = [Point(float("nan"), Path("a")), {1: np.float32(0.5), "b": np.arange(2)}, {"é"}, date(2025, 1, 2)]
+    output.print_json(rows)
+    output.print_rows(rows)
+    expected = [{"x": None, "where": "a"}, {"1": 0.5, "b": [0, 1]}, ["é"], "2025-01-02"]
+    out = capsys.readouterr().out.splitlines()
+    assert json.loads("".join(out[:-4])) == expected
+    assert [json.loads(line) for line in out[-4:]] == expected
 
 
-def test_console_in_a_pipe_prints_text_as_it_is(capsys):
+def test_console_in_a_pipe_prints_text_as_it_is(capsys) -> None:
     line = "[bold]not markup[/bold] :smile: " + "x" * 300
     output.stdout().print(line)
     output.stderr().print(line)
     assert capsys.readouterr() == (line + "\n", line + "\n")
 
 
-def test_notes_and_progress_are_one_line_on_stderr_and_nothing_when_quiet(capsys):
-    for level, expected in ((0, "done\nindexing: 1,200 of 1,200\n"), (-1, "")):
-        output.set_verbosity(level)
-        output.note("done")
-        with output.progress("indexing", 1200) as update:
-            update(600)
-            update(1200)
-        assert capsys.readouterr() == ("", expected)
-    output.set_verbosity(0)
-
-
-def test_skip_of_a_test_that_must_run_is_a_failure_in_ci_only(tmp_path):
+def test_skip_of_a_test_that_must_run_is_a_failure_in_ci_only(tmp_path) -> None:
     (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"

@@ -150,7 +150,7 @@ def test_index_makes_nothing_in_the_current_directory_run(folder, tmp_path, monk
     import_path.look_in(folder)
     build_index([Passage("p", '"T"\ntext')], tmp_path / "index", "mine:First")
     forget(monkeypatch)
-    with pytest.raises(UserError, match="no module 'mine' in Python's path; type: PYTHONPATH=DIRECTORY srl"):
+    with pytest.raises(UserError, match=r"mine:First.*PYTHONPATH="):
         open_index(tmp_path / "index")
 
 
@@ -164,7 +164,7 @@ def test_an_index_does_not_choose_what_a_configuration_imports(folder, tmp_path,
     forget(monkeypatch)
     sets = [f"search.index={index}", "reward.weights={'my_rewards:Brevity': 1}"]
     load_config(sets=sets)
-    with pytest.raises(UserError, match="names the retriever 'mine:First': there is no module 'mine'"):
+    with pytest.raises(UserError, match="mine:First"):
         open_index(index)
     assert "mine" not in sys.modules
     load_config(sets=[*sets, "retriever.name=mine:First"])
@@ -179,7 +179,7 @@ def test_an_index_of_a_retriever_that_names_another_is_looked_into(folder, tmp_p
     build_index([Passage(str(row), f'"T"\ntext {row}') for row in range(3)], index, "hybrid", options)
     forget(monkeypatch)
     load_config(sets=[f"search.index={index}"])
-    with pytest.raises(UserError, match="names the retriever 'mine:First'"):
+    with pytest.raises(UserError, match="mine:First"):
         open_index(index)
     assert "mine" not in sys.modules
 
@@ -242,31 +242,32 @@ def test_an_index_of_changed_code_is_built_again_by_a_run_and_told_elsewhere(
     assert made() != first
     with caplog.at_level("WARNING", "srl"):
         open_index(first)
-    assert "was built by another version of mine:First" in caplog.text
+    assert "was built by mine " in caplog.text
 
 
 WRONG = {
-    "nowhere:A": "no reward 'nowhere:A': there is no module 'nowhere' in Python's path, {here}; type: PYTHON",
-    "my_rewards.sub:A": "there is no module 'my_rewards.sub'",
-    "my_rewards:Brevty": "{here}/my_rewards.py has no 'Brevty'; did you mean 'Brevity'?",
-    "my_rewards:Options": "my_rewards:Options is not a valid reward: expected a class with a method 'score'",
-    "./my_rewards.py:Brevity": "expected MODULE:CLASS, as in my_plugins:Mine",
-    "my_broken:A": "cannot be imported: ZeroDivisionError: division by zero ({here}/my_broken.py:1)",
-    "my_unread:A": "cannot be imported: SyntaxError: invalid syntax ({here}/my_unread.py:2)",
-    "my_rewards.py:Brevity": "expected a module, not a file; type my_rewards:Brevity",
-    "my_needy:A": "annotate 'needed' with a pydantic model, or give it a default",
+    "nowhere:A": ("nowhere", "{here}"),
+    "my_rewards.sub:A": ("my_rewards.sub",),
+    "my_rewards:Brevty": ("'Brevity'",),
+    "my_rewards:Options": ("'score'",),
+    "./my_rewards.py:Brevity": ("MODULE:CLASS",),
+    "my_rewards.py:Brevity": ("MODULE:CLASS",),
+    "my_broken:A": ("ZeroDivisionError", "{here}/my_broken.py:1"),
+    "my_unread:A": ("SyntaxError", "{here}/my_unread.py:2"),
+    "my_needy:A": ("'needed'",),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_with_an_import_path_is_one_line(folder, name):
+def test_what_is_wrong_with_an_import_path_is_one_line_that_names_it(folder, name):
     write(folder, "my_rewards.py", REWARD)
     write(folder, "my_broken.py", "1 / 0")
     write(folder, "my_unread.py", "\nx y")
     write(folder, "my_needy.py", "class A:\n    def __init__(self, needed): ...\n    def score(self, t): ...")
     with pytest.raises(UserError) as caught:
         load_config(sets=[f"reward.weights={{'{name}': 1}}"])
-    assert WRONG[name].format(here=folder) in str(caught.value)
+    for word in (name, *WRONG[name]):
+        assert word.format(here=folder) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -275,11 +276,8 @@ def test_what_is_wrong_with_an_import_path_is_one_line(folder, name):
 def test_what_is_not_an_algorithm_is_refused(folder, capsys, command, name):
     write(folder, "mine.py", "class Empty: ...\nnumber = 3\ndef nothing(): ...")
     assert main([*command, f"mine:{name}"]) == 2
-    assert capsys.readouterr() == (
-        "",
-        f"srl: mine:{name} is not a valid algorithm: expected an srl.advantage.Algorithm, or a function that "
-        "returns one\n",
-    )
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), f"'mine:{name}'" in err) == ("", 1, True)
 
 
 RAISING = """
@@ -298,27 +296,24 @@ RAISING = """
         def search(self, queries, k): ...
 """
 BUILD = ["index", "build", "--corpus", "corpus.jsonl", "--out", "made", "--retriever"]
-MADE = "raised JSONDecodeError: Expecting property name enclosed in double quotes"
 
 
 @pytest.mark.parametrize(
-    ("command", "found", "line"),
+    ("command", "error", "line"),
     [
-        (["train", "--dry-run", "--algo", "mine:Raises"], MADE, 6),
-        (["plugins", "check", "mine:Raises"], MADE, 6),
-        ([*BUILD, "mine:Raises"], MADE, 6),
-        ([*BUILD, "mine:BuildRaises"], "raised KeyError: 'x'", 12),
+        (["train", "--dry-run", "--algo", "mine:Raises"], "JSONDecodeError", 6),
+        (["plugins", "check", "mine:Raises"], "JSONDecodeError", 6),
+        ([*BUILD, "mine:Raises"], "JSONDecodeError", 6),
+        ([*BUILD, "mine:BuildRaises"], "KeyError: 'x'", 12),
     ],
 )
-def test_plugin_that_raises_is_named_with_file_and_line(folder, capsys, command, found, line):
+def test_plugin_that_raises_is_named_with_file_and_line(folder, capsys, command, error, line):
     write(folder, "mine.py", RAISING)
     write_corpus(folder / "corpus.jsonl", [Passage("p", '"T"\ntext')])
     assert main(command) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert f"'{command[-1]}' (mine " in err
-    assert found in err
-    assert err.endswith(f" ({folder}/mine.py:{line})\n")
+    assert all(word in err for word in (f"'{command[-1]}' (mine ", error, f"{folder}/mine.py:{line}"))
     assert not (folder / "made").exists()
 
 
@@ -333,13 +328,13 @@ def test_traceback_of_a_plugin_that_raises_is_logged(folder, caplog):
 def test_option_that_the_class_does_not_have_is_named(folder):
     write(folder, "my_rewards.py", REWARD)
     name = "reward.my_rewards:Brevity"
-    with pytest.raises(UserError, match=f"no option {name}.max_word: there are max_words"):
+    with pytest.raises(UserError, match=f"{name}.max_word:.*max_words"):
         load_config(sets=["reward.weights.my_rewards:Brevity=1", f"{name}.max_word=3"])
 
 
 def test_module_on_pythons_path_comes_before_the_current_directory(folder):
     write(folder, "json.py", "raise SystemExit")
-    with pytest.raises(UserError, match="has no 'Mine'"):
+    with pytest.raises(UserError, match="'Mine'"):
         load_config(sets=["reward.weights={'json:Mine': 1}"])
     assert import_path.used_directories() == ()
 

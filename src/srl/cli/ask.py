@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from srl.cli import output
 from srl.cli.options import IndexToSearch, ModelToRun, ServerUrl, Sets, Temperature
+from srl.errors import CheckFailed, SrlError, UserError
 
 if TYPE_CHECKING:
     from srl.train.ask import Conversation
     from srl.trajectory import Trajectory
 
 app = typer.Typer()
-
-_SERVER = "rollout.engine=openai"
 
 
 @app.command()
@@ -50,27 +49,31 @@ def ask(
       srl ask best --index my-index --full "Who wrote the Origin of Species?"
     """
     from srl.cli.eval.shared import check_inputs, check_search, read_model, tell_changed_indexes
-    from srl.cli.output import note, progress, show_counted
-    from srl.errors import UserError
 
-    model, question = _model_and_question(model, question, sets or [])
-    question = None if question is None else _checked(question)
+    is_server = any(text.replace(" ", "") == "rollout.engine=openai" for text in sets or [])
+    if is_server and question is None:
+        model, question = None, model
+    elif model is None and not is_server:
+        raise UserError("which model? name its directory or run, or --set rollout.engine=openai")
+    if question is not None:
+        _check(question)
     check_inputs([], index, url, [])
-    try:
-        directory, workspace = read_model(model)
-    except UserError as error:
-        raise _swapped(model, question) or error from error
-    flags = {"search.index": index, "search.url": url, "eval.temperature": temperature,
-             "rollout.max_turns": max_turns}  # fmt: skip
-    show_counted()
+    directory, workspace = read_model(model)
+    flags = {
+        "search.index": index,
+        "search.url": url,
+        "eval.temperature": temperature,
+        "rollout.max_turns": max_turns,
+    }
+    output.show_counted()
     with ExitStack() as stack:
-        with progress("loading", passing=True):
+        with output.progress("loading", passing=True):
             from srl.train.ask import conversation
             from srl.train.evaluate_model import local_settings
 
-            settings = local_settings(directory, None, None, flags, sets or [], workspace, note, "ask")
+            settings = local_settings(directory, None, None, flags, sets or [], workspace, output.note, "ask")
             check_search(settings, typed=index or url)
-            talk = stack.enter_context(conversation(settings, workspace, note))
+            talk = stack.enter_context(conversation(settings, workspace, output.note))
         tell_changed_indexes(talk.changed_indexes, "now", "it may search worse in a different index")
         if question is not None:
             _answer(talk, question, full, as_json)
@@ -78,49 +81,15 @@ def ask(
             _answer_each(talk, full, as_json)
 
 
-def _model_and_question(
-    model: str | None, question: str | None, sets: Sequence[str]
-) -> tuple[str | None, str | None]:
-    """Model and question: a server's model needs no name, so that a single argument is the question."""
-    from srl.errors import UserError
-
-    is_server = any(one.replace(" ", "") == _SERVER for one in sets)
-    if model is None and not is_server:
-        raise UserError(f"which model? name its directory or run, or --set {_SERVER} for a server's")
-    return (None, model) if is_server and question is None else (model, question)
-
-
-def _swapped(model: str | None, question: str | None) -> Exception | None:
-    """The error for arguments in the wrong order; None where the question names no model either."""
-    from shlex import join
-
-    from srl.cli.eval.shared import read_model
-    from srl.errors import UserError
-
-    if not model or not question:
-        return None
-    try:
-        read_model(question)
-    except UserError:
-        return None
-    return UserError(f"MODEL comes before QUESTION; type: {join(['srl', 'ask', question, model])} …")
-
-
-def _checked(question: str) -> str:
-    """The question. Raises UserError where it is empty or not text."""
-    from srl.cli.output import checked_text
-    from srl.errors import UserError
-
+def _check(question: str) -> None:
     if not question.strip():
         raise UserError("the question is empty")
-    return checked_text(question, "question")
+    output.checked_text(question, "question")
 
 
 def _answer_each(talk: Conversation, full: bool, as_json: bool) -> None:
     """Answer the lines of stdin, one after the other; one that fails does not end the others."""
     from srl import process
-    from srl.cli import output
-    from srl.errors import CheckFailed, SrlError, UserError
 
     if sys.stdin is None:
         raise UserError("there is no question, and stdin is closed: give a question")
@@ -129,10 +98,12 @@ def _answer_each(talk: Conversation, full: bool, as_json: bool) -> None:
         output.note("ask a question; Ctrl-C stops an answer, Ctrl-D ends")
     while True:
         try:
-            if (question := output.typed("\nquestion: ")) is None:
+            question = next(output.stdin_lines("\nquestion: "), None)
+            if question is None:
                 break
             if question.strip():
-                _answer(talk, _checked(question.strip()), full, as_json)
+                _check(question)
+                _answer(talk, question.strip(), full, as_json)
         except KeyboardInterrupt:
             if not (interactive and process.forget_interrupt()):
                 raise
@@ -147,44 +118,33 @@ def _answer_each(talk: Conversation, full: bool, as_json: bool) -> None:
 def _answer(talk: Conversation, question: str, full: bool, as_json: bool) -> None:
     """Print the episode of one question. Raises SrlError if a search or the engine fails."""
     from srl.cli.episode_view import EpisodeView
-    from srl.cli.output import note, print_rows
-    from srl.errors import SrlError
 
     if as_json:
-        found = talk.ask(question)
-        print_rows([_as_json(found)])
+        episode = talk.ask(question)
+        output.print_rows([_as_json(episode)])
     else:
         view = EpisodeView(talk.loaded.codec, full)
         try:
-            found = talk.ask(question, view)
-            view.finish(found)
+            episode = talk.ask(question, view)
+            view.finish(episode)
         finally:
             view.stop()
-        note(_summary(found))
-    if found.fault:
-        raise SrlError(f"the question could not be answered: {found.fault}")
+        counts = {"searches": len(episode.searches), "turns": episode.turns, "tokens": episode.policy_tokens}
+        parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        output.note(f"{parts}; {episode.seconds or 0:.1f} s")
+    if episode.fault:
+        raise SrlError(f"the question could not be answered: {episode.fault}")
 
 
-def _summary(found: Trajectory) -> str:
-    """`2 searches, 3 turns, 87 tokens in 3.2 s`."""
-    counts = {"search": len(found.searches), "turn": found.turns, "token": found.policy_tokens}
-    parts = [f"{count:,} {_plural(name) if count != 1 else name}" for name, count in counts.items()]
-    return f"{', '.join(parts)} in {found.seconds or 0:.1f} s"
-
-
-def _plural(name: str) -> str:
-    return "searches" if name == "search" else f"{name}s"
-
-
-def _as_json(found: Trajectory) -> dict[str, Any]:
+def _as_json(episode: Trajectory) -> dict[str, Any]:
     from srl.browse.transcript import search_json
 
     return {
-        "question": found.question.text,
-        "answer": found.answer,
-        "end": found.end,
-        "turns": found.turns,
-        "searches": [search_json(search) for search in found.searches],
-        "tokens": found.policy_tokens,
-        "seconds": found.seconds,
+        "question": episode.question.text,
+        "answer": episode.answer,
+        "end": episode.end,
+        "turns": episode.turns,
+        "searches": [search_json(search) for search in episode.searches],
+        "tokens": episode.policy_tokens,
+        "seconds": episode.seconds,
     }

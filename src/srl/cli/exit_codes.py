@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from signal import SIGINT, Signals
+from signal import SIGINT
 from typing import Any
 
 from srl import process
@@ -28,8 +28,8 @@ from srl.errors import (
 )
 
 EXIT_BROKEN_PIPE = 141
-_LONGEST_WORD = 400
-"""Characters of a word in an error; what was typed may be longer."""
+_LONGEST = 2000
+"""Characters of an error's line; what was typed may be longer."""
 _LIBRARIES = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -44,78 +44,81 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `srl` with `arguments` (the process's own by default) and return its exit code."""
     for name, value in _LIBRARIES.items():
         os.environ.setdefault(name, value)
-    _escape_unencodable()
+    if getattr(sys.stdout, "errors", None) == "strict":  # a letter that its encoding lacks is no error
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         with process.signals_handled():
             code = _guarded(sys.argv[1:] if arguments is None else list(arguments))
-            flushed = _flush()
+            return _flush() or code
     except KeyboardInterrupt as error:
         return _report(error)
-    return code or flushed
 
 
 def _guarded(arguments: list[str]) -> int:
     try:
         return _run(arguments)
     except SystemExit as stop:
-        return _code(stop)
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or EXIT_OK
+        _say(stop.code)
+        return 1
     except (Exception, KeyboardInterrupt) as error:
         return _report(error)
 
 
 def _run(arguments: list[str]) -> int:
-    """Run a command. `plugins list` runs without typer, which takes longer to import than the list takes."""
-    if arguments == ["plugins", "list"]:
-        from srl.cli.plugins_table import print_list
+    """Parse and call a command. Typer's own `main` has other exit codes, and several lines for an error."""
+    import typer
 
-        print_list()
-        return EXIT_OK
-    from srl.cli import app
+    from srl.cli import app, output
 
+    usage_error: Any = typer.BadParameter.__mro__[1]
+    command = app.command()
     try:
-        app.command().main(args=arguments, prog_name="srl")
-    except app.CarriedError as carried:
-        return _report(carried.error)
+        with command.make_context("srl", arguments) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except usage_error as error:
+        message = error.format_message().replace(": Value error, ", ": ")
+        if "\n" in message:  # the help of a command that was typed alone
+            output.warn(message)
+        else:
+            path = error.ctx.command_path if error.ctx else "srl"
+            _say(f"{message.removesuffix('.')}; type: {path} --help")
+        return EXIT_USER
     return EXIT_OK
-
-
-def _code(stop: SystemExit) -> int:
-    if stop.code == EXIT_SIGNAL + SIGINT and process.signal_received():  # typer's
-        return _report(stop)
-    if stop.code is None or isinstance(stop.code, int):
-        return stop.code or 0
-    _say(stop.code)
-    return 1
 
 
 def _report(error: BaseException) -> int:
     """Print one line for an error and return its exit code."""
     if (signal := process.signal_received()) or isinstance(error, KeyboardInterrupt):
-        return _interrupted(error, signal)
+        with suppress(OSError):  # the terminal may be the one that was closed
+            _say(with_notes(error, process.SIGNALS[signal] if signal else "interrupted"))
+        return EXIT_SIGNAL + (signal or SIGINT)
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
     if isinstance(error, SrlError):
         _say(with_notes(error))
         return error.exit_code
-    if message := _environment_error(error):
+    if message := _of_the_machine(error):
         _say(with_notes(error, message))
         return EXIT_USER
     _say(_write_traceback(error))
     return EXIT_BUG
 
 
-def _environment_error(error: BaseException) -> str | None:
-    """One line for an error of a file or of the machine (no such file, disk full), else None."""
+def _of_the_machine(error: BaseException) -> str:
+    """One line for an error of a file or of the machine (no such file, disk full), else empty."""
     from srl.files import is_disk_full, target_of
 
     if is_out_of_memory(error):
         return f"{first_line(error)} Free the GPU, or lower rollout.max_num_seqs"
-    where = getattr(error, "filename", None)
+    what = in_words(error) if isinstance(error, OSError) else ""
     if is_disk_full(error):
-        return f"the disk is full{f' at {where}' if where else ''}; free some space and try again"
-    if isinstance(error, OSError):
-        return f"{in_words(error)}: {target_of(where)}" if where else in_words(error)
-    return None
+        what = "the disk is full"
+    where = getattr(error, "filename", None)
+    return f"{what}: {target_of(where)}" if what and where else what
 
 
 def _write_traceback(error: BaseException) -> str:
@@ -123,9 +126,10 @@ def _write_traceback(error: BaseException) -> str:
     import tempfile
     import traceback
 
+    from srl.cli import output
     from srl.safe import safe_message
 
-    what = f"{type(error).__name__}: {error}".partition("\n")[0]
+    what = f"internal error, {type(error).__name__}: {first_line(error)}"
     lines = safe_message("".join(traceback.format_exception(error)))
     try:
         with tempfile.NamedTemporaryFile(
@@ -133,31 +137,18 @@ def _write_traceback(error: BaseException) -> str:
         ) as file:
             file.write(lines)
     except OSError:
-        return f"internal error, {what}; the traceback could not be written:\n{lines}"
-    return f"internal error, {what}; please report it with the traceback in {file.name}"
-
-
-def _interrupted(error: BaseException, signal: Signals | None) -> int:
-    """Print what ended the command, and the notes of the error, such as how to resume."""
-    what = process.SIGNALS[signal] if signal else "interrupted"
-    with suppress(OSError):  # the terminal may be the one that was closed
-        _say(with_notes(error, what))
-    return EXIT_SIGNAL + (signal or SIGINT)
+        output.warn(lines)
+        return f"{what}; the traceback could not be written"
+    return f"{what}; please report it with the traceback in {file.name}"
 
 
 def _say(message: object) -> None:
-    import re
-
+    """One line on stderr; of a longer one the beginning and the end, which says what to do."""
     from srl.cli import output
 
-    text = re.sub(rf"(\S{{{_LONGEST_WORD // 2}}})\S{{{_LONGEST_WORD},}}", r"\1…", str(message))
-    output.warn(" ".join(["srl:", *text.split("\n")]))
-
-
-def _escape_unencodable() -> None:
-    """Write characters that the encoding of stdout lacks as escapes, instead of failing."""
-    if getattr(sys.stdout, "errors", None) == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    line = " ".join(str(message).splitlines())
+    half = _LONGEST // 2
+    output.warn(f"srl: {line if len(line) <= _LONGEST else f'{line[:half]} … {line[-half:]}'}")
 
 
 def _flush() -> int:

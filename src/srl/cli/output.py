@@ -7,6 +7,7 @@ results are never altered.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,25 +24,32 @@ if TYPE_CHECKING:
 
 _WIDE = 1000
 """Console width without a terminal: lines for programs are not wrapped."""
-
 _NARROW = 8
 """Smallest width of a text column on a terminal, in characters."""
+_EVERY_S = 10.0
+"""Seconds between two lines of progress without a terminal."""
+
+_LEVELS = {
+    -2: (logging.ERROR, logging.ERROR),
+    -1: (logging.ERROR, logging.WARNING),
+    0: (logging.WARNING, logging.INFO),
+    1: (logging.INFO, logging.DEBUG),
+    2: (logging.DEBUG, logging.DEBUG),
+}
+"""By verbosity, the levels of libraries' logs and of ours."""
 
 _quiet = False
+_barred = False
+"""Whether a progress bar is shown; there is only one at a time."""
 
 
 def set_verbosity(level: int) -> None:
-    """Set the log level: 0 is normal, higher logs more, lower logs only warnings or errors and hides
-    notes."""
-    import logging
-
+    """Set the log level: 0 is normal, higher logs more; lower logs less, and hides notes."""
     from srl.safe import log_to_stderr
 
     global _quiet
     _quiet = level < 0
-    ours = {-1: logging.WARNING, 0: logging.INFO}.get(level, logging.DEBUG if level > 0 else logging.ERROR)
-    theirs = {0: logging.WARNING, 1: logging.INFO}.get(level, logging.DEBUG if level > 1 else logging.ERROR)
-    log_to_stderr(theirs, ours)
+    log_to_stderr(*_LEVELS[min(max(level, -2), 2)])
 
 
 def stdout() -> Console:
@@ -61,20 +69,11 @@ def _console(stream: Any) -> Console:
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
-def print_json(obj: object) -> None:
-    """Print `obj` as JSON, including data classes, paths and numpy values; NaN becomes null."""
-    import json
+def terminal_width() -> int:
+    """Width of the terminal in columns; `sys.maxsize` without one."""
+    from shutil import get_terminal_size
 
-    print(safe_json(json.dumps(_plain(obj), indent=2, ensure_ascii=False, allow_nan=False)))
-
-
-def print_rows(rows: Iterable[object]) -> None:
-    """Print each of `rows` as a line of JSON, and nothing is held back in a pipe."""
-    from srl.browse.formatting import json_line
-
-    for row in rows:
-        print(json_line(row))
-    sys.stdout.flush()
+    return get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
 
 
 def line(text: object = "", *, flush: bool = False) -> None:
@@ -88,43 +87,9 @@ def piece(text: str, style: str = "") -> None:
     sys.stdout.flush()
 
 
-def typed(prompt: str) -> str | None:
-    """The next line of stdin without its line end, after `prompt` on a terminal; None at its end.
-
-    On a terminal the line can be edited, and earlier ones recalled, where Python has readline.
-    """
-    if not sys.stdin.isatty():
-        return next(stdin_lines(), None)
-    with suppress(ImportError):
-        import readline  # noqa: F401 - `input` uses it once it is imported
-    beside = sys.stdout.isatty()  # in a pipe, stdout has the results alone
-    if not beside:
-        print(prompt, end="", file=sys.stderr, flush=True)
-    try:
-        return input(prompt if beside else "")
-    except EOFError:
-        print(file=sys.stdout if beside else sys.stderr)
-        return None
-
-
-def stdin_lines() -> Iterator[str]:
-    """The lines of stdin without their ends. Bytes that are not text become surrogates (`checked_text`)."""
-    if isinstance(sys.stdin, TextIOWrapper) and sys.stdin.errors == "strict":
-        sys.stdin.reconfigure(errors="surrogateescape")
-    while found := sys.stdin.readline():
-        yield found.rstrip("\n")
-
-
-def checked_text(text: str, noun: str) -> str:
-    """The text. Raises UserError where it has bytes that are not UTF-8; `noun` says what it is."""
-    from srl.errors import UserError
-    from srl.safe import quoted
-
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"the {noun} {quoted(text, 60)!r} is not UTF-8") from error
-    return text
+def paragraph(text: str) -> None:
+    """Print a paragraph; a terminal wraps it between words, elsewhere it is one line."""
+    stdout().print(safe(text), soft_wrap=not sys.stdout.isatty())
 
 
 def verbatim(text: str) -> None:
@@ -132,8 +97,37 @@ def verbatim(text: str) -> None:
     sys.stdout.write(safe(text) if sys.stdout.isatty() else text)
 
 
+def note(message: str) -> None:
+    """Print a line for the user on stderr; nothing with `-q`."""
+    if not _quiet:
+        warn(message)
+
+
+def warn(message: object) -> None:
+    """Print a line for the user on stderr, also with `-q`."""
+    print(safe_message(str(message)), file=sys.stderr)
+
+
+def print_json(obj: object) -> None:
+    """Print `obj` as JSON, including data classes, paths and numpy values; NaN becomes null."""
+    print(_json(obj, indent=2))
+
+
+def print_rows(rows: Iterable[object]) -> None:
+    """Print each of `rows` as a line of JSON, and nothing is held back in a pipe."""
+    for row in rows:
+        print(_json(row))
+    sys.stdout.flush()
+
+
+def _json(obj: object, indent: int | None = None) -> str:
+    import json
+
+    return safe_json(json.dumps(_plain(obj), indent=indent, ensure_ascii=False, allow_nan=False))
+
+
 def _plain(obj: Any) -> Any:
-    """`obj` in JSON types: dict, list, str, number, bool, None."""
+    """`obj` in JSON types: dict, list, str, number, bool, None; dates as ISO 8601."""
     from collections.abc import Mapping
     from dataclasses import is_dataclass
     from math import isfinite
@@ -150,7 +144,7 @@ def _plain(obj: Any) -> Any:
         return [_plain(value) for value in obj]
     if hasattr(obj, "tolist"):
         return _plain(obj.tolist())
-    return str(obj)
+    return obj.isoformat() if hasattr(obj, "isoformat") else str(obj)
 
 
 def table(
@@ -219,31 +213,41 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def paragraph(text: str) -> None:
-    """Print a paragraph; a terminal wraps it between words, elsewhere it is one line."""
-    stdout().print(safe(text), soft_wrap=not sys.stdout.isatty())
+def stdin_lines(prompt: str = "") -> Iterator[str]:
+    """The lines of stdin without their ends, each after `prompt` if it is typed on a terminal.
+
+    Bytes that are not text become surrogates (`checked_text`). On a terminal the line can be edited, and
+    earlier ones recalled, where Python has readline.
+    """
+    if not sys.stdin.isatty():
+        if isinstance(sys.stdin, TextIOWrapper) and sys.stdin.errors == "strict":
+            sys.stdin.reconfigure(errors="surrogateescape")
+        while text := sys.stdin.readline():
+            yield text.rstrip("\n")
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401 - `input` uses it once it is imported
+    beside = sys.stdout if sys.stdout.isatty() else sys.stderr  # in a pipe, stdout has the results alone
+    while True:
+        if beside is sys.stderr:
+            print(prompt, end="", file=beside, flush=True)
+        try:
+            yield input(prompt if beside is sys.stdout else "")
+        except EOFError:
+            print(file=beside)
+            return
 
 
-def terminal_width() -> int:
-    """Width of the terminal in columns; `sys.maxsize` without one."""
-    from shutil import get_terminal_size
+def checked_text(text: str, noun: str) -> str:
+    """The text. Raises UserError where it has bytes that are not UTF-8; `noun` says what it is."""
+    from srl.errors import UserError
+    from srl.safe import quoted
 
-    return get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-
-
-def note(message: str) -> None:
-    """Print a line for the user on stderr; nothing with `-q`."""
-    if not _quiet:
-        warn(message)
-
-
-def warn(message: object) -> None:
-    """Print a line for the user on stderr, also with `-q`."""
-    print(safe_message(str(message)), file=sys.stderr)
-
-
-_barred = False
-"""Whether a bar is shown; there is only one at a time."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the {noun} {quoted(text, 60)!r} is not UTF-8") from error
+    return text
 
 
 @contextmanager
@@ -252,15 +256,15 @@ def progress(
 ) -> Iterator[Count]:
     """Show a progress bar on stderr; yields a function to call with the number done so far, and a few words.
 
-    Without a terminal it prints a line every 30 s and one at the end; with `-q` nothing. A `passing` bar
+    Without a terminal it prints a line every 10 s and one at the end; with `-q` nothing. A `passing` bar
     disappears at the end, and prints no last line. Inside another bar nothing is shown. `start` of them were
-    done before.
+    done before, and do not count as its speed.
     """
     global _barred
+    if _barred:
+        yield lambda done, so_far="": None
+        return
     if sys.stderr.isatty() and not _quiet:
-        if _barred:
-            yield lambda done, so_far="": None
-            return
         _barred = True
         try:
             with _bar(description, total, start, passing) as update:
@@ -268,19 +272,25 @@ def progress(
         finally:
             _barred = False
         return
-    pace, last = Pace(total), 0
+    began = told = monotonic()
+    last = start
 
     def count(done: int, so_far: str = "") -> None:
-        nonlocal last
-        last = done
-        if line := pace.told(done, monotonic()):
-            note(f"{description}: {line}" + (f", {so_far}" if so_far else ""))
+        nonlocal told, last
+        last, now = done, monotonic()
+        if now - told >= _EVERY_S:
+            told = now
+            left = (now - began) * (total - done) / (done - start) if total and done > start else 0
+            parts = [_share(done, total), f"{duration(left)} left" if left else "", so_far]
+            note(f"{description}: {', '.join(filter(None, parts))}")
 
-    if passing:
-        count(start)
     yield count
     if not passing:
-        note(f"{description}: {last:,}" + (f" of {total:,}" if total else ""))
+        note(f"{description}: {_share(last, total)}")
+
+
+def _share(done: int, total: int | None) -> str:
+    return f"{done:,} of {total:,}" if total else f"{done:,}"
 
 
 def show_counted() -> None:
@@ -290,31 +300,6 @@ def show_counted() -> None:
     from srl.progress import show_with
 
     show_with(partial(progress, passing=True))
-
-
-class Pace:
-    """Progress and time left, at most every `EVERY_S` seconds.
-
-    The first count may include earlier work, so the speed is measured from there.
-    """
-
-    EVERY_S = 10.0
-
-    def __init__(self, total: int | None) -> None:
-        self._total = total
-        self._first: tuple[int, float] | None = None
-        self._told_at = 0.0
-
-    def told(self, done: int, now: float) -> str:
-        """A line for `done` at time `now` (seconds), or an empty string within `EVERY_S` of the last one."""
-        if self._first is None:
-            self._first, self._told_at = (done, now), now
-        if now - self._told_at < self.EVERY_S:
-            return ""
-        self._told_at = now
-        line = f"{done:,}" + (f" of {self._total:,}" if self._total else "")
-        speed = (done - self._first[0]) / (now - self._first[1])
-        return line + (f", {duration((self._total - done) / speed)} left" if self._total and speed else "")
 
 
 def duration(seconds: float) -> str:
@@ -327,22 +312,15 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def _bar(description: str, total: int | None, start: int, passing: bool) -> Iterator[Count]:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )  # fmt: skip
+    from rich import progress as bars
 
-    text = TextColumn("{task.description}", markup=False)
-    counted = SpinnerColumn("line"), text, TimeElapsedColumn()
-    known = text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left")
-    columns = (*known, TimeRemainingColumn()) if total else counted
+    text, elapsed = bars.TextColumn("{task.description}", markup=False), bars.TimeElapsedColumn()
+    columns: tuple[Any, ...] = bars.SpinnerColumn("line"), text, elapsed
+    if total:
+        left = bars.TextColumn("left"), bars.TimeRemainingColumn()
+        columns = text, bars.BarColumn(), bars.MofNCompleteColumn(), elapsed, *left
     shown = safe(description)
-    with Progress(
+    with bars.Progress(
         *columns, console=stderr(), speed_estimate_period=300, transient=passing, redirect_stdout=False
     ) as bar:
         task = bar.add_task(shown, total=total, completed=start)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from srl.cli import output, plugins_table
+from srl.cli import output
 from srl.cli.options import Json, whole_settings
+from srl.errors import UserError, nearest
+from srl.install import install_default
 from srl.plugins import manager
-
-if TYPE_CHECKING:
-    from srl.testing import Check
 
 app = typer.Typer(help="List, check and create plugins.", no_args_is_help=True)
 
-
-class Kind(StrEnum):
-    """The kinds of plugin, as `srl plugins list` names them."""
-
-    retriever = "retriever"
-    reward = "reward"
-    algorithm = "algorithm"
-    provider = "provider"
+Kind = Literal["retriever", "reward", "algorithm", "provider"]
+COLUMNS = ("kind", "name", "package", "version", "summary")
 
 
 @app.command("list")
@@ -35,7 +27,27 @@ def list_plugins(as_json: Json = False) -> None:
     Example:
       srl plugins list
     """
-    plugins_table.print_list(as_json)
+    entries = manager.installed()
+    if as_json:
+        output.print_json([_facts(entry) for entry in entries])
+        return
+    if not entries:
+        output.note(f"no plugin is installed; type: {install_default()}")
+    rows = [
+        (
+            entry.kind,
+            entry.name,
+            entry.package,
+            entry.version,
+            f"error: {entry.error}" if entry.error else entry.summary,
+        )
+        for entry in entries
+    ]
+    output.table(COLUMNS, rows)
+
+
+def _facts(entry: manager.Plugin) -> dict[str, str]:
+    return {name: getattr(entry, name) for name in (*COLUMNS, "error")}
 
 
 @app.command()
@@ -63,57 +75,38 @@ def check(
     from srl.cli.options import read_settings
     from srl.testing import checks, conclude
 
-    entry = _entry(name, kind)
+    entry = manager.find(kind or _kind_of(name), name)
     outcomes = checks(entry.kind, name, read_settings(name, set_ or [], entry.kind))
     if as_json:
-        output.print_json({**plugins_table.described(entry), "checks": outcomes})
+        output.print_json({**_facts(entry), "checks": outcomes})
     else:
-        rows = [(_verdict(check), ": ".join(filter(None, (check.name, check.detail)))) for check in outcomes]
-        output.table(("result", str(entry)), rows)
+        rows = [("ok" if each.passed else "FAILED", each.name, each.detail) for each in outcomes]
+        output.table(("result", str(entry), "found"), rows)
     conclude(f"{entry.kind} {name!r}", outcomes)
 
 
-def _verdict(check: Check) -> str:
-    return "ok" if check.passed else "FAILED"
-
-
-def _entry(name: str, kind: Kind | None) -> manager.Plugin:
-    """The plugin called `name`, of `kind` if given."""
-    from srl.errors import UserError, nearest
-
+def _kind_of(name: str) -> str:
+    """The kind of the plugin called `name`. Raises UserError where there is none, or several have it."""
     if manager.is_import_path(name):
-        return _imported(name, kind)
-    if kind is not None:
-        return manager.find(kind.value, name)
-    known = manager.installed()
-    kinds = list(dict.fromkeys(entry.kind for entry in known if entry.name == name))
-    if kinds == [manager.UNKNOWN]:
-        raise UserError(next(f"{e}: {e.error}" for e in known if e.name == name))
-    if len(kinds) > 1:
-        raise UserError(
-            f"{name!r} is a {' and a '.join(kinds)}; type: srl plugins check {name} --kind {kinds[0]}"
-        )
+        from srl.plugins.import_path import kind_of, look_in
+
+        look_in(Path.cwd())
+        return kind_of(name)
+    entries = manager.installed()
+    kinds = sorted({entry.kind for entry in entries if entry.name == name})
     if not kinds:
-        names = [entry.name for entry in known]
-        raise UserError(f"no plugin {name!r}; type: srl plugins list{nearest(name, names)}")
-    return manager.find(kinds[0], name)
-
-
-def _imported(name: str, kind: Kind | None) -> manager.Plugin:
-    from srl.plugins.import_path import kind_of, look_in
-
-    look_in(Path.cwd())
-    return manager.find(kind.value if kind else kind_of(name), name)
+        names = [entry.name for entry in entries]
+        raise UserError(f"no plugin {name!r}{nearest(name, names)}", hint="type: srl plugins list")
+    if kinds == [manager.UNKNOWN]:
+        raise UserError(next(f"{entry}: {entry.error}" for entry in entries if entry.name == name))
+    if len(kinds) > 1:
+        raise UserError(f"{name!r} is a {' and a '.join(kinds)}", hint=f"add --kind {kinds[0]}")
+    return kinds[0]
 
 
 @app.command()
 def new(
-    kind: Annotated[
-        str,
-        typer.Argument(
-            metavar="KIND", help="Kind: retriever, reward, algorithm or provider.", show_default=False
-        ),
-    ],
+    kind: Annotated[Kind, typer.Argument(help="Kind of plugin.", show_default=False)],
     name: Annotated[str, typer.Argument(help="Name of the plugin, such as my-search.", show_default=False)],
     out: Annotated[
         Path | None, typer.Option(help="Directory to create.", show_default="./srl-search-NAME")

@@ -1,21 +1,20 @@
-"""`srl train`: reinforcement learning or fine-tuning; exports checkpoints and imports other
-configurations."""
+"""`srl train`: reinforcement learning or fine-tuning; exports checkpoints, imports other configurations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import os
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from srl.cli import output
-from srl.cli.options import Json, Sets, exclude
+from srl.cli.options import Json, Sets, check_new, exclude
 from srl.errors import UserError
-
-if TYPE_CHECKING:
-    from srl.workspace import Workspace
+from srl.workspace import Workspace
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False, subcommand_metavar="[COMMAND]")
 
@@ -72,7 +71,7 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print every key with its value and origin.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the summary as one line of JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one line of JSON.")] = False,
 ) -> None:
     """Train a model to search.
 
@@ -83,30 +82,36 @@ def train(
       srl train --algo grpo --set trainer.total_training_steps=60
       srl train --preset one-gpu --model Qwen/Qwen2.5-0.5B-Instruct
     """
-    if context.invoked_subcommand is not None:
-        _refuse_before_command(context, context.invoked_subcommand)
+    if command := context.invoked_subcommand:
+        if typed := _typed(context):
+            raise UserError(f"{typed} before {command} has no effect: its options follow its name")
         return
     if resume:
-        _refuse_beside_resume(context)
-        _resume(run, steps, sets or [], json)
+        if typed := _typed(context, besides=("resume", "run", "steps", "sets", "as_json")):
+            raise UserError(
+                f"{typed}: a resumed run keeps its configuration; leave it out, or start a new run"
+            )
+        _resume(run, steps, sets or [], as_json)
         return
     exclude({"--dry-run": dry_run, "--print-config": print_config}, "one prints the plan, the other the keys")
-    logged = _logged(algo, run, from_log, context)
-    if dry_run and algo in (SFT, RFT) and not logged:
-        only = " with --from-log only" if algo == SFT else ""
-        raise UserError(f"--algo {algo} has {'a' if only else 'no'} --dry-run{only}; leave --dry-run out")
-    chosen = "COMMANDLINE" in str(context.get_parameter_source("preset"))
-    if logged and config is None and not chosen:
-        config = _config_of_log(logged["sft.log"])
+    logged: dict[str, Any] = {}
+    if from_log is not None:
+        logged = _log_settings(algo, run, from_log)
+        if config is None and not _typed(context, only=("preset",)):
+            config = _config_of_log(Path(logged["sft.log"]))
+    elif _typed(context, only=("run",)):
+        raise UserError("--run goes with --resume or --from-log; add one of them, or leave it out")
+    if dry_run and not logged and algo in (SFT, RFT):
+        raise UserError(f"--dry-run does not plan --algo {algo}; with --from-log it counts the episodes")
     resolved = _configured(algo, preset, config, model, seed, steps, sets or [], logged, backend)
-    if dry_run and logged:
-        _count_episodes(resolved.config, json)
-    elif print_config:
-        _print_config(resolved, json)
+    if print_config:
+        _print_config(resolved, as_json)
+    elif dry_run and logged:
+        _count_episodes(resolved.config, as_json)
     elif dry_run:
-        _dry_run(resolved, backend, json)
+        _dry_run(resolved.config, backend, as_json)
     else:
-        _start(resolved, algo, backend, json)
+        _start(resolved, algo, backend, as_json)
 
 
 @app.command()
@@ -126,7 +131,7 @@ def export(
         typer.Option(help="Precision of the weights; default: as saved."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an exported model.")] = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """Export a checkpoint as a Hugging Face directory: weights, tokenizer, stop strings.
 
@@ -139,21 +144,28 @@ def export(
     """
     from srl.train.export import export as write
     from srl.train.named_checkpoint import named_step, split_name
-    from srl.workspace import Workspace
 
     workspace = Workspace.resolve()
     name, which = split_name(run)
     if which and step is not None:
         raise UserError(f"{run} and --step {step} both name a checkpoint; give one of them")
-    found = workspace.find_run(name, trained=True)
-    step = named_step(found, which, output.note) if which else step
-    made = write(found, out, step=step, dtype=dtype, overwrite=overwrite, note=output.note)
-    if json:
-        output.print_json(asdict(made))
+    directory = workspace.find_run(name, trained=True)
+    step = named_step(directory, which, output.note) if which else step
+    model = write(directory, out, step=step, dtype=dtype, overwrite=overwrite, note=output.note)
+    if as_json:
+        output.print_json(asdict(model))
         return
-    output.line(f"{made.directory}  step {made.step} of {made.run}, {made.dtype}")
-    given = str(made.directory), "--config", str(found / "config.yaml"), "--data", "FILE"
-    output.note(f"evaluate it: {workspace.command('eval', 'run', *given)}")
+    output.line(f"{model.directory}  step {model.step} of {model.run}, {model.dtype}")
+    command = (
+        "eval",
+        "run",
+        str(model.directory),
+        "--config",
+        str(directory / "config.yaml"),
+        "--data",
+        "FILE",
+    )
+    output.note(f"evaluate it: {workspace.command(*command)}")
 
 
 @app.command("import")
@@ -174,14 +186,23 @@ def import_config(
       srl train import train_grpo.sh --out grpo.yaml
       srl train --config grpo.yaml --dry-run
     """
+    from srl.files import atomic_file
     from srl.train.importing import import_file
 
-    made = import_file(file, _defined(define or []))
+    check_new(out, overwrite=False, inputs=[file])
+    variables = dict[str, str]()
+    for text in define or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError(f"--define {text}: expected NAME=VALUE, as in --define DATA_DIR=data/nq")
+        variables[name] = value
+    converted = import_file(file, variables)
     if out is None:
-        output.verbatim(made.text)
+        output.verbatim(converted.text)
     else:
-        _write(out, made.text)
-    for line in made.report:
+        with atomic_file(out) as written:
+            written.write(converted.text)
+    for line in converted.report:
         output.note(line)
 
 
@@ -206,41 +227,24 @@ def init(
     from srl.train.new_model import Sizes, make_model
 
     sizes = Sizes(layers=layers, width=width, heads=heads, ffn=ffn, max_length=max_length)
-    made = make_model(tokenizer, out, kind=kind, sizes=sizes, seed=seed)
-    output.line(f"{made.directory}  {made.parameters:,} parameters, {made.vocabulary:,} tokens")
+    model = make_model(tokenizer, out, kind=kind, sizes=sizes, seed=seed)
+    output.line(f"{model.directory}  {model.parameters:,} parameters, {model.vocabulary:,} tokens")
 
 
-def _refuse_before_command(context: typer.Context, command: str) -> None:
-    """Refuse options of `srl train` itself before one of its commands, which has its own."""
-    if options := _typed_options(context):
-        raise UserError(
-            f"{options} before {command} has no effect: options of `srl train {command}` follow its name"
-        )
-
-
-def _refuse_beside_resume(context: typer.Context) -> None:
-    """Refuse options that have no effect on a resumed run, which keeps its configuration except its length
-    and what `--set` may change."""
-    if options := _typed_options(context, besides=("resume", "run", "steps", "sets", "json")):
-        raise UserError(
-            f"{options}: a resumed run keeps the configuration it started with; "
-            "leave it out, or start a new run"
-        )
-
-
-def _typed_options(context: typer.Context, besides: Sequence[str] = ()) -> str:
-    """The options that were typed, but those named."""
-    given = [
-        name for name in context.params
-        if name not in besides and "COMMANDLINE" in str(context.get_parameter_source(name))
-    ]  # fmt: skip
-    names = (f"--{name.removesuffix('s') if name == 'sets' else name}" for name in given)
-    return ", ".join(names).replace("_", "-")
+def _typed(context: typer.Context, besides: tuple[str, ...] = (), only: tuple[str, ...] | None = None) -> str:
+    """The options of `srl train` that were typed: those of these parameters only, or all `besides` these."""
+    options = [
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if "COMMANDLINE" in str(context.get_parameter_source(parameter.name or ""))
+        and (parameter.name not in besides if only is None else parameter.name in only)
+    ]
+    return ", ".join(options)
 
 
 def _configured(
     algo: str | None, preset: str, config: Path | None, model: str | None, seed: int | None,
-    steps: int | None, sets: list[str], logged: dict[str, str], backend: Literal["local", "verl"],
+    steps: int | None, sets: list[str], logged: dict[str, Any], backend: Literal["local", "verl"],
 ) -> Any:  # fmt: skip
     """The resolved configuration; with `--algo sft`, `--steps` is the number of fine-tuning steps."""
     from srl.config import load_config
@@ -253,17 +257,18 @@ def _configured(
     return resolved
 
 
-def _logged(algo: str | None, run: str, condition: str | None, context: typer.Context) -> dict[str, str]:
-    """The settings of --from-log and --run; none without --from-log. Raises UserError."""
-    import os
+def _model(name: str) -> str:
+    """The directory of a checkpoint that is named as `RUN@best`, `RUN@STEP` or `best`; others as they are."""
+    from srl.train.named_checkpoint import model_directory, split_name
 
+    is_checkpoint = split_name(name)[1]
+    return str(model_directory(name, Workspace.resolve(), output.note)) if is_checkpoint else name
+
+
+def _log_settings(algo: str | None, run: str, condition: str) -> dict[str, Any]:
+    """The settings of --from-log and --run. Raises UserError."""
     from srl.store import find_logs
-    from srl.workspace import Workspace
 
-    if condition is None:
-        if "COMMANDLINE" in str(context.get_parameter_source("run")):
-            raise UserError("--run goes with --resume or --from-log; add one of them, or leave it out")
-        return {}
     if algo != SFT:
         raise UserError("--from-log is for fine-tuning; add --algo sft")
     is_path = os.sep in run and bool(find_logs(run))
@@ -271,133 +276,99 @@ def _logged(algo: str | None, run: str, condition: str | None, context: typer.Co
     return {"sft.log": str(log), "sft.filter": condition}
 
 
-def _config_of_log(log: str) -> Path | None:
+def _config_of_log(log: Path) -> Path | None:
     """The configuration that the episodes of a log were sampled with; None where the log is in no run."""
     from srl.config.load import SAVED
 
-    files = [run / SAVED for run in (Path(log), Path(log).parent)]
-    return next((file for file in files if file.is_file()), None)
+    return next((run / SAVED for run in (log, log.parent) if (run / SAVED).is_file()), None)
 
 
-def _count_episodes(config: Any, json: bool) -> None:
+def _count_episodes(config: Any, as_json: bool) -> None:
     """Print how many episodes --from-log takes."""
     from srl.train.logged_episodes import episodes_of_log
 
-    found = episodes_of_log(config)
-    if json:
-        output.print_json({**found.metrics(), "sft/policy_tokens": found.policy_tokens})
-        return
-    for line in found.lines():
-        output.line(line)
+    episodes = episodes_of_log(config)
+    if as_json:
+        output.print_json({**episodes.metrics(), "sft/policy_tokens": episodes.policy_tokens})
+    else:
+        output.line("\n".join(episodes.lines()))
 
 
-def _model(name: str) -> str:
-    """The directory of a checkpoint that is named as `RUN@best`, `RUN@STEP` or `best`; others as they are."""
-    from srl.train.named_checkpoint import model_directory, split_name
-    from srl.workspace import Workspace
-
-    is_checkpoint = split_name(name)[1]
-    return str(model_directory(name, Workspace.resolve(), output.note)) if is_checkpoint else name
-
-
-def _print_config(resolved: Any, json: bool) -> None:
+def _print_config(resolved: Any, as_json: bool) -> None:
     from json import dumps
 
     from srl.config import describe
 
     rows = describe(resolved)
-    if json:
+    if as_json:
         output.print_json({key: {"value": value, "origin": origin} for key, value, origin in rows})
         return
-    width = max(len(key) for key, _, _ in rows)
-    for key, value, origin in rows:
-        written = value if isinstance(value, str) else dumps(value, ensure_ascii=False)
-        output.line(f"{key:<{width}}  {written:<24}  {origin}")
+    texts = (value if isinstance(value, str) else dumps(value, ensure_ascii=False) for _, value, _ in rows)
+    output.table(
+        ("key", "value", "origin"),
+        [(key, text, origin) for (key, _, origin), text in zip(rows, texts, strict=True)],
+    )
 
 
-def _dry_run(resolved: Any, backend: str, json: bool) -> None:
+def _dry_run(config: Any, backend: str, as_json: bool) -> None:
+    from srl.train.dry_run.plan import plan_local, plan_verl, planned_job
     from srl.train.dry_run.text import plan_lines
 
-    found = _planned(resolved.config, backend)
-    if json:
-        output.print_json(asdict(found))
-        return
-    for line in plan_lines(found):
-        output.line(line)
+    plan = plan_verl(config, planned_job(config)) if backend == "verl" else plan_local(config)
+    if as_json:
+        output.print_json(asdict(plan))
+    else:
+        output.line("\n".join(plan_lines(plan)))
 
 
-def _planned(config: Any, backend: str) -> Any:
-    """The plan of a run on this backend."""
-    from srl.train.dry_run.plan import plan_local, plan_verl, planned_job
-
-    return plan_verl(config, planned_job(config)) if backend == "verl" else plan_local(config)
-
-
-def _start(resolved: Any, algo: str | None, backend: str, json: bool) -> None:
-    from srl.workspace import Workspace
-
-    name = algo if algo in (SFT, RFT) else resolved.config.algorithm.name
-    _warn_of_demo_model(resolved)
+def _start(resolved: Any, algo: str | None, backend: str, as_json: bool) -> None:
+    config = resolved.config
     if backend == "verl" and algo in (SFT, RFT):
         raise UserError(f"--algo {algo} trains in this process; leave out --backend verl")
-    workspace = Workspace.resolve()
-    summary = _runs().start(
-        resolved.config,
-        backend=backend,
-        preset=resolved.preset,
-        algo=name,
-        workspace=workspace,
-        terminal=_terminal(),
-    )
-    _tell(summary, json, workspace)
-
-
-def _warn_of_demo_model(resolved: Any) -> None:
-    """Say so where settings that are not the demo's train its model, or the demo's a model and questions that
-    are not."""
-    config = resolved.config
-    demo = str(config.data.template).startswith("tiny")
-    if demo and config.model.path and config.data.train_files:
+    is_demo = str(config.data.template).startswith("tiny")
+    if is_demo and config.model.path and config.data.train_files:
         output.note(
             f"warning: {resolved.preset} has the demo's prompt, without instructions, and its limits of "
             "length; --preset small and one-gpu are for pretrained models"
         )
-    elif not (demo or config.model.path or config.sft.log):
+    elif not (is_demo or config.model.path or config.sft.log):
         output.note(f"warning: {resolved.preset} without a model trains the demo's model; give --model")
+    workspace = Workspace.resolve()
+    summary = _runs().start(
+        config,
+        backend=backend,
+        preset=resolved.preset,
+        algo=algo if algo in (SFT, RFT) else config.algorithm.name,
+        workspace=workspace,
+        terminal=_terminal(),
+    )
+    _tell(summary, as_json, workspace)
 
 
-def _resume(run: str, steps: int | None, sets: list[str], json: bool) -> None:
-    from srl.workspace import Workspace
-
+def _resume(run: str, steps: int | None, sets: list[str], as_json: bool) -> None:
     workspace = Workspace.resolve()
     directory = workspace.find_run(run, trained=True)
     workspace = Workspace.around(directory) or workspace
     summary = _runs().resume(directory, workspace=workspace, terminal=_terminal(), steps=steps, sets=sets)
-    _tell(summary, json, workspace)
+    _tell(summary, as_json, workspace)
 
 
 def _runs() -> Any:
     """The module that starts and resumes runs, which takes seconds to import."""
-    from importlib import import_module
-
-    from srl.cli.output import progress
-
-    with progress("starting", passing=True):
+    with output.progress("starting", passing=True):
         return import_module("srl.train.run")
 
 
 def _terminal() -> Any:
-    import logging
-
     from srl.train.report import Terminal
 
     output.show_counted()
     return Terminal(quiet=logging.getLogger("srl").getEffectiveLevel() > logging.INFO)
 
 
-def _tell(summary: Any, json: bool, workspace: Workspace) -> None:
+def _tell(summary: Any, as_json: bool, workspace: Workspace) -> None:
     """Print the summary: one line of JSON, or a few lines of text."""
-    if json:
+    if as_json:
         output.print_rows([asdict(summary)])
         return
     if summary.test_em_start is not None and summary.test_em_end is not None:
@@ -407,22 +378,3 @@ def _tell(summary: Any, json: bool, workspace: Workspace) -> None:
         output.line(f"checkpoint {summary.checkpoint}")
     commands = (workspace.command("inspect", *what) for what in (["trajectories"], ["curve"], ["show", "ID"]))
     output.note(f"look inside: {', '.join(commands)}")
-
-
-def _defined(given: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name.replace("_", "").isalnum():
-            raise UserError(f"--define {text}: expected NAME=VALUE, as in --define DATA_DIR=data/nq")
-        found[name] = value
-    return found
-
-
-def _write(out: Path, text: str) -> None:
-    from srl.files import atomic_file
-
-    if out.exists():
-        raise UserError(f"{out} exists already; choose another name, or remove it first")
-    with atomic_file(out) as file:
-        file.write(text)

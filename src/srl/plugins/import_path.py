@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from hashlib import blake2b
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -22,8 +22,6 @@ from srl.plugins.plugin import Plugin
 from srl.plugins.user_code import in_one_line
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from pydantic import BaseModel
 
 _METHODS = {"retriever": "search", "reward": "score"}
@@ -58,11 +56,10 @@ def texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from (str(key), *texts_in(one))
+        yield from texts_in(list(value.items()))
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from texts_in(one)
+        for each in value:
+            yield from texts_in(each)
 
 
 def give_names(value: Any) -> None:
@@ -73,19 +70,15 @@ def give_names(value: Any) -> None:
 def may_import(name: str) -> bool:
     """Whether the code of `name`, which an index names, may be imported.
 
-    It may not if it is in one of the user's directories alone, and no configuration has the name.
+    It may not if it is in one of the user's directories alone, and the user did not name it.
     """
     module, colon, attribute = name.partition(":")
-    if not colon or not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        return True  # not a name of this kind
-    top = module.partition(".")[0]
-    if name in _named or top in sys.modules:
+    if not colon or not _is_import_path(module, attribute) or name in _named:
         return True
-    spec = find_spec(top)
-    if spec is None:
-        return not any(_has(directory, top) for directory in _directories)
-    places = (spec.origin, *(spec.submodule_search_locations or ()))
-    return not any(Path(place).is_relative_to(used) for place in places if place for used in _used)
+    top = module.partition(".")[0]
+    own = [entry for entry in sys.path if entry not in _used]
+    on_path = top in sys.builtin_module_names or PathFinder.find_spec(top, own) is not None
+    return on_path or not any(_has(directory, top) for directory in _directories)
 
 
 @cache
@@ -100,60 +93,43 @@ def imported(kind: str, name: str) -> Plugin:
     if method and not callable(getattr(target, method, None)):
         raise UserError(f"{name} is not a valid {kind}: expected a class with a method {method!r}")
     _named.add(name)
-    summary = (inspect.getdoc(target) or "").partition("\n")[0]
     module = name.partition(":")[0]
-    return Plugin(kind, name, module, _digest(module), summary, "", target, options_model_of(name, target))
+    file = getattr(sys.modules[module], "__file__", None)
+    version = blake2b(Path(file).read_bytes(), digest_size=6).hexdigest() if file else "unknown"
+    summary = (inspect.getdoc(target) or "").partition("\n")[0]
+    return Plugin(kind, name, module, version, summary, "", target, options_model_of(name, target))
 
 
 def _target(kind: str, name: str) -> Any:
-    """What the name stands for."""
+    """What the name stands for. Raises UserError."""
     module_name, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+    if not _is_import_path(module_name, attribute) or module_name.endswith(".py"):
+        raise UserError(f"no {kind} {name!r}: expected MODULE:CLASS, as in mine:Mine for mine.py")
+    importlib.invalidate_caches()
+    top = module_name.partition(".")[0]
+    if top not in sys.modules and PathFinder.find_spec(top) is None:
+        for directory in _directories:
+            if _has(directory, top):
+                sys.path.append(directory)
+                _used.append(directory)
+                break
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        where = ", ".join(["Python's path", *_directories])
+        hint = f"looked in {where}; elsewhere, type: PYTHONPATH=DIRECTORY srl …"
         raise UserError(
-            f"no {kind} {name!r}: expected MODULE:CLASS, as in my_plugins:Mine for my_plugins.py in the "
-            "current directory"
-        )
-    module = _module(kind, name, module_name)
+            f"{kind} {name!r} cannot be imported: {in_one_line(error)}",
+            hint=hint if isinstance(error, ModuleNotFoundError) else "",
+        ) from error
     if not hasattr(module, attribute):
-        known = [other for other in vars(module) if not other.startswith("_")]
-        where = getattr(module, "__file__", None) or module_name
-        raise UserError(f"no {kind} {name!r}: {where} has no {attribute!r}{nearest(attribute, known)}")
+        names = [other for other in vars(module) if not other.startswith("_")]
+        raise UserError(f"no {kind} {name!r}: its module has no {attribute!r}{nearest(attribute, names)}")
     return getattr(module, attribute)
 
 
-def _module(kind: str, name: str, module: str) -> ModuleType:
-    importlib.invalidate_caches()
-    top = module.partition(".")[0]
-    if top not in sys.modules and find_spec(top) is None:
-        _make_importable(top)
-    try:
-        return importlib.import_module(module)
-    except (Exception, SystemExit) as error:
-        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{module}.".startswith(f"{missing}."):
-            raise UserError(f"no {kind} {name!r}: {_not_found(name, missing)}") from error
-        raise UserError(f"{kind} {name!r} cannot be imported: {in_one_line(error)}") from error
-
-
-def _not_found(name: str, missing: str) -> str:
-    """What to type instead of `name`, of which the module `missing` was not found."""
-    module, _, attribute = name.partition(":")
-    if module.endswith(".py"):
-        return f"expected a module, not a file; type {module.removesuffix('.py')}:{attribute}"
-    places = ", ".join(["Python's path", *_directories])
-    return (
-        f"there is no module {missing!r} in {places}; "
-        f"type: PYTHONPATH=DIRECTORY srl …, with the directory of {missing}.py"
-    )
-
-
-def _make_importable(module: str) -> None:
-    """Put the first directory that has `module` at the end of Python's path."""
-    for directory in _directories:
-        if _has(directory, module):
-            sys.path.append(directory)
-            _used.append(directory)
-            return
+def _is_import_path(module: str, attribute: str) -> bool:
+    return all(part.isidentifier() for part in (*module.split("."), attribute))
 
 
 def _has(directory: str, module: str) -> bool:
@@ -161,14 +137,13 @@ def _has(directory: str, module: str) -> bool:
 
 
 def options_model_of(name: str, factory: Any) -> type[BaseModel] | None:
-    """The pydantic model that the first parameter of `factory` is annotated with."""
+    """The pydantic model that the first parameter of `factory` is annotated with. Raises UserError."""
     from pydantic import BaseModel
 
-    if not callable(factory):
+    parameters = list(inspect.signature(factory).parameters.values()) if callable(factory) else []
+    if not parameters:
         return None
-    first = next(iter(inspect.signature(factory).parameters.values()), None)
-    if first is None:
-        return None
+    first = parameters[0]
     try:
         hint = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory).get(first.name)
     except NameError:
@@ -177,14 +152,5 @@ def options_model_of(name: str, factory: Any) -> type[BaseModel] | None:
         if inspect.isclass(candidate) and issubclass(candidate, BaseModel):
             return candidate
     if first.default is first.empty and first.kind is first.POSITIONAL_OR_KEYWORD:
-        raise UserError(
-            f"{name} is called without arguments or with its options; annotate {first.name!r} with a "
-            "pydantic model, or give it a default"
-        )
+        raise UserError(f"{name}: annotate {first.name!r} with a pydantic model, or give it a default")
     return None
-
-
-def _digest(module: str) -> str:
-    """12 hex digits of the module's file, so that two machines can tell whether they have the same."""
-    file = getattr(sys.modules[module], "__file__", None)
-    return blake2b(Path(file).read_bytes(), digest_size=6).hexdigest() if file else "unknown"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One registered plugin, or one that could not be imported (`kind` is then `unknown`)."""
+    """One registered plugin, or one with an `error`: it could not be imported, or its name is taken."""
 
     kind: str
     name: str

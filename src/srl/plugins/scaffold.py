@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 
 from srl import __version__
 from srl.errors import UserError, nearest
+from srl.plugins import manager
 
 TEMPLATE = Path(__file__).parent / "template"
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
@@ -20,7 +22,6 @@ class Kind:
 
     file: str
     summary: str
-    description: str
     use: str
     packages: tuple[str, ...] = ("srl-search",)
 
@@ -29,33 +30,25 @@ KINDS = {
     "retriever": Kind(
         "retriever",
         "Word overlap: the share of the query's words that a passage contains.",
-        "word overlap: the share of the query's words that a passage contains.",
         "srl train --set retriever.name={name}",
     ),
     "reward": Kind(
         "reward",
-        "1 for a short answer, less for a longer one.",
         "1 for a short answer, less for a longer one.",
         "srl train --set reward.weights.{name}=0.1",
     ),
     "algorithm": Kind(
         "estimator",
         "The score of an episode relative to the mean of its group.",
-        "the score of an episode relative to the mean of its group.",
         "srl train --set algorithm.name={name}",
     ),
     "provider": Kind(
         "provider",
         "A web search API.",
-        "a description of a web search API, for the retriever `web`.",
         "srl index build --retriever web --set provider={name} --out web-index",
         ("srl-search", "srl-search-web"),
     ),
 }
-
-
-_SHORT = {"algo": "algorithm"}
-"""Another name of a kind, as `srl train --algo` has it."""
 
 
 def create(kind: str, name: str, out: Path | None = None) -> Path:
@@ -65,19 +58,36 @@ def create(kind: str, name: str, out: Path | None = None) -> Path:
     """
     from srl.files import atomic_directory
 
-    kind = _SHORT.get(kind, kind)
     if kind not in KINDS:
         raise UserError(f"no template for {kind!r}: there are {', '.join(KINDS)}{nearest(kind, list(KINDS))}")
-    _check_name(kind, name)
-    folder = out or Path(_package(name))
-    words = _words(kind, name)
+    module, package = f"srl_{name.replace('-', '_')}", f"srl-search-{name.replace('_', '-')}"
+    if not _NAME.fullmatch(name):
+        raise UserError(f"{name!r} cannot name a plugin: expected lower-case words with '-', as in my-search")
+    if any(entry.name == name for entry in manager.installed(kind)) or find_spec(module):
+        raise UserError(f"a {kind} {name!r} or a module {module} is installed already; choose another name")
+    about = KINDS[kind]
+    major, minor, *_ = __version__.split(".")
+    versions = f">={major}.{minor},<{major}.{int(minor) + 1}"
+    words = {
+        "name": name,
+        "package": package,
+        "module": module,
+        "Class": "".join(map(str.capitalize, re.split("[-_]", name))) + kind.capitalize(),
+        "dependencies": ", ".join(f'"{needed}{versions}"' for needed in about.packages),
+        "kind": kind,
+        "file": about.file,
+        "summary": about.summary,
+        "use": about.use.format(name=name),
+    }
+    folder = out or Path(package)
     with atomic_directory(folder) as directory:
         for root in (TEMPLATE / "common", TEMPLATE / kind):
             for source in sorted(root.rglob("*.txt")):
-                relative = str(source.relative_to(root)).removesuffix(".txt").replace("MODULE", _module(name))
-                target = directory / relative
+                path = str(source.relative_to(root)).removesuffix(".txt").replace("MODULE", module)
+                target = directory / path
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(_filled(source.read_text(encoding="utf-8"), words), encoding="utf-8")
+                text = re.sub(r"\{\{(\w+)\}\}", lambda match: words[match[1]], source.read_text("utf-8"))
+                target.write_text(text, encoding="utf-8")
     return folder
 
 
@@ -88,51 +98,6 @@ def next_steps(kind: str, name: str, folder: Path) -> str:
         f"pip install -e {quote(source + '[test]')}",
         f"pytest {quote(source)}",
         f"srl plugins check {name}",
-        KINDS[_SHORT.get(kind, kind)].use.format(name=name),
+        KINDS[kind].use.format(name=name),
     )
     return "\n".join(("next:", *(f"  {command}" for command in commands)))
-
-
-def _check_name(kind: str, name: str) -> None:
-    from importlib.util import find_spec
-
-    from srl.plugins import manager
-
-    if not _NAME.fullmatch(name):
-        raise UserError(f"{name!r} cannot name a plugin: expected lower-case words with '-', as in my-search")
-    for entry in manager.installed(kind):
-        if entry.name == name:
-            raise UserError(f"{entry} is installed already; choose another name")
-    if find_spec(_module(name)):
-        raise UserError(f"a module {_module(name)} is installed already; choose another name than {name!r}")
-
-
-def _package(name: str) -> str:
-    return f"srl-search-{name.replace('_', '-')}"
-
-
-def _module(name: str) -> str:
-    return f"srl_{name.replace('-', '_')}"
-
-
-def _words(kind: str, name: str) -> dict[str, str]:
-    """The values of the placeholders `{{name}}` in the templates."""
-    about = KINDS[kind]
-    major, minor, *_ = __version__.split(".")
-    versions = f">={major}.{minor},<{major}.{int(minor) + 1}"
-    return {
-        "name": name,
-        "package": _package(name),
-        "module": _module(name),
-        "Class": "".join(map(str.capitalize, re.split("[-_]", name))) + kind.capitalize(),
-        "dependencies": ", ".join(f'"{package}{versions}"' for package in about.packages),
-        "kind": kind,
-        "file": about.file,
-        "summary": about.summary,
-        "description": about.description,
-        "use": about.use.format(name=name),
-    }
-
-
-def _filled(text: str, words: dict[str, str]) -> str:
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: words[match[1]], text)

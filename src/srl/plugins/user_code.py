@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sysconfig
 from pathlib import Path
-from traceback import walk_tb
+from traceback import extract_tb
 
 from srl.safe import quoted
 
@@ -18,28 +18,16 @@ def in_one_line(error: BaseException) -> str:
     said = error.msg if isinstance(error, SyntaxError) else str(error)
     what = f"{type(error).__name__}: {said}" if said else type(error).__name__
     where = _raised_at(error)
-    return quoted(what.partition("\n")[0]) + (f" ({where})" if where else "")
+    return quoted(what) + (f" ({where})" if where else "")
 
 
 def _raised_at(error: BaseException) -> str:
-    """File and line of the innermost call in neither `srl` nor a library, else of the innermost call.
-
-    For a syntax error, file and line of the source that could not be read.
-    """
-    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
+    """File and line of the innermost call in the user's files, else of that in an installed package."""
+    if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    calls = [(frame, line) for frame, line in walk_tb(error.__traceback__)]
-    places = [
-        (f"{frame.f_code.co_filename}:{line}", frame.f_globals.get("__name__", ""))
-        for frame, line in calls
-        if not frame.f_code.co_filename.startswith("<")
-    ]
-    users = [place for place, module in places if not _is_library(place, module)]
-    return next(reversed(users or [place for place, _ in places]), "")
-
-
-def _is_library(file: str, module: str) -> bool:
-    if module.partition(".")[0] == "srl":
-        return True
-    folders = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return any(file.startswith(f"{folder}/") for folder in folders)
+    ours, python = f"{Path(__file__).parent.parent}/", f"{sysconfig.get_path('stdlib')}/"
+    packages = (f"{sysconfig.get_path('purelib')}/", f"{sysconfig.get_path('platlib')}/")
+    calls = [call for call in extract_tb(error.__traceback__) if not call.filename.startswith(("<", ours))]
+    users = [call for call in calls if not call.filename.startswith((python, *packages))]
+    installed = [call for call in calls if call.filename.startswith(packages)]
+    return next((f"{call.filename}:{call.lineno}" for call in reversed(users or installed)), "")

@@ -11,6 +11,7 @@ Built-in plugins pass the same checks. `srl plugins check NAME` shows them one b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -31,34 +32,37 @@ __all__ = [
 ]
 
 
-def check_retriever(given: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
-    """Check a retriever: the name of an installed one, a class, or an object (used as it is).
+def _check(kind: str, plugin: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
+    """Check a plugin: the name of an installed one, a class, or an object (used as it is).
 
     Returns what was checked. Raises CheckFailed, naming the checks that failed.
     """
-    return conclude(f"retriever {_label(given)}", checks("retriever", given, options))
+    name = repr(plugin) if isinstance(plugin, str) else getattr(plugin, "__name__", type(plugin).__name__)
+    return conclude(f"{kind} {name}", checks(kind, plugin, options))
 
 
-def check_reward(given: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
-    """The same for a reward."""
-    return conclude(f"reward {_label(given)}", checks("reward", given, options))
+check_retriever = partial(_check, "retriever")
+check_reward = partial(_check, "reward")
+check_algorithm = partial(_check, "algorithm")
+check_provider = partial(_check, "provider")
 
 
-def check_algorithm(given: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
-    """The same for an algorithm: the name of an installed one, or an `Algorithm`."""
-    return conclude(f"algorithm {_label(given)}", checks("algorithm", given, options))
-
-
-def check_provider(given: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
-    """The same for a web provider: the name of an installed one, or an `Api`."""
-    return conclude(f"provider {_label(given)}", checks("provider", given, options))
-
-
-def checks(kind: str, given: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
+def checks(kind: str, plugin: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
     """The outcome of every check of `kind`, passed or not. Raises UserError for an unknown name."""
-    make = _maker(kind, given, options or {})
+    make = partial(_make, kind, plugin, options or {})
     make()
-    return import_module(f"srl.testing.{kind}s").checks(make)
+    run: Callable[[Callable[[], Any]], list[Check]] = import_module(f"srl.testing.{kind}s").checks
+    return run(make)
+
+
+def _make(kind: str, plugin: Any, options: Mapping[str, Any]) -> Any:
+    """The plugin's object, made as a run makes it."""
+    if isinstance(plugin, str):
+        return manager.load(kind, plugin, options)
+    if not isinstance(plugin, type):
+        return plugin
+    model = options_model_of(plugin.__name__, plugin)
+    return plugin(**options) if model is None else plugin(validated(plugin.__name__, model, options))
 
 
 def conclude(label: str, outcomes: list[Check]) -> list[Check]:
@@ -68,18 +72,3 @@ def conclude(label: str, outcomes: list[Check]) -> list[Check]:
         what = "; ".join(f"{check.name} ({check.detail})" for check in failed)
         raise CheckFailed(f"{label} fails {len(failed)} of {len(outcomes)} checks: {what}")
     return outcomes
-
-
-def _maker(kind: str, given: Any, options: Mapping[str, Any]) -> Callable[[], Any]:
-    if isinstance(given, str):
-        return lambda: manager.load(kind, given, options)
-    if not isinstance(given, type):
-        return lambda: given
-    model = options_model_of(given.__name__, given)
-    if model is None:
-        return lambda: given(**options)
-    return lambda: given(validated(given.__name__, model, options))
-
-
-def _label(given: Any) -> str:
-    return repr(given) if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)

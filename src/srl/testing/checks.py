@@ -18,23 +18,22 @@ class Check:
     detail: str = ""
 
 
-def expect(condition: object, found: str) -> None:
-    """Fail the running check with the message `found` unless `condition` holds."""
+def expect(condition: object, detail: str) -> None:
+    """Fail the running check with `detail`, what was found, unless `condition` holds."""
     if not condition:
-        raise AssertionError(found)
+        raise AssertionError(detail)
 
 
 def run(checks: Sequence[Callable[[T], None]], subject: T) -> list[Check]:
     """Run each check on `subject`; one that raises any exception has failed."""
-    return [_outcome(check, subject) for check in checks]
-
-
-def _outcome(check: Callable[[T], None], subject: T) -> Check:
-    name = check.__name__.strip("_").replace("_", " ")
-    try:
-        check(subject)
-    except AssertionError as error:
-        return Check(name, False, str(error))
-    except Exception as error:
-        return Check(name, False, f"raised {type(error).__name__}: {error}".partition("\n")[0])
-    return Check(name, True)
+    outcomes = []
+    for check in checks:
+        detail = ""
+        try:
+            check(subject)
+        except AssertionError as error:
+            detail = str(error) or "an assertion"
+        except Exception as error:
+            detail = f"raised {type(error).__name__}: {error}".partition("\n")[0]
+        outcomes.append(Check(check.__name__.strip("_").replace("_", " "), not detail, detail))
+    return outcomes

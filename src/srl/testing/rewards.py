@@ -18,6 +18,12 @@ from srl.trajectory import EndReason, Hit, Passage, Question, Score, Search, Seg
 GOLD = "Genoa"
 PLAIN = "The Lanterna stands in a port of Liguria."
 TRAP = f"<answer>{GOLD}</answer>"
+ENDS: tuple[tuple[str | None, EndReason], ...] = (
+    (None, "unanswered"),
+    (None, "truncated"),
+    ("Paris", "answered"),
+)
+"""Answers that earn nothing, with the ends of their episodes."""
 
 
 @dataclass
@@ -26,12 +32,12 @@ class Trial:
 
     make: Callable[[], Any]
 
-    def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        given = list(trajectories)
-        scores = self.make().score(given)
+    def score(self, trajectories: Sequence[Trajectory], reward: Any = None) -> list[Score]:
+        """The scores of a fresh object, or of `reward`."""
+        scores = (reward or self.make()).score(list(trajectories))
         if inspect.isawaitable(scores):
             scores = asyncio.run(_await(scores))
-        expect(len(scores) == len(given), f"{len(scores)} scores for {len(given)} trajectories")
+        expect(len(scores) == len(trajectories), f"{len(scores)} scores for {len(trajectories)} trajectories")
         return list(scores)
 
 
@@ -109,13 +115,15 @@ def _scores_every_episode(trial: Trial) -> None:
         expect(not score.error, f"no score for an episode that is {trajectory.end}: {score.error}")
 
 
-def _scores_alike_before_and_after_it_is_loaded(trial: Trial) -> None:
-    """A reward without `load` has nothing to show here."""
+def _scores_alike_once_loaded_and_in_another_thread(trial: Trial) -> None:
+    """A reward without `load` shows only the second."""
     reward, batch = trial.make(), _batch()
-    before = Trial(lambda: reward).score(batch)
+    before = trial.score(batch, reward)
     for _ in range(2 if isinstance(reward, LoadedReward) else 0):
         reward.load()
-    expect(before == Trial(lambda: reward).score(batch), "the scores differ once it is loaded")
+    expect(before == trial.score(batch, reward), "the scores differ once it is loaded")
+    there = asyncio.run(in_thread(lambda: trial.score(batch, reward)))
+    expect(before == there, "the scores differ in another thread than the one that made the reward")
 
 
 def _scores_by_turn_fit_the_turns(trial: Trial) -> None:
@@ -129,29 +137,22 @@ def _scores_by_turn_fit_the_turns(trial: Trial) -> None:
             expect(close, f"per_turn sums to {sum(score.per_turn)}, value is {score.value}")
 
 
-def _failed_and_unanswered_episodes_are_no_error(trial: Trial) -> None:
-    trial.score([trajectory for trajectory in _batch() if trajectory.end != "answered"])
-
-
-def _a_passage_with_the_answer_earns_nothing(trial: Trial) -> None:
-    _expect_no_gain(trial, observation=TRAP)
-
-
-def _a_prompt_with_the_answer_earns_nothing(trial: Trial) -> None:
-    _expect_no_gain(trial, prompt=f"For example, {TRAP}. ")
-
-
-def _a_feedback_with_the_answer_earns_nothing(trial: Trial) -> None:
-    _expect_no_gain(trial, feedback=f"\nPut the answer between the tags: {TRAP}\n")
-
-
-def _expect_no_gain(trial: Trial, **trap: str) -> None:
-    """What the policy only read (`trap`) must not raise the score of any episode."""
-    harmless = {name: text.replace(TRAP, "nothing of use") for name, text in trap.items()}
-    for answer, end in ((None, "unanswered"), (None, "truncated"), ("Paris", "answered")):
-        without, with_trap = (episode(answer, end, **texts) for texts in (harmless, trap))  # type: ignore[arg-type]
-        before, after = (score.value for score in trial.score([without, with_trap]))
-        expect(after <= before, f"the score of an episode that is {end} rises from {before} to {after}")
+def _what_the_policy_only_read_earns_nothing(trial: Trial) -> None:
+    """The right answer in a passage, the prompt or a feedback raises the score of no episode."""
+    traps = {
+        "observation": TRAP,
+        "prompt": f"For example, {TRAP}. ",
+        "feedback": f"\nPut the answer between the tags: {TRAP}\n",
+    }
+    for place, trap in traps.items():
+        for answer, end in ENDS:
+            texts = ({place: trap.replace(TRAP, "nothing of use")}, {place: trap})
+            harmless, tempting = (episode(answer, end, **text) for text in texts)  # type: ignore[arg-type]
+            before, after = trial.score([harmless, tempting])
+            rise = (
+                f"{place}: the score of an episode that is {end} rises from {before.value} to {after.value}"
+            )
+            expect(after.value <= before.value, rise)
 
 
 def _a_score_does_not_depend_on_what_shares_the_batch(trial: Trial) -> None:
@@ -162,14 +163,6 @@ def _a_score_does_not_depend_on_what_shares_the_batch(trial: Trial) -> None:
         "a trajectory scored alone gets another score than in a batch",
     )
     expect(together[::-1] == trial.score(batch[::-1]), "the scores depend on the order of the batch")
-
-
-def _scores_alike_in_another_thread(trial: Trial) -> None:
-    reward, batch = trial.make(), _batch()
-    there = asyncio.run(in_thread(lambda: Trial(lambda: reward).score(batch)))
-    expect(
-        there == trial.score(batch), "the scores differ in another thread than the one that made the reward"
-    )
 
 
 def _leaves_the_trajectories_as_they_were(trial: Trial) -> None:
@@ -184,12 +177,8 @@ CHECKS = [
     _scores_are_finite_numbers,
     _scores_every_episode,
     _scores_by_turn_fit_the_turns,
-    _failed_and_unanswered_episodes_are_no_error,
-    _a_passage_with_the_answer_earns_nothing,
-    _a_prompt_with_the_answer_earns_nothing,
-    _a_feedback_with_the_answer_earns_nothing,
+    _what_the_policy_only_read_earns_nothing,
     _a_score_does_not_depend_on_what_shares_the_batch,
-    _scores_alike_in_another_thread,
-    _scores_alike_before_and_after_it_is_loaded,
+    _scores_alike_once_loaded_and_in_another_thread,
     _leaves_the_trajectories_as_they_were,
 ]

@@ -1,0 +1,452 @@
+"""The contract of errors: a mistake is exit code 2 and one line that names it, and nothing is left behind.
+
+The tables hold what a user types or has, and what the line must name: a file, a key, an option, a name. How
+it says so is free.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.cli_mistakes import Shell, cut, edit, lines, place, put, shell, train
+from tests.plugin_site import hook, site
+from tests.training import tokenizer
+
+from srl.index import build_index
+from srl.serve.server import bind
+from srl.trajectory import Passage
+
+__all__ = ["place", "shell", "site"]
+
+TRAIN = "-q train --config {place}/small.yaml"
+EVAL = "-q eval run {place}/model --config {place}/small.yaml --index {place}/index"
+
+TYPED = [
+    ("trian", "trian"),
+    ("data frob", "frob"),
+    ("data prepare --zzz", "--zzz"),
+    ("data show a -n x", "--number"),
+    ("eval run", "--data"),
+    ("serve retriever --index i --port 99999", "--port"),
+    ("inspect trajectories -n -3", "--limit"),
+    ("--workspace", "--workspace"),
+    ("train --preset tinny", "tinny"),
+    ("train --steps x", "--steps"),
+    ("train --backend x", "--backend"),
+    ("train --set rollout.n 5", "rollout.n"),
+    ("train --quiet", "--quiet"),
+    ("train --run a --json export --out m", "--run, --json"),
+    ("train --seed 3 --set a=b init --tokenizer t --out m", "--seed, --set"),
+    ("train --resume --seed 3", "--seed"),
+    ("train --run a", "--run"),
+    ("train --from-log em=1", "--algo sft"),
+    ("train --algo sft --dry-run", "--dry-run"),
+    ("train --dry-run --print-config", "--print-config"),
+    ("train --algo sft --backend verl", "--backend"),
+    ("train export x@3 --step 4 --out m", "--step"),
+    ("train import nowhere.yaml", "nowhere.yaml"),
+    (f"{TRAIN} --set rollout.maxturns=3", "'rollout.max_turns'"),
+    (f"{TRAIN} --set rollout.n=two", "rollout.n"),
+    (f"{TRAIN} --set rollout.n=[", "rollout.n=["),
+    (f"{TRAIN} --steps -1", "trainer.total_training_steps"),
+    (f"{TRAIN} --seed 99999999999999999999", "trainer.seed"),
+    (f"{TRAIN} --set trainer.threads=100000", "trainer.threads"),
+    (f"{TRAIN} --set retriever.bm25.k1=nan", "retriever.bm25.k1"),
+    (f"{TRAIN} --set trainer.logger=papers", "trainer.logger"),
+    (f"{TRAIN} --algo grop", "'grop'"),
+    (f"{TRAIN} --set retriever.name=bm52", "'bm52'"),
+    (f"{TRAIN} --set reward.weights.emm=1", "'emm'"),
+    (f"{TRAIN} --set reward.format.score=1", "reward.format.score"),
+    (f"{TRAIN} --set search.url=http://me:hush@host/", "search.url"),
+    (f"{TRAIN} --set data.max_prompt_length=200", "data.max_prompt_length"),
+    (f"{TRAIN} --model nowhere", "nowhere"),
+    ("data prepare squat=a.json --out out", "'squat'"),
+    ("data prepare nq:trian=a.json --out out", "'trian'"),
+    ("data show nowhere.jsonl", "nowhere.jsonl"),
+    ("index build --corpus a --out i --set k1=[", "k1"),
+    ("index build --corpus a --out i --set k1=x", "retriever.bm25.k1"),
+    ("index build --corpus a --out i --set k1", "k1"),
+    ("index build --corpus a --out i --retriever bm52", "'bm52'"),
+    ("index search nowhere q", "nowhere"),
+    ("index search {place}/index ' '", "query"),
+    ("serve check ftp://x", "ftp://x"),
+    ("eval run nowhere --data {place}/test.parquet --index {place}/index", "nowhere"),
+    ("eval run {place}/model --data {place}/test.parquet", "--index"),
+    ("eval run {place}/model --data nowhere.parquet --index {place}/index", "nowhere.parquet"),
+    ("eval run {place}/index --data {place}/test.parquet --index {place}/index", "index"),
+    (f"{EVAL} --data {{place}}/test.parquet --template nowhere", "nowhere"),
+    ("ask nowhere q", "nowhere"),
+    ("plugins new toy x", "toy"),
+    ("plugins new reward em", "'em'"),
+    ("plugins new reward 'Bad Name'", "Bad Name"),
+    ("plugins check emm", "'em'"),
+    ("plugins check em --set x", "x"),
+    ("inspect runs", "srl train"),
+    ("inspect show x", "srl train"),
+    ("train --resume", "srl train"),
+    ("--workspace ~nosuchuser/x inspect runs", "~nosuchuser"),
+]
+
+
+@pytest.mark.parametrize(("command", "named"), TYPED, ids=[command for command, _ in TYPED])
+def test_a_mistyped_command_names_what_is_wrong(shell: Shell, place: Path, command: str, named: str) -> None:
+    said = shell.refused(*shlex.split(command.format(place=place)))
+    assert named in said
+    assert "hush" not in said
+
+
+LONG, DIGITS = "n" * 5000, "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --set 'trainer.seed=!!bool x' --print-config",
+        f"train --set trainer.seed={DIGITS} --print-config",
+        f"train --set data.mix={'[' * 2000} --print-config",
+        f"train --config {LONG}",
+        f"train --resume --run {LONG}",
+        f"train export x@{DIGITS} --out out",
+        f"--workspace {LONG} inspect runs",
+        f"index search {LONG} q",
+        f"data prepare {LONG} --out out",
+    ],
+    ids=lambda command: command[:30],
+)
+def test_however_odd_what_is_typed_the_line_is_short(shell: Shell, command: str) -> None:
+    assert len(shell.refused(*shlex.split(command))) < 2100
+
+
+GOOD = {"id": "a", "contents": '"A"\nred fox'}
+ASKED = {"id": "q", "question": "what flag has velmar", "golden_answers": ["red"]}
+SHOWN = {**ASKED, "turns": ["<think> I think red </think> <answer> red </answer>"]}
+LENGTHY = {"question": "what flag " * 50}
+
+READ_BY = {
+    "corpus": [
+        "data prepare corpus={file} --out out/deep",
+        "data tokenizer --corpus {file} --out out/deep",
+        "data show {file}",
+        "-q index build --corpus {file} --out out/deep",
+    ],
+    "questions": [
+        "data prepare questions={file} --out out/deep",
+        "data show {file}",
+        f"{TRAIN} --set data.train_files={{file}}",
+        f"{TRAIN} --set data.val_files={{file}}",
+        f"{EVAL} --data {{file}}",
+    ],
+    "long questions": [f"{TRAIN} --set data.train_files={{file}}", f"{EVAL} --data {{file}}"],
+    "rows": ["data show {file}", f"{EVAL} --data {{file}}"],
+    "demonstrations": [f"{TRAIN} --algo sft --set sft.train_files={{file}}"],
+    "template": [f"{TRAIN} --set data.template={{file}}"],
+    "config": ["train --config {file}"],
+}
+"""The commands that read each kind of file."""
+
+FILES = [
+    ("corpus", "missing.jsonl", None, ""),
+    ("corpus", "broken.jsonl", [GOOD, "{broken"], ":2"),
+    ("corpus", "list.jsonl", [GOOD, "[1]"], ":2"),
+    ("corpus", "double.jsonl", [GOOD, {**GOOD, "contents": "other"}], ":2"),
+    ("corpus", "fields.jsonl", [{"id": "a", "body": "x"}], ":1"),
+    ("corpus", "blank.jsonl", [{"id": "a", "contents": " "}], ""),
+    ("corpus", "empty.jsonl", [], ""),
+    ("corpus", "latin.jsonl", b'{"id": "a", "contents": "\xe9"}\n', ":1"),
+    ("corpus", "cut.jsonl.gz", b"\x1f\x8b\x08\x00\x00\x00", ""),
+    ("questions", "missing.jsonl", None, ""),
+    ("questions", "broken.jsonl", [ASKED, "{broken"], ":2"),
+    ("questions", "double.jsonl", [ASKED, ASKED], ":2"),
+    ("questions", "silent.jsonl", [ASKED, {**ASKED, "id": "r", "question": "  "}], ":2"),
+    ("questions", "unanswered.jsonl", [{**ASKED, "golden_answers": []}], ":1"),
+    ("questions", "empty.jsonl", [], ""),
+    ("long questions", "lengthy.jsonl", [ASKED, {**ASKED, "id": "r", **LENGTHY}], None),
+    ("rows", "cut.parquet", b"PAR1xxxx", ""),
+    ("rows", "other.parquet", pa.table({"a": [1]}), ""),
+    ("demonstrations", "missing.jsonl", None, ""),
+    ("demonstrations", "broken.jsonl", [SHOWN, "{broken"], ":2"),
+    ("demonstrations", "double.jsonl", [SHOWN, SHOWN], ":2"),
+    ("demonstrations", "mute.jsonl", [{**SHOWN, "turns": []}], ":1"),
+    ("demonstrations", "numbers.jsonl", [{**SHOWN, "turns": [1]}], ":1"),
+    ("demonstrations", "empty.jsonl", [], ""),
+    ("demonstrations", "lengthy.jsonl", [{**SHOWN, **LENGTHY}], None),
+    ("template", "missing.txt", None, ""),
+    ("template", "bytes.txt", b"\xff{question}", ""),
+    ("template", "placeless.txt", ["no place for it"], ""),
+    ("config", "missing.yaml", None, ""),
+    ("config", "key.yaml", b"rollout:\n  n: 2\n  maxturns: 3\n", ":3"),
+    ("config", "open.yaml", b"rollout:\n  n: [\n", ":3"),
+    ("config", "section.yaml", b"rollout: 3\n", ":1"),
+    ("config", "list.yaml", b"- a\n", ""),
+    ("config", "format.yaml", b"format: 99\n", ""),
+    ("config", "deep.yaml", b"a: " + b"[" * 50_000, ""),
+]
+"""Kind, name and content of a file, and the line that is named after it; None: the limit is named."""
+
+
+@pytest.mark.parametrize(("kind", "name", "content", "line"), FILES, ids=[f"{x[0]}-{x[1]}" for x in FILES])
+def test_a_bad_file_is_named_with_its_line(shell: Shell, place: Path, kind, name, content, line) -> None:
+    put(shell.folder, name, content)
+    for command in READ_BY[kind]:
+        said = shell.refused(*shlex.split(command.format(place=place, file=name)))
+        assert (f"{name}{line}" if line is not None else "data.max_prompt_length") in said, command
+
+
+MODEL = [
+    ("", lambda model: shutil.rmtree(model)),
+    ("config.json", lambda model: (model / "config.json").unlink()),
+    ("", lambda model: (model / "config.json").write_text("{")),
+    ("", lambda model: (model / "config.json").write_text("[]")),
+    ("", lambda model: edit(model / "config.json", model_type="alien")),
+    ("", lambda model: edit(model / "config.json", vocab_size=20)),
+    ("num_hidden_layers", lambda model: edit(model / "config.json", num_hidden_layers=2)),
+    ("hidden_size", lambda model: edit(model / "config.json", hidden_size="wide")),
+    ("bright", lambda model: edit(model / "config.json", hidden_act="bright")),
+    ("Template", lambda model: (model / "chat_template.jinja").write_text("{{ messages")),
+    ("no user", lambda model: (model / "chat_template.jinja").write_text("{{ raise_exception('no user') }}")),
+    ("safetensors", lambda model: (model / "model.safetensors").unlink()),
+    ("model.safetensors", lambda model: cut(model / "model.safetensors")),
+    ("tokenizer", lambda model: (model / "tokenizer.json").unlink()),
+    ("tokenizer", lambda model: (model / "tokenizer.json").write_text("{")),
+]
+INDEX = [
+    ("", lambda index: shutil.rmtree(index)),
+    ("manifest.json", lambda index: (index / "manifest.json").unlink()),
+    ("manifest.json", lambda index: (index / "manifest.json").write_text("{")),
+    ("text.bin", lambda index: (index / "passages" / "text.bin").unlink()),
+    ("text.bin", lambda index: cut(index / "passages" / "text.bin")),
+]
+"""What the line names beside the directory, and the damage."""
+
+
+@pytest.mark.parametrize(("named", "harm"), MODEL)
+def test_a_damaged_model_is_named(
+    shell: Shell, place: Path, named: str, harm: Callable[[Path], object]
+) -> None:
+    shutil.copytree(place / "model", shell.folder / "mine")
+    harm(shell.folder / "mine")
+    said = shell.refused(*train(place, "--model", "mine"))
+    assert "mine" in said
+    assert named in said
+
+
+@pytest.mark.parametrize(("named", "harm"), INDEX)
+def test_a_damaged_index_is_named(
+    shell: Shell, place: Path, named: str, harm: Callable[[Path], object]
+) -> None:
+    shutil.copytree(place / "index", shell.folder / "mine")
+    harm(shell.folder / "mine")
+    for command in (
+        "index info mine",
+        "index search mine flag",
+        "serve retriever --index mine --port 0",
+        f"{TRAIN} --set search.index=mine",
+        "-q eval run {place}/model --config {place}/small.yaml --index mine --data {place}/test.parquet",
+    ):
+        said = shell.refused(*shlex.split(command.format(place=place)))
+        assert "mine" in said, command
+        assert named in said, command
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with a run of one step."""
+    from srl.cli import main
+
+    folder: Path = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SRL_WORKSPACE", str(folder))
+        assert main([*map(str, train(place, "--steps", "1", "--set", "data.test_files=null"))]) == 0
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, workspace: Path) -> Path:
+    """A copy of that run in this test's own workspace."""
+    shutil.copytree(finished, workspace)
+    (only,) = (workspace / "runs").iterdir()
+    return only
+
+
+CHECKPOINT = "checkpoints/step-000001"
+RUN = [
+    ("run.json", lambda run: (run / "run.json").unlink()),
+    ("run.json", lambda run: (run / "run.json").write_text("{")),
+    ("run.json", lambda run: (run / "run.json").write_text('{"format": 1}')),
+    ("config.yaml:1", lambda run: (run / "config.yaml").write_text("a: [")),
+    ("config.yaml", lambda run: (run / "config.yaml").unlink()),
+    ("state.json", lambda run: (run / CHECKPOINT / "trainer" / "state.json").unlink()),
+    ("optimiser.pt", lambda run: cut(run / CHECKPOINT / "trainer" / "actor-optimiser.pt")),
+    ("manifest.json", lambda run: cut(run / CHECKPOINT / "manifest.json")),
+]
+CHECKPOINTS = [
+    ("model.safetensors", lambda run: cut(run / CHECKPOINT / "model.safetensors")),
+    ("srl.json", lambda run: (run / CHECKPOINT / "srl.json").write_text("{")),
+    ("checkpoint", lambda run: shutil.rmtree(run / "checkpoints")),
+]
+
+
+@pytest.mark.parametrize(("named", "harm"), RUN)
+def test_a_damaged_run_is_named_when_it_is_resumed_and_keeps_what_it_has(shell, run, named, harm) -> None:
+    harm(run)
+    checkpoints = {name: facts for name, facts in shell.left().items() if "checkpoints" in name}
+    code, out, err = shell.typed("-q", "train", "--resume", "--steps", "2")
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert named in err
+    assert checkpoints.items() <= shell.left().items()
+    assert any((run / "log").iterdir())
+
+
+@pytest.mark.parametrize(("named", "harm"), CHECKPOINTS)
+def test_a_damaged_checkpoint_is_named_when_it_is_measured(shell, place, run, named, harm) -> None:
+    harm(run)
+    data = ("--data", place / "test.parquet", "--index", place / "index")
+    assert named in shell.refused("-q", "eval", "run", "last", *data)
+
+
+LOG = [
+    ("trajectories nope", "nope"),
+    ("trajectories --steps x", "--steps"),
+    ("trajectories --em x", "--em"),
+    ("trajectories --end x", "'x'"),
+    ("trajectories --verdict x", "'x'"),
+    ("trajectories --sort x", "--sort"),
+    ("show zzz", "zzz"),
+    ("curve --metric val/emm", "val/emm"),
+    ("curve --out x.doc", "x.doc"),
+    ("sql 'SELECT * FROM nowhere'", "nowhere"),
+    ("sql 'DROP TABLE runs'", "DROP"),
+    ("sql \"COPY runs TO 'x.csv'\"", "COPY"),
+    ("sql ''", "query"),
+    ("sql last 'select 1'", "--run"),
+]
+
+
+def test_a_question_to_the_log_that_makes_no_sense_is_one_line(shell: Shell, run: Path) -> None:
+    for command, named in LOG:
+        assert named in shell.refused("inspect", *shlex.split(command)), command
+
+
+@pytest.mark.parametrize("lacking", [{"eos_token"}, {"pad_token"}, {"eos_token", "pad_token"}], ids=str)
+def test_a_model_without_eos_pad_token_or_chat_template_trains_and_says_so(shell, place, lacking) -> None:
+    model = shell.folder / "mine"
+    shutil.copytree(place / "model", model)
+    assert tokenizer().chat_template is None
+    settings = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+    kept = {name: value for name, value in settings.items() if name not in lacking}
+    (model / "tokenizer_config.json").write_text(json.dumps(kept), encoding="utf-8")
+    ids = {f"{name}_id": None for name in lacking}
+    edit(model / "config.json", **ids)
+    edit(model / "generation_config.json", **ids)
+    quick = ("--steps", "1", "--set", "trainer.val_before_train=false", "--set", "data.val_files=null")
+    code, _, err = shell.typed(*train(place, *quick, "--model", "mine")[1:])
+    assert code == 0, err
+    assert ("no EOS token" in err) == ("eos_token" in lacking)
+    assert "no chat template" in err
+
+
+def test_a_plugin_that_does_not_load_is_named_where_it_is_used(shell, site, place) -> None:
+    site.install("srl-search-odd", "import no_such_module_at_all")
+    site.install("srl-search-half", hook("reward", "half", factory="no_such_module:make"))
+    assert "'grpo'" in shell.refused(*train(place))
+    assert "no_such_module" in shell.refused("plugins", "check", "half")
+    assert "no_such_module_at_all" in shell.refused("plugins", "check", "odd")
+    code, out, _ = shell.typed("plugins", "list")
+    assert code == 0
+    assert "no_such_module_at_all" in out
+
+
+def test_a_port_that_is_taken_is_one_line(shell: Shell, place: Path) -> None:
+    with bind(port=0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert str(port) in shell.refused("serve", "retriever", "--index", place / "index", "--port", port)
+
+
+def test_a_server_that_is_not_there_is_one_line_that_says_how_to_start_it(shell: Shell, place: Path) -> None:
+    with bind(port=0) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        for command in (
+            f"serve check {url}",
+            f"{TRAIN} --set search.url={url} --set search.index=null",
+            f"{EVAL.partition(' --index')[0]} --url {url} --data {{place}}/test.parquet",
+        ):
+            said = shell.refused(*shlex.split(command.format(place=place)))
+            assert url in said
+            assert "srl serve retriever" in said
+
+
+def test_an_index_of_another_corpus_fails_the_check_and_starts_nothing(shell: Shell, place: Path) -> None:
+    build_index([Passage("a", '"A"\nred fox')], shell.folder / "other")
+    corpus = place / "corpus.jsonl"
+    assert str(corpus) in shell.refused("index", "info", "other", "--corpus", corpus, code=1)
+    sets = ("--set", "search.index=other", "--set", f"data.corpus={corpus}")
+    assert str(corpus) in shell.refused(*train(place, *sets), code=1)
+
+
+def test_a_workspace_that_is_a_file_or_in_one_is_named(shell: Shell, place: Path, monkeypatch) -> None:
+    file = lines(shell.folder / "file", ["x"])
+    monkeypatch.setenv("SRL_WORKSPACE", "")
+    for where, commands in {file: ["data world", "inspect runs", TRAIN], file / "in": ["data world"]}.items():
+        for command in commands:
+            typed = shlex.split(command.format(place=place).removeprefix("-q "))
+            assert str(file) in shell.refused("-q", "--workspace", where, *typed), command
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "data prepare questions=q.jsonl --out",
+        "data tokenizer --corpus corpus.jsonl --vocab-size 300 --out",
+        "data world --out",
+        "-q index build --corpus corpus.jsonl --out",
+        "plugins new reward my-own --out",
+    ],
+)
+def test_what_is_there_is_not_written_over_and_a_file_is_no_folder(shell: Shell, command: str) -> None:
+    lines(shell.folder / "q.jsonl", [ASKED])
+    lines(shell.folder / "corpus.jsonl", [GOOD])
+    (shell.folder / "taken").mkdir()
+    (shell.folder / "taken" / "mine.txt").write_text("keep me")
+    for out in ("taken", "q.jsonl/in"):
+        assert out in shell.refused(*shlex.split(command), out)
+    (shell.folder / "loop").symlink_to("loop")
+    code, _, err = shell.typed(*shlex.split(command), "loop")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_letters_that_the_terminal_lacks_are_written_as_their_numbers(shell: Shell, monkeypatch) -> None:
+    lines(shell.folder / "c.jsonl", [{"id": "a", "contents": "\u00c6lfric\n\u2192 \u2713"}])
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr("sys.stdout", screen)
+    assert shell.typed("data", "show", "c.jsonl")[0] == 0
+    assert rb"\xc6lfric" in screen.buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["--workspace there inspect runs", "inspect runs --workspace there", "inspect --workspace=there runs"],
+)
+def test_the_workspace_is_named_before_or_after_the_command(shell: Shell, monkeypatch, command: str) -> None:
+    monkeypatch.setenv("SRL_WORKSPACE", "elsewhere")
+    assert "there/runs" in shell.refused(*shlex.split(command))
+
+
+def test_a_word_after_two_dashes_is_no_option(shell: Shell, place: Path, monkeypatch) -> None:
+    monkeypatch.setenv("SRL_WORKSPACE", "elsewhere")
+    code, out, _ = shell.typed("index", "search", place / "index", "--json", "--", "--workspace")
+    assert (code, json.loads(out)[0]["query"]) == (0, "--workspace")
+
+
+def test_python_runs_the_command_as_a_module() -> None:
+    command = [sys.executable, "-m", "srl", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("srl ")
