@@ -7,7 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
-from tests.docs_page_lines import ROOT, programs_of
+from tests.docs_page_lines import ROOT, blocks_of
 from tests.import_inputs import search_r1
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import PASSAGES, config, questions, tokenizer, train
@@ -118,7 +118,7 @@ def write_trec(folder: Path) -> None:
 
 def write_plugins(folder: Path) -> None:
     """The files of docs/plugins.md, each under the name in its first line."""
-    for program in programs_of((ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")):
+    for program in blocks_of((ROOT / "docs" / "plugins.md").read_text(encoding="utf-8"), "python"):
         name = program.partition("\n")[0].removeprefix("# ")
         if name.endswith(".py"):
             (folder / name).write_text(program, encoding="utf-8")

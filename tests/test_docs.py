@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from functools import cache
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.test_page_commands import known
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -38,6 +40,8 @@ def test_every_command_ends_its_help_with_an_example():
     for path, text in helps.items():
         is_group = any(other.startswith(f"{path} ") for other in helps)
         assert is_group or f"Example:\n    {path}" in text, path
+        for example in re.findall(r"^    (srl .*(?:\\\n.*)*)", text.partition("Example:\n")[2], re.MULTILINE):
+            known(example.replace("\\\n", " "))
 
 
 def test_check_says_what_to_run_and_writes_nothing(tmp_path, monkeypatch, capsys):

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.docs_page_lines import ROOT, programs_of
+from tests.docs_page_lines import ROOT, blocks_of
 from tests.plugin_site import forget_modules
 
 import srl.advantage
 from srl.testing import checks
 
 PAGE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
-PLUGINS = {text.partition("\n")[0].removeprefix("# "): text for text in programs_of(PAGE) if text[0] == "#"}
+PLUGINS = {
+    text.partition("\n")[0].removeprefix("# "): text for text in blocks_of(PAGE, "python") if text[0] == "#"
+}
 KINDS = {
     "my_rewards.py": ("reward", "Brevity"),
     "my_algos.py": ("algorithm", "baseline"),

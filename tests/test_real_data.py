@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
-import shlex
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -14,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
-from bench.real_data import MODEL, PAGE, commands_of, files_of, not_printed, refreshed, run_page, shown_by
 from tests.shared_data import shared_data
 
 import srl.store
@@ -36,7 +32,6 @@ pytest.importorskip("srl_bm25")
 
 SQUAD = ("squad/super-bowl-50.v1.1.json", "squad/university-of-notre-dame.v1.1.json")
 WIKI = "2wiki/2wikimultihopqa_corpus.json"
-DEV = "2wiki/dev-1000.json"
 HOTPOT = "hotpotqa/hotpot_dev_v1_simplified.json"
 NQ = "nq/NQ-open.dev.jsonl"
 SETTINGS = """\
@@ -114,80 +109,6 @@ def test_index_finds_the_own_paragraph_of_held_out_questions(place: Path) -> Non
     assert recall[1] > 0.6
     assert recall[3] > 0.8
     assert recall[10] > 0.9
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_page_shows_what_its_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all commands before the first that needs the page's model."""
-    (tmp_path / "data").symlink_to(shared_data("musique").parent.resolve())
-    monkeypatch.chdir(tmp_path)
-    followed = []
-    for command, shown in shown_by(PAGE.read_text(encoding="utf-8")):
-        if MODEL in command:
-            break
-        assert not_printed(shown, run(*shlex.split(command)[1:])) == [], command
-        followed.append(command.split()[1:3])
-    assert followed == [["data", "prepare"], ["index", "build"], ["data", "show"], ["data", "coverage"],
-                        ["index", "eval"]]  # fmt: skip
-
-
-def test_line_that_no_command_prints_is_found() -> None:
-    printed = (
-        "run 20261122T012418Z-real-sft-s0-43ef: 9 questions, set up in 4.7 s\n1  15.700  a  One long line\n"
-    )
-    same = ["run 20261120T125639Z-real-sft-s0-3d47: 9 questions, set up in 12 s", "1  15.700  a  One …", "…"]
-    assert not_printed(same, printed) == []
-    assert not_printed(["1  15.669  a  One …", "One"], printed) == ["1  15.669  a  One …", "One"]
-
-
-def test_page_written_anew_shows_the_same_lines_of_what_is_printed_now() -> None:
-    page = "```console\n$ srl a\nstep 1/2  loss 3\n…\n1  15.669  a  One …\n```\n"
-    printed = {"srl a": "step 1/2  loss 4\nstep 2/2  loss 9\n\n1  15.700  a  One long line\n2  9.1  b  Two"}
-    assert refreshed(page, printed) == page.replace("loss 3", "loss 4").replace("15.669", "15.700")
-
-
-def test_page_that_is_run_again_runs_what_is_left(tmp_path: Path) -> None:
-    page = "```yaml\na: 1\n```\n\n```console\n$ echo first >> log\n$ echo ran; cat wiki.yaml\nran\n```\n"
-    assert run_page(page, tmp_path, ["first"]).keys() == {"echo first >> log"}
-    printed = run_page(page, tmp_path)
-    assert printed == {"echo first >> log": "", "echo ran; cat wiki.yaml": "ran\na: 1\n"}
-    assert (tmp_path / "log").read_text(encoding="utf-8") == "first\n"
-    shown = page.replace("\nran", "\nrun")
-    assert refreshed(shown, {"echo first >> log": ""}) == shown
-    assert refreshed(shown, printed) == page
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_page_on_retrieval_shows_what_its_commands_print(place: Path) -> None:
-    """Its `my-index` and `stemmed` are the same index."""
-    for name in (WIKI, DEV):
-        (place / "data" / name).unlink(missing_ok=True)
-        (place / "data" / name).symlink_to(shared_data(name).resolve())
-    sources = f"2wikimultihopqa:test=data/{DEV}", f"2wiki-corpus=data/{WIKI}"
-    run("data", "prepare", *sources, "--out", "several")
-    corpus = "--corpus", "several/corpus.jsonl"
-    run("index", "build", *corpus, "--out", "my-index")
-    run("index", "build", *corpus, "--out", "plain", "--set", "stopwords=none", "--set", "stemmer=none")
-    (place / "stemmed").symlink_to("my-index")
-    questions = "--questions", "several/test.parquet"
-    printed = run("index", "eval", "my-index", *questions)
-    printed += run("index", "eval", "plain", "--against", "stemmed", "-k", "10", "--show", "0", *questions)
-    text = (PAGE.parent / "retrieval.md").read_text(encoding="utf-8")
-    tables = re.findall(r"^    ((?:my-index \(|A: stemmed).*?)(?=^\S)", text, re.DOTALL | re.MULTILINE)
-    assert len(tables) == 2
-    assert not_printed([line for line in "".join(tables).splitlines() if line.strip()], printed) == []
-
-
-def test_page_tells_every_command_from_files_to_log() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    [(_, settings)] = files_of(page)
-    assert set(yaml.safe_load(settings)) == {"extends", "data", "search", "sft", "eval"}
-    words = [tuple(command.split()[1:3]) for command in commands_of(page) if command.startswith("srl ")]
-    wanted = {("data", "prepare"), ("data", "demonstrations"), ("index", "build"), ("train", "--algo"),
-              ("eval", "run"), ("inspect", "why"), ("inspect", "sql")}  # fmt: skip
-    assert wanted <= set(words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -542,20 +542,6 @@ def test_imported_file_is_one_that_verl_accepts(tmp_path, text):
         assert node == value
 
 
-def cell(row: KeyMapping, dialect: str) -> str:
-    value = row.defaults.get(dialect, "")
-    if value in ("", NO_DEFAULT):
-        return "·" if value else ""
-    return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def test_table_of_the_page_is_that_of_the_names():
-    lines = (DOCS / "import.md").read_text(encoding="utf-8").partition("## Names")[2].splitlines()
-    assert [line for line in lines if line.startswith("| `")] == [
-        f"| `{row.theirs}` | `{row.ours}` | {cell(row, SEARCH_R1)} | {cell(row, VERL)} |" for row in KEY_TABLE
-    ]
-
-
 # The command
 
 

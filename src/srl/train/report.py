@@ -171,7 +171,7 @@ def nothing_to_learn(values: Mapping[str, float], config: Config) -> str:
     if config.rollout.search and values.get("env/number_of_valid_search") == 0:
         return (
             "no episode searched, so there is nothing to learn about searching; fine-tune the model on "
-            "demonstrations first (docs/cold-start.md)"
+            "demonstrations first (docs/training.md)"
         )
     if values.get("critic/advantages/max") == values.get("critic/advantages/min") == 0:
         return (
