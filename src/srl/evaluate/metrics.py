@@ -8,16 +8,14 @@ F1; `em_completed` leaves it out. The metrics of behaviour (`env/…`) are of co
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import comb
 from statistics import fmean
-from typing import TypeVar
 
 from srl.evaluate.episode_results import EpisodeResult, results_of
 from srl.evaluate.intervals import Interval, interval
 from srl.trajectory import Score, Trajectory
 
-T = TypeVar("T")
 Episodes = Sequence[EpisodeResult] | Sequence[Trajectory]
 
 
@@ -33,11 +31,11 @@ def summarise(
         raise ValueError(f"{len(scores)} scores for {len(episodes)} trajectories")
     results = results_of(episodes)
     metrics = answer_metrics(results, prefix)
-    given = [score.value for score in scores or () if not score.error]
-    if given:
-        metrics[f"{prefix}/score"] = fmean(given)
-    metrics[f"{prefix}/response_length/mean"] = fmean(item.tokens for item in results)
-    metrics[f"{prefix}/total_length/mean"] = fmean(item.total_tokens for item in results)
+    values = [score.value for score in scores or () if not score.error]
+    if values:
+        metrics[f"{prefix}/score"] = fmean(values)
+    metrics[f"{prefix}/response_length/mean"] = fmean(each.tokens for each in results)
+    metrics[f"{prefix}/total_length/mean"] = fmean(each.total_tokens for each in results)
     return metrics | env_metrics(results, scores, f"{prefix}/env")
 
 
@@ -57,19 +55,34 @@ def answer_metrics(episodes: Episodes, prefix: str = "val") -> dict[str, float]:
                                 searched
         em_answer_shown         exact match where one was
     """
-    results = _some(episodes)
-    metrics = {
-        "em": fmean(item.em for item in results),
-        **_em_completed(results),
-        **_em_by_source(results),
-        **_em_by_hops(results),
-        "f1": fmean(item.f1 for item in results),
-        "cover_em": fmean(item.cover_em for item in results),
-        "failed_share": fmean(not item.valid for item in results),
-        **_of_samples(results),
-        **_evidence([item for item in results if item.valid]),
+    results = _results(episodes)
+    completed = [each for each in results if each.valid]
+    metrics: dict[str, float | None] = {
+        "em": fmean(each.em for each in results),
+        "em_completed": _mean(each.em for each in completed),
     }
-    return {f"{prefix}/{name}": float(value) for name, value in metrics.items()}
+    by_source = _em_by(lambda each: each.data_source, results)
+    if len(by_source) > 1:
+        metrics["em_macro"] = fmean(map(fmean, by_source.values()))
+    metrics |= {f"em/{source}": fmean(ems) for source, ems in by_source.items()}
+    by_hops = _em_by(lambda each: str(each.hops), [each for each in results if each.hops is not None])
+    metrics |= {f"em/hops={hops}": fmean(ems) for hops, ems in by_hops.items()}
+    metrics["f1"] = fmean(each.f1 for each in results)
+    metrics["cover_em"] = fmean(each.cover_em for each in results)
+    metrics["failed_share"] = fmean(not each.valid for each in results)
+    samples = _em_by(lambda each: each.question_id, results).values()
+    n = min(map(len, samples))
+    if n > 1:
+        metrics[f"mean@{n}"] = fmean(map(fmean, samples))
+        for k in sorted({2**power for power in range(1, n.bit_length())} | {n}):
+            metrics[f"pass@{k}"] = fmean(pass_at_k(len(ems), int(sum(ems)), k) for ems in samples)
+    recalls = (each.evidence_recall for each in completed)
+    metrics["evidence_recall"] = _mean(recall for recall in recalls if recall is not None)
+    metrics["em_evidence_shown"] = _mean(each.em for each in completed if each.evidence_recall == 1)
+    if any(each.searches for each in completed):
+        metrics["answer_shown"] = fmean(each.answer_shown for each in completed)
+    metrics["em_answer_shown"] = _mean(each.em for each in completed if each.answer_shown)
+    return {f"{prefix}/{name}": float(value) for name, value in metrics.items() if value is not None}
 
 
 def env_metrics(
@@ -83,14 +96,52 @@ def env_metrics(
     `equal_groups_share`: groups whose scores are all the same, of those with two or more;
     `equal_groups_share/right` and `/wrong`: those of them whose answers all match, or none.
     """
-    results = _some(episodes)
-    metrics = _excluded(results)
-    completed = [item for item in results if item.valid]
-    if completed:
-        metrics |= _behaviour(completed)
+    results = _results(episodes)
+    metrics: dict[str, float] = {"excluded_share": fmean(not each.valid for each in results)}
+    by_searches = Counter(each.searches for each in results)
+    excluded = Counter(each.searches for each in results if not each.valid)
+    for number in sorted(by_searches):
+        metrics[f"excluded_share/searches={number}"] = excluded[number] / by_searches[number]
+    searches = sum(each.searches for each in results)
+    faults = sum(each.failed_searches for each in results)
+    metrics["failed_search_share"] = faults / searches if searches else 0.0
+    if completed := [each for each in results if each.valid]:
+        turns = [each.turns for each in completed]
+        metrics |= {
+            "finish_ratio": fmean(each.end == "answered" for each in completed),
+            "truncated_share": fmean(each.end == "truncated" for each in completed),
+            "number_of_actions/mean": fmean(turns),
+            "number_of_actions/max": max(turns),
+            "number_of_actions/min": min(turns),
+            "number_of_valid_action": fmean(each.valid_actions for each in completed),
+            "ratio_of_valid_action": fmean(each.valid_actions / max(each.turns, 1) for each in completed),
+            "number_of_valid_search": fmean(each.valid_searches for each in completed),
+        }
+        by_retriever: Counter[str] = Counter()
+        for each in completed:
+            by_retriever.update(dict(each.named_searches))
+        for name in sorted(by_retriever):
+            metrics[f"number_of_valid_search/retriever={name}"] = by_retriever[name] / len(completed)
     if scores is not None:
         metrics |= _equal_groups(results, scores)
     return {f"{prefix}/{name}": float(value) for name, value in metrics.items()}
+
+
+def _equal_groups(results: Sequence[EpisodeResult], scores: Sequence[Score]) -> dict[str, float]:
+    """The shares of the groups that teach nothing, since all their scores are the same."""
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for result, score in zip(results, scores, strict=True):
+        if result.valid:
+            groups[result.question_id].append((score.value, result.em))
+    pairs = [list(zip(*group, strict=True)) for group in groups.values() if len(group) > 1]
+    if not pairs:
+        return {}
+    equal = [ems for values, ems in pairs if min(values) == max(values)]
+    return {
+        "equal_groups_share": len(equal) / len(pairs),
+        "equal_groups_share/right": sum(min(ems) == 1 for ems in equal) / len(pairs),
+        "equal_groups_share/wrong": sum(max(ems) == 0 for ems in equal) / len(pairs),
+    }
 
 
 def step_metrics(episodes: Episodes, scores: Sequence[Score] | None = None) -> dict[str, float]:
@@ -99,15 +150,15 @@ def step_metrics(episodes: Episodes, scores: Sequence[Score] | None = None) -> d
     `env/repetition` is the mean of `repetition`, where `episodes` are trajectories.
     """
     results = results_of(episodes)
-    lengths = [item.tokens for item in results]
-    repeated = [repetition(item) for item in episodes if isinstance(item, Trajectory)]
-    return {
-        **answer_metrics(results, "train"),
-        **env_metrics(results, scores),
-        **({"env/repetition": fmean(repeated)} if repeated else {}),
+    lengths = [each.tokens for each in results]
+    metrics = answer_metrics(results, "train") | env_metrics(results, scores)
+    repeated = [repetition(each) for each in episodes if isinstance(each, Trajectory)]
+    if repeated:
+        metrics["env/repetition"] = fmean(repeated)
+    return metrics | {
         "response_length/mean": fmean(lengths),
         "response_length/max": float(max(lengths)),
-        "num_turns/mean": fmean(item.turns for item in results),
+        "num_turns/mean": fmean(each.turns for each in results),
     }
 
 
@@ -128,128 +179,14 @@ def em_interval(episodes: Episodes, confidence: float = 0.95) -> Interval | None
     Samples of one question are correlated, so they count as one value, their mean.
     """
     results = results_of(episodes)
-    samples = _values_by(lambda item: item.question_id, lambda item: item.em, results)
-    clusters = {item.question_id: item.cluster for item in results}
-    return interval([fmean(values) for values in samples.values()], list(clusters.values()), confidence)
+    clusters = {each.question_id: each.cluster for each in results}
+    samples = _em_by(lambda each: each.question_id, results)
+    return interval([fmean(samples[name]) for name in clusters], list(clusters.values()), confidence)
 
 
 def mean_seconds(episodes: Episodes) -> float | None:
     """How long an episode took on average, beside those that ran at the same time; None if not known."""
-    known = [item.seconds for item in episodes if item.seconds is not None]
-    return fmean(known) if known else None
-
-
-def _some(episodes: Episodes) -> list[EpisodeResult]:
-    if not episodes:
-        raise ValueError("there are no trajectories to measure")
-    return results_of(episodes)
-
-
-def _em_completed(results: Sequence[EpisodeResult]) -> dict[str, float]:
-    completed = [item.em for item in results if item.valid]
-    return {"em_completed": fmean(completed)} if completed else {}
-
-
-def _em_by_source(results: Sequence[EpisodeResult]) -> dict[str, float]:
-    means = _means_by(lambda item: item.data_source, results)
-    macro = {"em_macro": fmean(means.values())} if len(means) > 1 else {}
-    return macro | {f"em/{source}": mean for source, mean in means.items()}
-
-
-def _em_by_hops(results: Sequence[EpisodeResult]) -> dict[str, float]:
-    means = _means_by(lambda item: str(item.hops), [item for item in results if item.hops is not None])
-    return {f"em/hops={hops}": mean for hops, mean in means.items()}
-
-
-def _means_by(key: Callable[[EpisodeResult], str], results: Sequence[EpisodeResult]) -> dict[str, float]:
-    """The mean exact match for each key, sorted."""
-    groups = _values_by(key, lambda item: item.em, results)
-    return {name: fmean(groups[name]) for name in sorted(groups)}
-
-
-def _values_by(
-    key: Callable[[T], str], value: Callable[[T], float], items: Sequence[T]
-) -> dict[str, list[float]]:
-    groups: dict[str, list[float]] = defaultdict(list)
-    for item in items:
-        groups[key(item)].append(value(item))
-    return groups
-
-
-def _of_samples(results: Sequence[EpisodeResult]) -> dict[str, float]:
-    samples = _values_by(lambda item: item.question_id, lambda item: item.em, results).values()
-    most = min(map(len, samples))
-    powers = (2**power for power in range(1, most.bit_length()))
-    mean = {f"mean@{most}": fmean(map(fmean, samples))} if most > 1 else {}
-    return mean | {
-        f"pass@{k}": fmean(pass_at_k(len(values), int(sum(values)), k) for values in samples)
-        for k in sorted({*powers, most} - {1})
-    }
-
-
-def _evidence(completed: Sequence[EpisodeResult]) -> dict[str, float]:
-    recalls = [item.evidence_recall for item in completed if item.evidence_recall is not None]
-    searched = any(item.searches for item in completed)
-    values = {
-        "evidence_recall": recalls,
-        "em_evidence_shown": [item.em for item in completed if item.evidence_recall == 1],
-        "answer_shown": [float(item.answer_shown) for item in completed if searched],
-        "em_answer_shown": [item.em for item in completed if item.answer_shown],
-    }
-    return {name: fmean(found) for name, found in values.items() if found}
-
-
-def _excluded(results: Sequence[EpisodeResult]) -> dict[str, float]:
-    searches = sum(item.searches for item in results)
-    metrics = {"excluded_share": fmean(not item.valid for item in results)}
-    by_searches = Counter(item.searches for item in results)
-    failed = Counter(item.searches for item in results if not item.valid)
-    for number in sorted(by_searches):
-        metrics[f"excluded_share/searches={number}"] = failed[number] / by_searches[number]
-    faults = sum(item.failed_searches for item in results)
-    metrics["failed_search_share"] = faults / searches if searches else 0.0
-    return metrics
-
-
-def _behaviour(completed: Sequence[EpisodeResult]) -> dict[str, float]:
-    turns = [item.turns for item in completed]
-    return {
-        "finish_ratio": fmean(item.end == "answered" for item in completed),
-        "truncated_share": fmean(item.end == "truncated" for item in completed),
-        "number_of_actions/mean": fmean(turns),
-        "number_of_actions/max": max(turns),
-        "number_of_actions/min": min(turns),
-        "number_of_valid_action": fmean(item.valid_actions for item in completed),
-        "ratio_of_valid_action": fmean(item.valid_actions / max(item.turns, 1) for item in completed),
-        "number_of_valid_search": fmean(item.valid_searches for item in completed),
-        **_by_retriever(completed),
-    }
-
-
-def _by_retriever(completed: Sequence[EpisodeResult]) -> dict[str, float]:
-    """Searches of an episode by each retriever that was asked by its name and answered."""
-    asked: Counter[str] = Counter()
-    for item in completed:
-        asked.update(dict(item.named_searches))
-    return {
-        f"number_of_valid_search/retriever={name}": asked[name] / len(completed) for name in sorted(asked)
-    }
-
-
-def _equal_groups(results: Sequence[EpisodeResult], scores: Sequence[Score]) -> dict[str, float]:
-    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for result, score in zip(results, scores, strict=True):
-        if result.valid:
-            groups[result.question_id].append((score.value, result.em))
-    several = [list(zip(*group, strict=True)) for group in groups.values() if len(group) > 1]
-    if not several:
-        return {}
-    ems = [em if min(values) == max(values) else (0.5,) for values, em in several]
-    return {
-        "equal_groups_share": fmean(min(values) == max(values) for values, _ in several),
-        "equal_groups_share/right": fmean(min(em) == 1 for em in ems),
-        "equal_groups_share/wrong": fmean(max(em) == 0 for em in ems),
-    }
+    return _mean(each.seconds for each in episodes if each.seconds is not None)
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -260,3 +197,23 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {samples} samples: k must be between 1 and the samples")
     return 1.0 - comb(samples - correct, k) / comb(samples, k)
+
+
+def _results(episodes: Episodes) -> list[EpisodeResult]:
+    if not episodes:
+        raise ValueError("there are no trajectories to measure")
+    return results_of(episodes)
+
+
+def _em_by(key: Callable[[EpisodeResult], str], results: Sequence[EpisodeResult]) -> dict[str, list[float]]:
+    """Exact match of the episodes by key, sorted."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        groups[key(result)].append(result.em)
+    return {name: groups[name] for name in sorted(groups)}
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    """None for no values."""
+    values = list(values)
+    return fmean(values) if values else None

@@ -144,8 +144,8 @@ def _score_all(
 ) -> int:
     """Write the scores of all trajectories that are not `done`, beside those `known`; how many they are.
 
-    Raises UserError, and writes nothing, if a resumed run has replaced an episode meanwhile: its id would keep
-    the score of another answer.
+    Raises UserError, and writes nothing, if a resumed run has replaced an episode meanwhile: its id would
+    keep the score of another answer.
     """
     episodes, scored = _episodes(log), 0
     missing = episodes.keys() - done
