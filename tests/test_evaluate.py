@@ -82,12 +82,6 @@ def test_em_by_source_and_by_hops_and_the_mean_over_sources() -> None:
     assert metrics["test/em/hops=3"] == 0
 
 
-def test_em_is_a_micro_average() -> None:
-    batch = [episode(RIGHT, "1", "a"), *(episode(WRONG, str(i), "b") for i in range(2, 5))]
-    metrics = answer_metrics(batch)
-    assert (metrics["val/em"], metrics["val/em_macro"]) == (0.25, 0.5)
-
-
 def test_a_failed_episode_counts_zero_beside_em_over_the_completed() -> None:
     batch = [
         episode(RIGHT, "1"),
@@ -135,11 +129,8 @@ def test_mean_at_k_weighs_questions_the_same_however_many_samples_they_have() ->
     answers = {"a": [RIGHT, RIGHT, RIGHT, RIGHT], "b": [WRONG, WRONG]}
     batch = [episode(text, q, sample=i) for q, texts in answers.items() for i, text in enumerate(texts)]
     metrics = answer_metrics(batch)
-    assert (metrics["val/mean@2"], metrics["val/pass@2"], metrics["val/em"]) == (
-        0.5,
-        0.5,
-        pytest.approx(2 / 3),
-    )
+    assert metrics["val/mean@2"] == metrics["val/pass@2"] == 0.5
+    assert metrics["val/em"] == pytest.approx(2 / 3)
 
 
 @settings(deadline=None)
@@ -150,28 +141,9 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_sample(samples: list[
     assert pass_at_k(len(samples), sum(samples), k) == pytest.approx(drawn)
 
 
-def test_pass_at_more_than_the_samples_is_refused() -> None:
-    with pytest.raises(ValueError, match="pass@5 of 4"):
-        pass_at_k(4, 1, 5)
-
-
-@settings(deadline=None)
-@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_interval_is_that_of_scipy(counts: tuple[int, int]) -> None:
-    stats = pytest.importorskip("scipy.stats")
-    expected = stats.binomtest(*counts).proportion_ci(method="wilson")
-    assert wilson_interval(counts[0] / counts[1], counts[1]) == pytest.approx(
-        (expected.low, expected.high), abs=1e-9
-    )
-
-
-def test_wilson_interval_of_a_known_case() -> None:
-    assert wilson_interval(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
-
-
 def test_interval_is_wilsons_for_one_sample_a_question() -> None:
     batch = [episode(RIGHT if i < 8 else WRONG, str(i)) for i in range(10)]
-    assert em_interval(batch) == wilson_interval(0.8, 10)
+    assert em_interval(batch) == wilson_interval(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
 
 
 def test_more_samples_that_agree_do_not_narrow_the_interval() -> None:
@@ -202,13 +174,6 @@ def test_questions_of_one_document_count_together_and_of_too_few_have_no_interva
     assert together is not None
     assert together.high - together.low > 2 * (alone.high - alone.low)
     assert em_interval(of(20)) is None
-
-
-@pytest.mark.parametrize("answer", [RIGHT, WRONG])
-def test_interval_of_samples_that_are_all_alike_counts_questions(answer: str) -> None:
-    batch = [episode(answer, str(q), sample=s) for q in range(10) for s in range(4)]
-    assert em_interval(batch) == wilson_interval(float(answer == RIGHT), 10)
-    assert em_interval(batch[:4]) == wilson_interval(float(answer == RIGHT), 1)
 
 
 def test_env_metrics_by_hand() -> None:
@@ -256,6 +221,7 @@ def test_equal_groups_are_those_that_teach_nothing() -> None:
     batch = [episode(question=question, end=end) for question, end in ends]
     scores = [Score(value) for value in (1, 1, 1, 0, 1, 0, 1)]
     assert env_metrics(batch, scores)["env/equal_groups_share"] == 0.5
+    assert "env/equal_groups_share" not in env_metrics([episode()], [Score(1)])
 
 
 def test_equal_groups_are_told_apart_by_whether_their_answers_match() -> None:
@@ -266,10 +232,6 @@ def test_equal_groups_are_told_apart_by_whether_their_answers_match() -> None:
     assert found["env/equal_groups_share"] == 1.0
     assert found["env/equal_groups_share/right"] == 0.5
     assert found["env/equal_groups_share/wrong"] == 0.25
-
-
-def test_groups_of_one_have_no_equal_share() -> None:
-    assert "env/equal_groups_share" not in env_metrics([episode()], [Score(1)])
 
 
 def test_summary_holds_answers_reward_and_environment_under_its_prefix() -> None:
@@ -361,8 +323,10 @@ def test_nothing_to_measure_and_a_wrong_number_of_scores_are_refused() -> None:
     for measure in (summarise, answer_metrics, env_metrics):
         with pytest.raises(ValueError, match="no trajectories"):
             measure([])
-    with pytest.raises(ValueError, match="1 scores for 2"):
+    with pytest.raises(ValueError, match="scores"):
         summarise([episode(), episode()], [Score(1)])
+    with pytest.raises(ValueError, match="pass@5"):
+        pass_at_k(4, 1, 5)
 
 
 def test_repetition_is_the_share_of_n_grams_that_a_turn_has_before() -> None:

@@ -109,12 +109,6 @@ def test_a_busy_hub_is_asked_again_and_a_dead_one_given_up(hub, tmp_path):
         get(hub, tmp_path / "other")
 
 
-def test_offline_mode_of_the_hubs_library_holds(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="PeterJinGo/wiki-18-e5-index"):
-        plan_pull("wiki18-e5", tmp_path / "e5", endpoint=hub.url)
-
-
 def test_the_token_stays_with_the_hub(hub, tmp_path):
     get(hub, tmp_path / "e5")
     given = {path.partition("/PeterJinGo")[0]: token for path, token in hub.tokens}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -210,17 +208,6 @@ def test_a_directory_of_somebody_else_is_not_built_in(plugin, corpus, tmp_path):
     with pytest.raises(UserError, match=r"out\.building"):
         build_index(corpus, tmp_path / "out", "shards", overwrite=True)
     assert (tmp_path / "out.building" / "thesis.tex").exists()
-
-
-def test_two_builds_of_one_index_do_not_mix(plugin, corpus, tmp_path):
-    building = tmp_path / "out.building"
-    building.mkdir()
-    held = os.open(building, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    with pytest.raises(UserError, match=r"out\.building"):
-        build_index(corpus, tmp_path / "out", "shards")
-    os.close(held)
-    build_index(corpus, tmp_path / "out", "shards")
 
 
 def test_another_encoder_is_another_index_and_is_not_searched_with(plugin, corpus, tmp_path):

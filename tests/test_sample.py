@@ -85,11 +85,8 @@ def test_strata_get_their_share_of_a_set() -> None:
 def test_a_larger_budget_includes_the_questions_of_a_smaller_one(sets: Mapping[str, list[Question]]) -> None:
     draws = [set(draw(sets, budget).ids) for budget in (30, 31, 100, 400, 401, 2000, 5000)]
     assert all(smaller < larger for smaller, larger in pairwise(draws))
-
-
-def test_the_order_of_the_files_does_not_change_the_draw(sets: Mapping[str, list[Question]]) -> None:
     shuffled = [item for name in reversed(sets) for item in reversed(sets[name])]
-    assert set(Selection(300).draw(shuffled).ids) == set(draw(sets, 300).ids)
+    assert set(Selection(400).draw(shuffled).ids) == draws[3]
 
 
 def test_the_draw_is_the_same_on_every_machine() -> None:
@@ -98,17 +95,17 @@ def test_the_draw_is_the_same_on_every_machine() -> None:
     assert draw({"s": questions}, 4, seed=1).ids != draw({"s": questions}, 4).ids
 
 
-def test_rare_types_are_drawn_together() -> None:
-    kinds = ["common"] * 96 + ["odd", "rare", "rare", "rarer"]
-    questions = [Question(str(i), "Q?", ("a",), metadata={"type": kind}) for i, kind in enumerate(kinds)]
-    assert draw({"s": questions}).sizes == {Stratum("s", "common"): 96, Stratum("s", "other"): 4}
-
-
-def test_a_type_named_other_keeps_its_questions_beside_the_rare_ones() -> None:
-    kinds = ["fact"] * 50 + ["other"] * 40 + ["a"] * 2 + ["b"] * 2
+@pytest.mark.parametrize(
+    ("kinds", "sizes"),
+    [
+        (["common"] * 96 + ["odd", "rare", "rare", "rarer"], {"common": 96, "other": 4}),
+        (["fact"] * 50 + ["other"] * 40 + ["a"] * 2 + ["b"] * 2, {"fact": 50, "other": 44}),
+    ],
+)
+def test_rare_types_are_drawn_together(kinds: list[str], sizes: Mapping[str, int]) -> None:
     questions = [Question(str(i), "Q?", ("a",), metadata={"type": kind}) for i, kind in enumerate(kinds)]
     drawn = draw({"s": questions})
-    assert drawn.sizes == {Stratum("s", "fact"): 50, Stratum("s", "other"): 44}
+    assert drawn.sizes == {Stratum("s", kind): size for kind, size in sizes.items()}
     assert set(drawn.ids) == {question.id for question in questions}
 
 
@@ -221,20 +218,6 @@ def test_a_small_set_without_a_right_answer_does_not_make_the_mean_over_sets_cer
     shares = [(2 / 3) / (n + 4 / 3) for n in sizes.values()]
     spread = sum(p * (1 - p) / (n + 4 / 3) for p, n in zip(shares, sizes.values(), strict=True)) / 9
     assert found.interval == pytest.approx((0.0, sum(shares) / 3 + 1.96 * sqrt(spread)), rel=0.01)
-
-
-def test_one_value_everywhere_still_leaves_an_error() -> None:
-    questions = [Question(str(i), "Q?", ("a",)) for i in range(100)]
-    sample = draw({"s": questions}, 20)
-    found = estimate(dict.fromkeys(sample.ids, 0.0), sample)
-    assert found.interval == wilson_interval(0.0, 20)
-    assert found.full == pytest.approx(wilson_interval(0.0, 25))
-
-
-def test_a_stratum_with_one_question_takes_the_variance_of_its_set() -> None:
-    found = estimate({"sx0": 0.2, "sx1": 0.4, "sy0": 0.9}, two_strata("s", (40, 1), (2, 1)))
-    assert found.mean == pytest.approx((40 * 0.3 + 0.9) / 41)
-    assert found.full.low < found.mean < found.full.high
 
 
 def test_a_question_without_a_result_is_an_error(sets: Mapping[str, list[Question]]) -> None:

@@ -38,23 +38,28 @@ class PassageStore(Sequence[Passage]):
         self.directory = Path(directory)
         self._offsets = self._load("offsets.npy")  # (2n + 1,)
         self._bounds = memoryview(self._offsets)  # type: ignore[arg-type]  # slices faster than an array
-        self._hashes = self._load("hashes.npy")  # (n,)
-        self._rows = self._load("rows.npy")  # (n,)
+        self._hashes, self._rows = self._load("hashes.npy"), self._load("rows.npy")  # both (n,)
         self._text = self._map("text.bin")
-        self._urls = _Urls(self) if (self.directory / f"{_URLS}text.bin").exists() else None
-        sizes = (2 * len(self._rows) + 1, len(self._hashes), int(self._offsets[-1]))
-        if sizes != (len(self._offsets), len(self._rows), len(self._text)):
-            raise UserError(f"{self.directory}: its files do not match each other; build the index again")
+        sizes = [(len(self._offsets), 2 * len(self) + 1), (len(self._hashes), len(self))]
+        sizes += [(len(self._text), int(self._offsets[-1]))]
+        self._has_urls = (self.directory / f"{_URLS}text.bin").exists()
+        if self._has_urls:
+            self._url_offsets = self._load(f"{_URLS}offsets.npy")  # (n + 1,)
+            self._url_hashes, self._url_rows = (
+                self._load(f"{_URLS}hashes.npy"),
+                self._load(f"{_URLS}rows.npy"),
+            )
+            self._url_text = self._map(f"{_URLS}text.bin")
+            sizes += [(len(self._url_offsets), len(self) + 1), (len(self._url_hashes), len(self._url_rows))]
+            sizes += [(len(self._url_text), int(self._url_offsets[-1]))]
+        if any(there != expected for there, expected in sizes):
+            raise UserError(
+                f"{self.directory}: its files do not match each other", hint="build the index again"
+            )
 
     def _map(self, name: str) -> mmap:
         with open(self._file(name), "rb") as file:
             return mmap(file.fileno(), 0, access=ACCESS_READ)
-
-    def _file(self, name: str) -> Path:
-        path = self.directory / name
-        if not path.is_file() or not path.stat().st_size:
-            raise UserError(f"{path} is missing or empty: the passage store is incomplete")
-        return path
 
     def _load(self, name: str) -> np.ndarray:
         path = self._file(name)
@@ -62,6 +67,12 @@ class PassageStore(Sequence[Passage]):
             return np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
             raise UserError(f"{path}: truncated or not a numpy file ({error})") from error
+
+    def _file(self, name: str) -> Path:
+        path = self.directory / name
+        if not path.is_file() or not path.stat().st_size:
+            raise UserError(f"{path} is missing or empty: the passage store is incomplete")
+        return path
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -75,14 +86,18 @@ class PassageStore(Sequence[Passage]):
         """The passage at `row` (from 0; negative from the end). Raises IndexError."""
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} passages")
-        first = 2 * (row % len(self))
-        start, middle, end = self._bounds[first : first + 3].tolist()
+        row %= len(self)
+        start, middle, end = self._bounds[2 * row : 2 * row + 3].tolist()
         name, contents = self._text[start:middle], self._text[middle:end]
-        url = self._urls.of(row % len(self)) if self._urls else ""
+        url = self._url(row) if self._has_urls else ""
         return Passage(name.decode(*_ENCODING), contents.decode(*_ENCODING), url)
 
     def __iter__(self) -> Iterator[Passage]:
         return (self[row] for row in range(len(self)))
+
+    def _url(self, row: int) -> str:
+        start, end = self._url_offsets[row : row + 2].tolist()
+        return self._url_text[start:end].decode(*_ENCODING)
 
     def row(self, passage_id: str) -> int | None:
         """The row of the passage with this id, or None."""
@@ -91,32 +106,11 @@ class PassageStore(Sequence[Passage]):
     def passage(self, name: str) -> Passage:
         """The passage with this id, or else the first one with this web address. Raises KeyError."""
         row = self.row(name)
-        if row is None and self._urls:
-            row = self._urls.row(name)
+        if row is None and self._has_urls:
+            row = _find(name, self._url_hashes, self._url_rows, self._url)
         if row is None:
             raise KeyError(name)
         return self[row]
-
-
-class _Urls:
-    """The web addresses of a store's passages."""
-
-    def __init__(self, store: PassageStore) -> None:
-        self._text = store._map(f"{_URLS}text.bin")
-        self._offsets, self._hashes, self._rows = (
-            store._load(f"{_URLS}{name}.npy") for name in ("offsets", "hashes", "rows")
-        )
-        sizes = (len(store._rows) + 1, len(self._rows), int(self._offsets[-1]))
-        if sizes != (len(self._offsets), len(self._hashes), len(self._text)):
-            raise UserError(f"{store.directory}: its files do not match each other; build the index again")
-
-    def of(self, row: int) -> str:
-        start, end = self._offsets[row : row + 2].tolist()
-        return self._text[start:end].decode(*_ENCODING)
-
-    def row(self, url: str) -> int | None:
-        """The first row with this address, or None."""
-        return _find(url, self._hashes, self._rows, self.of)
 
 
 def _find(name: str, hashes: np.ndarray, rows: np.ndarray, name_of: Callable[[int], str]) -> int | None:
@@ -175,12 +169,9 @@ def write_passages(
         url_ends.extend([urls.tell()] * (len(hashes) + 1 - len(url_ends)))
     if not hashes:
         raise UserError("the corpus has no passages; an index needs at least one")
-    _write_arrays(directory, np.frombuffer(offsets, np.uint64), np.frombuffer(hashes, np.uint64))
+    _save(directory, "", offsets, hashes, np.arange(len(hashes)))
     if url_rows:
-        np.save(directory / f"{_URLS}offsets.npy", np.frombuffer(url_ends, np.uint64))
-        order = np.argsort(np.frombuffer(url_hashes, np.uint64), kind="stable")
-        np.save(directory / f"{_URLS}hashes.npy", np.frombuffer(url_hashes, np.uint64)[order])
-        np.save(directory / f"{_URLS}rows.npy", np.frombuffer(url_rows, np.int64)[order])
+        _save(directory, _URLS, url_ends, url_hashes, np.frombuffer(url_rows, np.int64))
     else:
         for name in directory.glob(f"{_URLS}*"):  # also of an earlier attempt
             name.unlink()
@@ -189,11 +180,12 @@ def write_passages(
     return store
 
 
-def _write_arrays(directory: Path, offsets: np.ndarray, hashes: np.ndarray) -> None:
-    order = np.argsort(hashes, kind="stable")
-    np.save(directory / "offsets.npy", offsets)
-    np.save(directory / "hashes.npy", hashes[order])
-    np.save(directory / "rows.npy", order.astype(np.int64))
+def _save(directory: Path, prefix: str, offsets: array[int], hashes: array[int], rows: np.ndarray) -> None:
+    """Write offsets, and the hashes of the names sorted, with the row of each; equal ones in their order."""
+    order = np.argsort(np.frombuffer(hashes, np.uint64), kind="stable")
+    np.save(directory / f"{prefix}offsets.npy", np.frombuffer(offsets, np.uint64))
+    np.save(directory / f"{prefix}hashes.npy", np.frombuffer(hashes, np.uint64)[order])
+    np.save(directory / f"{prefix}rows.npy", rows[order].astype(np.int64))
 
 
 def _refuse_duplicates(store: PassageStore) -> None:
@@ -202,9 +194,7 @@ def _refuse_duplicates(store: PassageStore) -> None:
         row = int(rows[position])
         first = store.row(store[row].id)
         if first is not None and first != row:
-            raise UserError(
-                f"passages {first + 1} and {row + 1} have the same id, {store[row].id!r}; ids must be unique"
-            )
+            raise UserError(f"passages {first + 1} and {row + 1} have the same id, {store[row].id!r}")
 
 
 def _hash(passage_id: str) -> int:
