@@ -96,7 +96,7 @@ def test_a_cassette_and_the_options_of_retrievers_have_absolute_paths(here, monk
         search__cassette="record cassettes/run.jsonl",
         retriever__e5={"model": "encoder", "index": "Flat"},
         retriever__hybrid={"retrievers": {"bm25": {}, "e5": {"model": "encoder"}}},
-        retriever__rerank={"model": "encoder", "retriever": "e5", "options": {"model": "encoder"}},
+        retriever__rerank={"model": "encoder", "retrievers": {"e5": {"model": "encoder"}}},
         search__retrievers={
             "web": {
                 "retriever": "web",
@@ -111,7 +111,7 @@ def test_a_cassette_and_the_options_of_retrievers_have_absolute_paths(here, monk
     assert saved.retriever.options("e5")["model"] == encoder
     assert saved.retriever.options("hybrid")["retrievers"]["e5"]["model"] == encoder
     assert saved.retriever.options("rerank")["model"] == encoder
-    assert saved.retriever.options("rerank")["options"]["model"] == encoder
+    assert saved.retriever.options("rerank")["retrievers"]["e5"]["model"] == encoder
     assert saved.search.retrievers["web"].options["cache"] == str(here / "l.sqlite")
 
 

@@ -144,17 +144,13 @@ def option_paths(kind: str, plugin: str, options: Mapping[str, Any]) -> Found:
     """The options of a plugin that hold paths.
 
     These are fields of type `pathlib.Path`, and texts marked with `json_schema_extra={"path": True}`. A
-    mapping of retrievers holds their options, and so does a mapping beside the option `retriever`.
+    mapping of retrievers holds their options.
     """
     fields = _fields(kind, plugin)
     for name, value in options.items():
         if isinstance(value, str) and name in fields:
             yield from _text(fields[name], name, value)
         elif isinstance(value, Mapping) and kind == "retriever":
-            if "retriever" in fields:
-                inner = str(options.get("retriever", fields["retriever"].default))
-                yield from _below((name,), option_paths(kind, inner, value))
-                continue
             for inner, below in value.items():
                 if isinstance(below, Mapping):
                     yield from _below((name, inner), option_paths(kind, inner, below))

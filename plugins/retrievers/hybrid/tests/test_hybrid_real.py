@@ -72,7 +72,7 @@ def test_a_build_that_was_killed_goes_on_and_is_the_same(tmp_path):
 
 def test_a_cross_encoder_reads_what_both_found(tmp_path):
     model = cross_encoder(tmp_path / "model")
-    options = {"model": str(model), "max_length": 64, "retriever": "hybrid", "options": BOTH}
+    options = {"model": str(model), "max_length": 64, **BOTH}
     manifest = build_index(PASSAGES, tmp_path / "one", "rerank", options)
     assert {"cross-encoder", "e5 encoder"} <= set(manifest.identity)
     assert set(found(tmp_path / "one", "mountain in Africa")) == {passage.id for passage in PASSAGES}

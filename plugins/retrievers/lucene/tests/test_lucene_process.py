@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -67,7 +66,7 @@ print(len(index.search(["castle"], 1)[0]))
 """
     done = run(code, str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].startswith("Lucene does not work after a fork")
+    assert "fork" in done.stdout.splitlines()[0]
     assert done.stdout.splitlines()[1] == "1"
 
 
@@ -82,7 +81,7 @@ def progress(stage, done, total):
     if stage == "indexing" and done and not said:
         said.append(print("indexing", flush=True))
 try:
-    build_index(passages, sys.argv[1], "lucene", {"n_threads": 2}, progress)
+    build_index(passages, sys.argv[1], "lucene", {}, progress)
     print("built")
 except KeyboardInterrupt:
     print("interrupted")
@@ -92,9 +91,7 @@ except KeyboardInterrupt:
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "indexing\n"
-    start = time.monotonic()
     child.send_signal(signal.SIGINT)
     assert child.stdout.readline() == "interrupted\n"
     assert child.wait(120) == 0
-    assert time.monotonic() - start < 120
     assert not list(tmp_path.iterdir())

@@ -33,7 +33,7 @@ class Embeddings:
             file.truncate(file.seek(end))
             file.write(np.ascontiguousarray(vectors, np.float32).data)
             file.flush()
-            os.fsync(file)
+            os.fsync(file.fileno())
 
     def read(self) -> np.ndarray:
         """All vectors (N, D), memory-mapped."""

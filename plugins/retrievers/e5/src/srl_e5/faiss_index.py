@@ -78,7 +78,7 @@ def write_index(index: Any, vectors: np.ndarray, target: Path) -> None:
         part.unlink(missing_ok=True)
         raise UserError(f"{target} could not be written: {_reason(error)}") from error
     with open(part, "rb") as file:
-        os.fsync(file)
+        os.fsync(file.fileno())
     os.replace(part, target)
 
 

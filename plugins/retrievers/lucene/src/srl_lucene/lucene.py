@@ -1,16 +1,21 @@
-"""Creates Lucene's Java objects: analyzers, readers, searchers, writers."""
+"""Lucene's Java objects: analyzers, readers and searchers, and the writing of an index."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError, first_line
+from srl.index import PassageStore
+from srl_lucene import java
 from srl_lucene.java import java_class, private_class, upcast
 from srl_lucene.options import Options
 
 CONTENTS = "contents"
 """Name of the searched field, the same as pyserini's."""
+_BUFFER_MB = 256
 
 
 def analyzer(options: Options) -> Any:
@@ -20,27 +25,20 @@ def analyzer(options: Options) -> Any:
     """
     from jnius import JavaException
 
-    made = _analyzer(options)
+    if options.language == "en":
+        english = java_class("io.anserini.analysis.DefaultEnglishAnalyzer")
+        return english.fromArguments(options.stemmer, options.stopwords == "none", None)
+    others = java_class("io.anserini.analysis.AnalyzerMap")
     try:
-        java_class("io.anserini.analysis.AnalyzerUtils").analyze(made, "1066")
+        chosen = others.getLanguageSpecificAnalyzer(options.language)
+        java_class("io.anserini.analysis.AnalyzerUtils").analyze(chosen, "1066")
     except JavaException as error:
         raise UserError(
-            f"language={options.language} needs a module that this Java lacks ({reason(error)}); "
-            "set JAVA_HOME to a full JDK"
+            f"this Java lacks a module for the language {options.language}: {_reason(error)}",
+            key="retriever.lucene.language",
+            hint="set JAVA_HOME to a full JDK",
         ) from error
-    return made
-
-
-def _analyzer(options: Options) -> Any:
-    if options.language != "en":
-        return java_class("io.anserini.analysis.AnalyzerMap").getLanguageSpecificAnalyzer(options.language)
-    english = java_class("io.anserini.analysis.DefaultEnglishAnalyzer")
-    return english.fromArguments(options.stemmer, options.stopwords == "none", None)
-
-
-def reason(error: Exception) -> str:
-    """The message of a Java exception, in one line."""
-    return first_line(error).removeprefix("JVM exception occurred: ")
+    return chosen
 
 
 def reader(folder: Path) -> Any:
@@ -50,7 +48,7 @@ def reader(folder: Path) -> Any:
     try:
         opened = java_class("org.apache.lucene.index.DirectoryReader").open(_directory(folder))
     except JavaException as error:
-        raise UserError(f"{folder} is not a readable Lucene index: {reason(error)}") from error
+        raise UserError(f"{folder} is not a readable Lucene index: {_reason(error)}") from error
     return upcast("org.apache.lucene.index.IndexReader", opened)
 
 
@@ -59,44 +57,59 @@ def searcher(opened: Any, options: Options) -> Any:
     java_class("org.apache.lucene.search.IndexSearcher").setMaxClauseCount(2**31 - 1)
     for name in ("Query", "TopDocs", "ScoreDoc"):  # classes of results, loaded here because threads must not
         java_class(f"org.apache.lucene.search.{name}")
-    made = private_class(
+    search = private_class(
         "org/apache/lucene/search/IndexSearcher",
         "(Lorg/apache/lucene/index/IndexReader;)V",
         setSimilarity="(Lorg/apache/lucene/search/similarities/Similarity;)V",
         search="(Lorg/apache/lucene/search/Query;I)Lorg/apache/lucene/search/TopDocs;",
     )(opened)
-    made.setSimilarity(
-        java_class("org.apache.lucene.search.similarities.BM25Similarity")(options.k1, options.b)
-    )
-    return made
+    bm25 = java_class("org.apache.lucene.search.similarities.BM25Similarity")
+    search.setSimilarity(bm25(options.k1, options.b))
+    return search
 
 
-def writer(folder: Path, terms_of: Any, buffer_mb: float) -> Any:
-    """A Lucene IndexWriter for the index in `folder`, created if necessary. It keeps the documents' order.
+def write_index(store: PassageStore, folder: Path, options: Options, progress: Callable[[int], None]) -> None:
+    """Index the passages of `store` into `folder`, in one segment, whose n-th document is the n-th passage.
 
-    Only adjacent segments are merged, so the n-th document added stays the n-th.
+    The texts are kept in the store only. Raises UserError, such as for a heap that is too small.
     """
-    config = java_class("org.apache.lucene.index.IndexWriterConfig")(terms_of)
+    from jnius import JavaException
+
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed build
+    try:
+        document, field = _document()
+        writer = _writer(folder, analyzer(options))
+        try:
+            for count, passage in enumerate(store, start=1):
+                field.setStringValue(java.text(passage.contents))
+                writer.addDocument(document)
+                progress(count)
+            writer.forceMerge(1)
+        finally:
+            writer.close()
+    except JavaException as error:
+        key = "retriever.lucene.heap" if "OutOfMemoryError" in str(error) else None
+        raise UserError(f"Lucene could not write the index: {_reason(error)}", key=key) from error
+    (folder / "write.lock").unlink()
+
+
+def _writer(folder: Path, terms: Any) -> Any:
+    """A Lucene IndexWriter. Only adjacent segments are merged, so the n-th document added stays the n-th."""
+    heap_mb = int(java_class("java.lang.Runtime").getRuntime().maxMemory()) >> 20
+    config = java_class("org.apache.lucene.index.IndexWriterConfig")(terms)
     config.setMergePolicy(java_class("org.apache.lucene.index.LogByteSizeMergePolicy")())
-    config.setRAMBufferSizeMB(buffer_mb)
+    config.setRAMBufferSizeMB(min(heap_mb / 4, _BUFFER_MB))
     config.setUseCompoundFile(False)
     return private_class(
         "org/apache/lucene/index/IndexWriter",
         "(Lorg/apache/lucene/store/Directory;Lorg/apache/lucene/index/IndexWriterConfig;)V",
         addDocument="(Ljava/lang/Iterable;)J",
-        addIndexes="([Lorg/apache/lucene/store/Directory;)J",
         forceMerge="(I)V",
         close="()V",
     )(_directory(folder), config)
 
 
-def join(target: Any, folders: list[Path]) -> None:
-    """Append the indexes in `folders` to the index of the writer `target`, in their order."""
-    if folders:
-        target.addIndexes([_directory(folder) for folder in folders])
-
-
-def document() -> tuple[Any, Any]:
+def _document() -> tuple[Any, Any]:
     """A document with one searchable field, and that field. Both are reused for all passages.
 
     Term frequencies are indexed. Positions, which BM25 does not use, and the text are not.
@@ -110,17 +123,17 @@ def document() -> tuple[Any, Any]:
         "(Ljava/lang/String;Ljava/lang/CharSequence;Lorg/apache/lucene/index/IndexableFieldType;)V",
         setStringValue="(Ljava/lang/String;)V",
     )(CONTENTS, empty, kind)
-    made = java_class("org.apache.lucene.document.Document")()
-    made.add(field)
-    return made, field
-
-
-def heap_mb() -> int:
-    """The maximum size of Java's heap in MiB."""
-    return int(java_class("java.lang.Runtime").getRuntime().maxMemory()) >> 20
+    document = java_class("org.apache.lucene.document.Document")()
+    document.add(field)
+    return document, field
 
 
 def _directory(folder: Path) -> Any:
     path = java_class("java.nio.file.Paths").get(str(folder))
     opened = java_class("org.apache.lucene.store.FSDirectory").open(path)
     return upcast("org.apache.lucene.store.Directory", opened)
+
+
+def _reason(error: Exception) -> str:
+    """The message of a Java exception, in one line."""
+    return first_line(error).removeprefix("JVM exception occurred: ")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Language = Literal[
     "en", "ar", "bn", "da", "de", "es", "fa", "fi", "fr", "hi", "hu", "id", "it",
@@ -29,22 +28,12 @@ class Options(BaseModel):
     stopwords: Literal["english", "none"] = "english"
     """English stop words: Lucene's 33, or none. The analyzers of other languages have their own."""
     n_threads: int = Field(default=1, ge=1, le=256, json_schema_extra={"runtime": True})
-    """Threads of a build, and of a search call."""
-    heap: str = Field(default="2g", json_schema_extra={"runtime": True})
+    """Threads of a search call."""
+    heap: str = Field(default="2g", pattern=r"^[1-9]\d*[mg]$", json_schema_extra={"runtime": True})
     """Maximum Java heap, such as 512m. The memory-mapped index is not part of it."""
-
-    @field_validator("heap")
-    @classmethod
-    def _size(cls, value: str) -> str:
-        if not re.fullmatch(r"[1-9]\d*[mg]", value):
-            raise ValueError("expected a size, such as 512m or 2g")
-        return value
 
     @model_validator(mode="after")
     def _english_only(self) -> Options:
         if self.language != "en" and (self.stemmer, self.stopwords) != ("porter", "english"):
-            raise ValueError(
-                f"stemmer and stopwords are for English; language={self.language} brings its own, "
-                "leave the two out"
-            )
+            raise ValueError(f"stemmer and stopwords are for English; {self.language} has its own")
         return self

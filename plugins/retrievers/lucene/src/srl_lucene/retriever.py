@@ -16,7 +16,6 @@ from srl.errors import UserError
 from srl.index import PassageStore, RetrieverBase, keep_passages, open_passages
 from srl.trajectory import Hit, Passage
 from srl_lucene import java, lucene, pyserini_import
-from srl_lucene.build import write_index
 from srl_lucene.options import Options
 
 
@@ -30,7 +29,8 @@ class LuceneRetriever(RetrieverBase):
 
     def build(self, passages: Iterable[Passage], directory: Path, progress: Callable[[int], None]) -> None:
         """Write the index of `passages` into `directory`; `progress` gets the number analysed so far."""
-        write_index(keep_passages(passages, directory), directory / self.name, self.options, progress)
+        java.start(self.options.heap)
+        lucene.write_index(keep_passages(passages, directory), directory / self.name, self.options, progress)
 
     def passages_in(self, source: Path) -> Iterator[Passage]:
         """The passages stored in a Lucene index that pyserini built with `--storeRaw`, in its order."""
@@ -50,20 +50,14 @@ class LuceneRetriever(RetrieverBase):
         self._store = open_passages(directory)
         self._rows = pyserini_import.read_rows(directory / self.name)
         with java.lock:
-            self._set_up(directory / self.name)
+            reader = lucene.reader(directory / self.name)
+            if reader.maxDoc() != len(self._store if self._rows is None else self._rows):
+                raise UserError(f"{directory / self.name} is not the index of these passages")
+            self._searcher = lucene.searcher(reader, self.options)
+            self._analyzer = lucene.analyzer(self.options)
+            self._generator = java.java_class("io.anserini.search.query.BagOfWordsQueryGenerator")()
         self._answer([""], 1)
         return self
-
-    def _set_up(self, folder: Path) -> None:
-        reader = lucene.reader(folder)
-        known = len(self._store) if self._rows is None else len(self._rows)
-        if reader.maxDoc() != known:
-            raise UserError(
-                f"{folder} has {reader.maxDoc():,} documents, expected {known:,}; build the index again"
-            )
-        self._searcher = lucene.searcher(reader, self.options)
-        self._analyzer = lucene.analyzer(self.options)
-        self._generator = java.java_class("io.anserini.search.query.BagOfWordsQueryGenerator")()
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         """Up to `k` hits for each query, best first, equal scores in the order of the passages.
@@ -95,12 +89,12 @@ class LuceneRetriever(RetrieverBase):
         terms = self._generator.buildQuery(lucene.CONTENTS, self._analyzer, java.text(query))
         if self._rows is None:
             return self._documents(terms, k)
-        wanted, found = 2 * k, self._documents(terms, 2 * k)
-        while len(found) == wanted and found[-1][1] == found[k - 1][1]:
-            wanted *= 2
-            found = self._documents(terms, wanted)
-        rows = [(int(self._rows[number]), score) for number, score in found]
+        depth, documents = 2 * k, self._documents(terms, 2 * k)
+        while len(documents) == depth and documents[-1][1] == documents[k - 1][1]:
+            depth *= 2
+            documents = self._documents(terms, depth)
+        rows = [(int(self._rows[number]), score) for number, score in documents]
         return sorted(rows, key=lambda pair: (-pair[1], pair[0]))[:k]
 
     def _documents(self, terms: object, k: int) -> list[tuple[int, float]]:
-        return [(found.doc, found.score) for found in self._searcher.search(terms, k).scoreDocs]
+        return [(each.doc, each.score) for each in self._searcher.search(terms, k).scoreDocs]
