@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,10 @@ from srl.rollout.many_episodes import rollout  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
 from srl.rollout.vllm_engine import version_problem  # noqa: E402
 from srl.train import load_components as load  # noqa: E402
-from srl.train.dry_run.memory import Layout, footprint  # noqa: E402
-from srl.train.dry_run.model_size import PUBLISHED, Shape, shape_of  # noqa: E402
-from srl.train.dry_run.step_time import DeviceSpeed, measure  # noqa: E402
 from srl.train.experience import make_experience  # noqa: E402
+from srl.train.fit import Layout, footprint, total  # noqa: E402
 from srl.train.local_backend import actor_loss  # noqa: E402
+from srl.train.model_size import PUBLISHED, Shape, shape_of  # noqa: E402
 from srl.trajectory import Question, Score, Search, Segment, Trajectory  # noqa: E402
 from srl.update.actor import update_actor  # noqa: E402
 from srl.update.batch import collate  # noqa: E402
@@ -98,7 +97,7 @@ class Subject:
         self.policy: load.LoadedModel = policy(self.config.model, lambda text: None)
         self.policy.codec.eos_ids = frozenset()  # lengths are fixed
         self.shape: Shape = shape_of(self.config, path, needs_critic=False)
-        self.speed: DeviceSpeed = measure(self.shape, self.device, self.policy.model.dtype)
+        self.speed: DeviceSpeed = device_speed(self.shape, self.device, self.policy.model.dtype)
 
     def engine(self, name: str, rows: int) -> Engine:
         """`eager` and `graphs` are the torch engine's two ways to decode."""
@@ -109,6 +108,37 @@ class Subject:
             self.policy.model, self.policy.codec, max_num_seqs=rows, graphs=name == "graphs",
             max_model_len=self.config.data.max_episode_tokens,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpeed:
+    """Operations a second in matrix products of the model's width, and bytes a second read and written."""
+
+    operations: float
+    bandwidth: float
+
+
+def device_speed(shape: Shape, device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
+    on_gpu = device.type == "cuda"
+    rows = 16384 if on_gpu else 64
+    left = torch.ones(rows, shape.width, device=device, dtype=dtype)
+    right = torch.ones(shape.width, shape.ffn, device=device, dtype=dtype)
+    source = torch.zeros(2**30 if on_gpu else 2**25, device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+
+    def seconds(work: Any) -> float:
+        """Mean of ten calls after one to warm up."""
+        for count in (1, 10):
+            start = time.perf_counter()
+            for _ in range(count):
+                work()
+            if on_gpu:
+                torch.cuda.synchronize(device)
+        return (time.perf_counter() - start) / 10
+
+    product = seconds(lambda: left @ right)
+    copy = seconds(lambda: target.copy_(source))
+    return DeviceSpeed(2 * rows * shape.width * shape.ffn / product, 2 * len(source) / copy)
 
 
 def random_policy(section: Model, note: Any) -> load.LoadedModel:
@@ -269,7 +299,8 @@ def step(subject: Subject, engine: str, rows: Sequence[int]) -> None:
         figure(step=number, engine=type(samples).__name__, seconds=seconds, peak_bytes=peaks,
                episodes=len(episodes), **bounds(subject, episodes, seconds))  # fmt: skip
     plan = footprint(subject.shape, config, Layout("local", cpu=subject.device.type == "cpu"))
-    figure(planned_bytes={"rollout": plan.rollout, "update": plan.update}, device=asdict(subject.speed))
+    planned = {"rollout": total(plan, "rollout"), "update": total(plan, "update")}
+    figure(planned_bytes=planned, device=asdict(subject.speed))
 
 
 def bounds(subject: Subject, episodes: Sequence[Trajectory], seconds: dict[str, float]) -> dict[str, float]:

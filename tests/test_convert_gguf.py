@@ -19,7 +19,7 @@ from srl.config import Config, load_config
 from srl.errors import UserError
 from srl.model import load_model, load_tokenizer
 from srl.train import convert_gguf
-from srl.train.dry_run.plan import plan_local
+from srl.train.dry_run import plan_run
 from srl.train.fetch_models import with_local_models
 from srl.train.model_card import base_model
 from srl.workspace import Workspace
@@ -159,7 +159,7 @@ def test_a_reference_may_be_a_gguf_file_and_the_card_names_the_file(written):
 
 
 def test_a_plan_reads_its_sizes_and_converts_nothing(written, workspace):
-    found = plan_local(configured(written, trainer__threads=1))
+    found = plan_run(configured(written, trainer__threads=1))
     assert (found.shape.kind, found.shape.layers, found.shape.width) == ("qwen2", 2, 32)
     assert not (workspace / "models").exists()
 

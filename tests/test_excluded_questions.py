@@ -13,9 +13,9 @@ from srl.data.parquet import write_questions
 from srl.errors import UserError
 from srl.rollout.codec import Codec
 from srl.store import reading
-from srl.train.dry_run.startup_errors import startup_errors
 from srl.train.questions import load_splits
 from srl.train.run import resume
+from srl.train.startup_errors import startup_errors
 from srl.workspace import Workspace
 
 

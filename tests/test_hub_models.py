@@ -185,7 +185,7 @@ def test_an_interrupted_download_counts_for_nothing_and_continues(hub, directory
     shard = sorted(file.name for file in directory.glob("*.safetensors"))[-1]
     hub.breaks_after = {shard: [1000]}
     monkeypatch.setattr(download, "_ATTEMPTS", 1)
-    assert "the same command again" in refused()
+    assert shard in refused()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "no whole copy in the hub's cache" in refused()
     assert with_cached_models(configured()).model.path == NAME
@@ -198,7 +198,7 @@ def test_an_interrupted_download_counts_for_nothing_and_continues(hub, directory
 def test_damaged_weights_are_not_kept(hub, directory):
     shard = sorted(file.name for file in directory.glob("*.safetensors"))[0]
     hub.sent_instead = {shard: b"x" * (directory / shard).stat().st_size}
-    assert "expected digest" in refused()
+    assert shard in refused()
     hub.sent_instead = {}
     assert model_digest(local()) == model_digest(directory)
 
@@ -258,13 +258,13 @@ def test_a_disk_that_is_too_small_is_noticed_before(hub, monkeypatch):
 
 
 def test_a_plan_needs_the_configuration_only(hub):
-    from srl.train.dry_run.plan import plan_local
+    from srl.train.dry_run import plan_run
 
-    found = plan_local(configured(model__device="cpu", trainer__threads=1))
+    found = plan_run(configured(model__device="cpu", trainer__threads=1))
     assert found.facts["model"].startswith(f"{NAME} (not downloaded yet): qwen2")
     assert {file for file, _ in hub.ranges} == {"config.json"}
     local()
-    whole = plan_local(configured(model__device="cpu", trainer__threads=1))
+    whole = plan_run(configured(model__device="cpu", trainer__threads=1))
     assert whole.facts["model"].startswith(f"{NAME}@{COMMIT}: qwen2")
     assert whole.shape == found.shape
 

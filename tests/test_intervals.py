@@ -209,7 +209,7 @@ def evaluations(count: int, documents: int, size: int, truth: float):
 
 
 def test_interval_of_simulated_evaluations_holds_the_truth():
-    """600 of them; a true 95% leaves 92.5 to 97.5% but once in 500 runs. 2,000: bench/results/intervals.json."""
+    """600 of them; a true 95% leaves 92.5 to 97.5% but once in 500 runs. 2,000: results/intervals.json."""
     clusters = np.repeat(np.arange(MIN_CLUSTERS), 10).tolist()
     found = [
         (interval(values, clusters), interval(values)) for values in evaluations(600, MIN_CLUSTERS, 10, 0.3)

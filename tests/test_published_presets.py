@@ -19,8 +19,7 @@ from srl.cli.train import app
 from srl.config import describe, load_config
 from srl.config.key_errors import Setting
 from srl.config.load import PRESETS, read_layer
-from srl.train.dry_run.model_size import PUBLISHED, shape_of
-from srl.train.dry_run.step_time import DeviceSpeed
+from srl.train.model_size import PUBLISHED, shape_of
 
 V2, V3, BIG, TOP, YAML = "v0.2", "v0.3", "32b", "top", "ppo_trainer.yaml"
 OURS, CODE = "ours", "the code of Search-R1"
@@ -258,7 +257,6 @@ def test_shape_of_a_published_model_has_its_number_of_parameters(model, paramete
 
 @pytest.fixture
 def quick(monkeypatch, tmp_path):
-    monkeypatch.setattr("srl.train.dry_run.plan.measure", lambda *given: DeviceSpeed(1e12, 1e11, 0.01))
     monkeypatch.setattr("srl.train.threads.usable_cores", lambda: 1)
     monkeypatch.setenv("SRL_WORKSPACE", str(tmp_path / "workspace"))
     monkeypatch.chdir(tmp_path)

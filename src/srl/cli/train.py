@@ -311,14 +311,19 @@ def _print_config(resolved: Any, as_json: bool) -> None:
 
 
 def _dry_run(config: Any, backend: str, as_json: bool) -> None:
-    from srl.train.dry_run.plan import plan_local, plan_verl, planned_job
-    from srl.train.dry_run.text import plan_lines
+    from srl.train.dry_run import plan_run, plan_tables
 
-    plan = plan_verl(config, planned_job(config)) if backend == "verl" else plan_local(config)
+    plan = plan_run(config, backend)
     if as_json:
         output.print_json(asdict(plan))
-    else:
-        output.line("\n".join(plan_lines(plan)))
+        return
+    for columns, rows in plan_tables(plan):
+        output.table(columns, rows)
+        output.line()
+    for text in plan.notes:
+        output.line(f"note: {text}")
+    for text in plan.warnings:
+        output.line(f"warning: {text}")
 
 
 def _start(resolved: Any, algo: str | None, backend: str, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from srl.config.sections import Trainer
-from srl.train.dry_run.memory import Layout, gib
+from srl.train.fit import Layout, gib
 from srl.train.run_directory import checkpoints
 
 LOCAL = Layout("local")
@@ -78,7 +78,7 @@ def checkpoint_bytes(
     into the model.
     """
     trained = [*_trained(actor), *(_trained(critic) if critic else ())] if optimiser else []
-    state = sum(weight.numel() * LOCAL.state_bytes(weight.element_size())[2] for weight in trained)
+    state = sum(weight.numel() * LOCAL.state_bytes(weight.element_size())[1] for weight in trained)
     model, adapted = list(actor.parameters()), _trained(actor)
     again = _bytes(adapted) if len(adapted) < len(model) else 0
     return _bytes(model) + again + (_bytes(_trained(critic)) if critic else 0) + state

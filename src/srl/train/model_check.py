@@ -21,7 +21,7 @@ from srl.errors import UserError
 from srl.model import header, pick_device, pick_dtype
 from srl.probe import Probe, attempt, probe
 from srl.rollout.choose_forward import choose_forward
-from srl.train.dry_run.memory import available_memory, gib
+from srl.train.fit import available_memory, gib
 from srl.train.load_components import engine_name, load_policy
 from srl.train.make_missing import Note, start_of
 from srl.train.threads import set_threads

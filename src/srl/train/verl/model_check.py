@@ -17,10 +17,10 @@ from srl.errors import UserError
 from srl.model import add_lora, load_model, return_free_memory, stored_weights
 from srl.probe import attempt, ends_of, probe
 from srl.rollout.choose_forward import choose_forward
-from srl.train.dry_run.model_size import meta_model
 from srl.train.load_components import model_options
 from srl.train.make_missing import Note, start_of
 from srl.train.model_check import check_model, has_room
+from srl.train.model_size import meta_model
 from srl.train.threads import set_threads
 from srl.train.verl.job import TORCH, Job, is_megatron, model_config, rollout_name
 from srl.train.verl.translate import without_dropout

@@ -1,12 +1,8 @@
-"""The plan of a run on verl: what it counts, what it says, and that it starts nothing."""
+"""What a run on verl takes, by what is counted: bytes by hand, and verl's own code measured."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import weakref
-from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,32 +10,32 @@ import pytest
 import torch
 from tests.training import Said
 from tests.training import config as small
-from tests.verl_configs import GPU, job, made
+from tests.verl_configs import job, made
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from srl.config import Config, load_config
 from srl.errors import UserError
-from srl.train.dry_run.memory import (
+from srl.train.dry_run import planned_job
+from srl.train.fit import (
     SERVER,
     VERL_LOGIT,
-    VERL_LOGIT_WITH_ENTROPY,
-    Footprint,
-    GenerationMemory,
+    Generation,
     Layout,
-    activation_bytes,
+    Part,
     checkpoint_bytes,
     footprint,
     generation,
     logits_bytes,
     machine_memory,
+    pass_parts,
     pass_tokens,
+    total,
 )
-from srl.train.dry_run.model_size import Shape, shape_of
-from srl.train.dry_run.plan import RunPlan, plan_verl, planned_job
-from srl.train.dry_run.text import plan_lines
+from srl.train.model_size import Shape, shape_of
 from srl.train.verl import launch
+from srl.train.verl.config_check import compose
 from srl.workspace import Workspace
 
 QWEN_7B = 7_615_616_512
@@ -52,8 +48,8 @@ def seven_b(*given: str, critic: bool = True) -> tuple[Config, Shape]:
     return config, shape_of(config, "Qwen/Qwen2.5-7B", needs_critic=critic)
 
 
-def bytes_of(memory: Footprint, name: str) -> tuple[int, int]:
-    found = [part for part in memory.parts if part.name == name]
+def bytes_of(memory: list[Part], name: str) -> tuple[int, int]:
+    found = [part for part in memory if part.name == name]
     return sum(part.rollout for part in found), sum(part.update for part in found)
 
 
@@ -81,35 +77,15 @@ def test_states_are_shared_within_the_group_that_fsdp_shards_over():
         assert bytes_of(groups, name) == bytes_of(footprint(shape, config, EIGHT), name)
 
 
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_plan_has_the_group_that_fsdp_shards_over():
-    pytest.importorskip("verl")
-    given = made("cluster.n_gpus_per_node=16", "verl.actor_rollout_ref.actor.fsdp_config.fsdp_size=8")
-    assert "each worker holds 1/8 of the policy" in plan_verl(given, planned_job(given)).machines["training"]
-
-
 def test_offload_frees_the_gpu_while_the_policy_generates_and_only_then():
     config, shape = seven_b("cluster.param_offload=true", "cluster.optimizer_offload=true")
     freed = footprint(shape, config, EIGHT)
     kept = footprint(shape, seven_b()[0], EIGHT)
-    assert freed.rollout == 0
-    assert freed.update == kept.update
+    assert total(freed, "rollout") == 0
+    assert total(freed, "update") == total(kept, "update")
     machine = {part.name: part.update for part in machine_memory(shape, config, EIGHT)}
     assert machine["offloaded weights"] == (QWEN_7B + shape.critic) * 4
     assert machine["offloaded optimiser"] == (QWEN_7B + shape.critic) * 8
-
-
-@pytest.mark.parametrize("offload", [True, False])
-def test_notes_tell_what_is_offloaded_and_what_is_held_for_one_network(offload):
-    value = str(offload).lower()
-    config, shape = seven_b(f"cluster.param_offload={value}", f"cluster.optimizer_offload={value}")
-    notes = {part.name: part.how for part in footprint(shape, config, EIGHT).parts}
-    for name in ("policy weights", "critic weights", "policy optimiser", "critic optimiser"):
-        assert notes[name].endswith("; offloaded during the rollout") == offload
-    assert "AdamW in float32" in notes["critic optimiser"]
-    assert notes["gradients"].endswith("; of one network at a time")
-    assert notes["backward buffers"] == "logits of all tokens at once"
 
 
 def test_adapter_alone_has_gradients_and_moments():
@@ -128,20 +104,14 @@ def test_weights_under_an_adapter_lie_in_the_machines_memory_while_vllm_sleeps(e
     assert sum(part.update for part in parts) == held * QWEN_7B * 2
 
 
-def test_new_weights_need_a_bucket_before_there_is_a_cache():
-    assert GenerationMemory(weights=100, token=2, own=50).before_the_cache == 150 + 2048 * 2**20
-
-
 def test_reference_lies_in_the_machines_memory_not_on_the_gpus():
     config, shape = seven_b("algorithm.use_kl_in_reward=true")
     assert shape.reference == QWEN_7B
-    assert not [part for part in footprint(shape, config, EIGHT).parts if "reference" in part.name]
+    assert not [part for part in footprint(shape, config, EIGHT) if "reference" in part.name]
     on_two = {
         part.name: part.update for part in machine_memory(shape, config, Layout("fsdp", workers=16, nodes=2))
     }
     assert on_two["reference weights"] == QWEN_7B * 4 // 2
-    notes = {part.name: part.how for part in machine_memory(shape, config, EIGHT)}
-    assert notes["reference weights"] == "float32; FSDP keeps it off the GPUs"
 
 
 def test_all_workers_read_a_model_whose_head_is_its_embedding():
@@ -178,11 +148,11 @@ def test_update_counts_the_network_whose_pass_takes_more(layout):
     tokens = pass_tokens(config, layout, config.critic)
     assert tokens > 10 * pass_tokens(config, layout, config.actor)
     found = bytes_of(footprint(shape, config, layout), "activations")[1]
-    assert found == activation_bytes(shape, config, layout, 0) * tokens
+    assert found == bytes_of(pass_parts(shape, config, layout, config.critic), "activations")[1]
 
 
 def test_generation_holds_as_many_whole_episodes_as_its_keys_and_values_allow():
-    making = GenerationMemory(weights=100, token=2, own=50)
+    making = Generation(weights=100, token=2, own=50)
     assert making.episodes(250, tokens=10) == 5
     assert making.episodes(100, tokens=10) == 0
     config, shape = seven_b(critic=False)
@@ -287,7 +257,7 @@ def peak_of_logits(dtype: torch.dtype, packed: bool, entropy: bool, temperature:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_logits_of_verls_own_code_take_no_more_than_is_planned(dtype, entropy, packed):
     pytest.importorskip("verl")
-    planned = (VERL_LOGIT_WITH_ENTROPY if entropy else VERL_LOGIT)[dtype.itemsize]
+    planned = VERL_LOGIT[dtype.itemsize][entropy]
     for temperature in (1.0, 0.7):
         assert peak_of_logits(dtype, packed, entropy, temperature) <= 1.02 * planned
 
@@ -297,7 +267,7 @@ def test_logits_of_verls_own_code_take_no_more_than_is_planned(dtype, entropy, p
 @pytest.mark.parametrize(("dtype", "entropy"), [(torch.bfloat16, True), (torch.float32, False)])
 def test_bound_of_the_logits_is_tight_where_rows_are_padded(dtype, entropy):
     pytest.importorskip("verl")
-    planned = (VERL_LOGIT_WITH_ENTROPY if entropy else VERL_LOGIT)[dtype.itemsize]
+    planned = VERL_LOGIT[dtype.itemsize][entropy]
     assert peak_of_logits(dtype, False, entropy, 0.7) > 0.9 * planned
 
 
@@ -306,87 +276,6 @@ def test_fused_kernels_of_flash_attention_take_less():
     fused = config.with_settings({"model.attn_implementation": "flash_attention_2"})
     assert logits_bytes(shape, fused, EIGHT, 1) == 4 * 2 * shape.vocabulary
     assert logits_bytes(shape, fused, EIGHT, 1) < logits_bytes(shape, config, EIGHT, 1)
-
-
-@pytest.fixture(scope="module")
-def published() -> RunPlan:
-    """The plan of Search-R1's PPO on eight GPUs, made without one."""
-    pytest.importorskip("hydra")
-    config = load_config("search-r1-v0.2", algo="ppo").config
-    return plan_verl(config, planned_job(config))
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_plan_of_a_published_run_says_what_goes_where(published):
-    assert published.machines["machines"].startswith("1 × 8 GPUs")
-    assert "8 copies of the policy" in published.machines["generation"]
-    assert published.machines["processes"] == (
-        "8 workers that train, 8 servers that generate, 8 workers that run episodes, 12 for this "
-        "command, the trainer, the log and the queue"
-    )
-    assert published.machines["each step"].startswith("512 episodes, 2 optimiser steps of 256; 14.19 GiB")
-    assert [fit.name for fit in published.fits] == ["16 GB", "24 GB", "48 GB", "80 GB", "141 GB"]
-    assert sorted(fit.episodes for fit in published.fits) == [fit.episodes for fit in published.fits]
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_plan_names_our_key_beside_each_of_verls(published):
-    found = {line.key: (line.value, line.ours) for line in published.settings}
-    assert found["data.train_batch_size"] == (512, "data.train_batch_size")
-    assert found["algorithm.adv_estimator"] == ("srl_ppo", "algorithm.name")
-    assert "actor_rollout_ref.actor.ppo_mini_batch_size" not in found, "verl's own default is 256 too"
-    text = "\n".join(plan_lines(published))
-    assert any(line.split() == ["data.train_batch_size"] * 2 + ["512"] for line in text.splitlines())
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_plan_is_json(published):
-    assert json.loads(json.dumps(asdict(published)))["memory"]["parts"]
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_plan_says_what_is_missing(published):
-    assert published.facts["model"].startswith("Qwen/Qwen2.5-")
-    assert "(not downloaded yet)" in published.facts["model"]
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_plan_says_every_problem_that_would_end_the_run():
-    pytest.importorskip("hydra")
-    config = made("cluster.tensor_model_parallel_size=3", "data.train_batch_size=4")
-    warnings = "\n".join(plan_verl(config, GPU).warnings)
-    assert "cluster.tensor_model_parallel_size = 3" in warnings
-    assert "actor.ppo_mini_batch_size = 4" in warnings
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_plan_without_a_gpu_is_of_the_whole_machine():
-    pytest.importorskip("hydra")
-    config = load_config("tiny", algo="grpo").config
-    found = plan_verl(config, planned_job(config))
-    assert found.fits == ()
-    text = "\n".join(plan_lines(found))
-    assert "2 workers on the CPU" in text
-    assert "memory of this machine" in text
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_plan_imports_neither_verl_nor_ray():
-    pytest.importorskip("hydra")
-    code = (
-        "import sys; from srl.config import load_config; "
-        "from srl.train.dry_run.plan import plan_verl, planned_job; "
-        "config = load_config('tiny').config; "
-        "plan_verl(config, planned_job(config)); sys.exit('verl' in sys.modules or 'ray' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_every_process_that_opens_the_index_for_itself_is_said_on_one_machine_too(tmp_path):
@@ -401,7 +290,7 @@ def test_without_verl_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(translate, "find_spec", lambda name: None)
     translate._read_defaults.cache_clear()
     with pytest.raises(UserError, match=r"\[verl\]'"):
-        plan_verl(load_config("tiny").config, job())
+        compose(load_config("tiny").config, job())
 
 
 def test_plan_is_for_gpus_where_the_configuration_counts_them():

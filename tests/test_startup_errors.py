@@ -15,11 +15,8 @@ from srl.errors import CheckFailed, UserError
 from srl.index import build_index
 from srl.model import load_model, load_tokenizer, save_model
 from srl.train import model_check
-from srl.train.dry_run.facts import run_facts
-from srl.train.dry_run.memory import Layout
-from srl.train.dry_run.model_size import shape_of
-from srl.train.dry_run.plan import plan_local
-from srl.train.dry_run.startup_errors import startup_errors
+from srl.train.dry_run import plan_run
+from srl.train.startup_errors import startup_errors
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +29,8 @@ def place(tmp_path_factory):
     (folder / "words.jsonl").write_text("{")
     (folder / "words.cassette").write_text("")
     build_index(folder / "corpus.jsonl", folder / "damaged", "bm25")
-    turned = bytearray((folder / "damaged" / "bm25" / "data.npy").read_bytes())
-    turned[len(turned) // 2] ^= 255
-    (folder / "damaged" / "bm25" / "data.npy").write_bytes(turned)
+    data = folder / "damaged" / "bm25" / "data.npy"
+    data.write_bytes(data.read_bytes()[:-1])
     return folder
 
 
@@ -146,9 +142,9 @@ def test_a_pipe_is_refused_that_a_resumed_run_could_not_read_again(place, tmp_pa
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     chosen = config(place, **{key.replace(".", "__"): str(pipe)})
-    message = f"{pipe} can be read only once, but is needed several times; write it to a file first"
-    assert list(startup_errors(chosen)) == [message]
-    with pytest.raises(UserError, match="can be read only once"):
+    (message,) = startup_errors(chosen)
+    assert str(pipe) in message
+    with pytest.raises(UserError, match=str(pipe)):
         train(chosen, tmp_path)
     assert not (tmp_path / "runs").exists()
 
@@ -163,31 +159,25 @@ def test_nothing_is_said_of_what_can_start(place):
 
 def test_the_plan_says_that_a_server_was_not_asked(place):
     chosen = configured(place, {"data.corpus": None, "search.url": "http://127.0.0.1:9"})
-    found = plan_local(chosen)
+    found = plan_run(chosen)
     assert "contacts no server" in found.facts["search"]
     assert found.warnings == ()
 
 
 def test_the_plan_warns_of_what_a_start_refuses(place):
-    (warning,) = plan_local(configured(place, {"data.train_files": "folder"})).warnings
+    (warning,) = plan_run(configured(place, {"data.train_files": "folder"})).warnings
     assert "folder is a directory, not a file" in warning
 
 
-def test_a_mini_batch_above_the_batch_is_one_optimiser_step(place):
-    chosen = config(place, actor__ppo_mini_batch_size=64, actor__ppo_epochs=2)
-    shape = shape_of(chosen, place / "model", needs_critic=False)
-    assert " 2 optimiser steps," in run_facts(chosen, shape, place / "model", Layout("local"))["algorithm"]
-
-
-def test_one_optimiser_step_is_one(place):
-    chosen = config(place, actor__ppo_mini_batch_size=64, actor__ppo_epochs=1)
-    shape = shape_of(chosen, place / "model", needs_critic=False)
-    assert " 1 optimiser step," in run_facts(chosen, shape, place / "model", Layout("local"))["algorithm"]
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_mini_batch_above_the_batch_is_one_optimiser_step_an_epoch(place, epochs):
+    chosen = config(place, actor__ppo_mini_batch_size=64, actor__ppo_epochs=epochs)
+    assert f" {epochs} optimiser step" in plan_run(chosen).facts["algorithm"]
 
 
 def test_an_adapter_wider_than_the_model_is_refused_at_once(place, tmp_path):
     chosen = config(place, model__lora_rank=1_000_000)
-    for begin in (lambda: plan_local(chosen), lambda: train(chosen, tmp_path)):
+    for begin in (lambda: plan_run(chosen), lambda: train(chosen, tmp_path)):
         with pytest.raises(UserError, match=r"model\.lora_rank=1000000 is more than the model's width, 32"):
             begin()
 
@@ -206,12 +196,12 @@ def test_a_dry_run_checks_the_model_where_memory_holds_it(tmp_path, monkeypatch)
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
     save_model(model, tokenizer, tmp_path / "broken")
-    whole, chosen = plan_local(chosen), chosen.with_settings({"model.path": str(tmp_path / "broken")})
+    whole, chosen = plan_run(chosen), chosen.with_settings({"model.path": str(tmp_path / "broken")})
     assert whole.warnings == ()
     with pytest.raises(UserError) as refused:
         train(chosen, tmp_path)
-    assert plan_local(chosen).warnings == (str(refused.value),)
+    assert plan_run(chosen).warnings == (str(refused.value),)
     monkeypatch.setattr(model_check, "available_memory", lambda: 1000)
-    skipped = plan_local(chosen)
+    skipped = plan_run(chosen)
     assert skipped.warnings == ()
     assert len(skipped.notes) == 1

@@ -1,0 +1,401 @@
+"""Whether a run fits its memory: what each part takes in rollout and update, and what to set if not.
+
+Nothing is loaded: bytes are counted from the model's shape. Weights, gradients, optimiser states and the KV
+cache are counted as they are allocated; temporaries are an upper estimate (Korthikanti et al. 2022, arXiv
+2205.05198, section 4, for a layer with RMSNorm, rotary positions, grouped-query attention and a gated
+feed-forward), which tests hold to measured peaks. FSDP shards float32 weights, gradients and moments over the
+workers. Megatron's distributed optimiser is counted as its documentation says; no run of it was measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from srl.config import Config
+from srl.config.sections import Actor, Critic
+from srl.rollout.cached_forward import PADDED_TOKENS
+from srl.rollout.kv_cache import BLOCK
+from srl.rollout.torch_engine import SMALL_CACHE
+from srl.train.model_size import Shape
+from srl.update.logprobs import CHUNK, FLOAT32_LOGITS, KEPT_LOGITS
+
+GIB = 2**30
+USABLE = 0.9
+"""Share of a device's memory that a run can plan with; libraries and fragmentation take the rest."""
+GPUS = {"16 GB": 15.6, "24 GB": 24.0, "48 GB": 45.0, "80 GB": 79.6, "141 GB": 139.0}
+"""GiB of the usual GPUs, for a plan made on a machine without one."""
+FLOAT32, MOMENTS = 4, 8
+"""Bytes of a number in float32, and of AdamW's two moments."""
+SAMPLED_LOGIT = 16
+"""Bytes per logit of the rollout: logits, scaled logits, log-probs and probabilities in float32."""
+FORWARD_LOGIT, LOGIT, ENTROPY = 8, 12, 8
+"""Bytes per logit in float32 on the local backend: two tensors in a pass without gradients, three in an
+update, two more where the entropy has a gradient too."""
+VERL_LOGIT = {2: (12, 26), 4: (20, 28)}
+"""Bytes per logit of an update in verl, by the bytes of a number of the pass, without and with entropy."""
+FUSED_LOGIT = 4
+"""Numbers per logit with flash attention, which brings verl fused kernels."""
+SERVER, BUCKET, PROCESS = 2 * GIB, 2 * GIB, 3 * GIB // 5
+"""verl: a vLLM server beside its weights and cache; new weights on their way to it, before there is a cache;
+a process with verl, Ray and torch (0.55 GiB measured)."""
+
+Phase = Literal["rollout", "update"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a backend spreads a run. `workers` are the devices that train; FSDP shards over `shard_group` of
+    them (0: all), Megatron cuts a network into `model_parts`. A copy that generates is on `copy_gpus`."""
+
+    kind: Literal["local", "fsdp", "megatron"] = "local"
+    cpu: bool = False
+    workers: int = 1
+    nodes: int = 1
+    shard_group: int = 0
+    model_parts: int = 1
+    copy_gpus: int = 1
+    episode_workers: int = 0
+
+    @property
+    def copies(self) -> int:
+        return self.workers // self.copy_gpus
+
+    @property
+    def shards(self) -> int:
+        """Pieces that weights and gradients are cut into."""
+        return (self.shard_group or self.workers) if self.kind == "fsdp" else self.model_parts
+
+    def state_bytes(self, itemsize: int) -> tuple[int, int]:
+        """Bytes per number of weights, and of AdamW's state: the moments, and a float32 copy of other
+        weights. `itemsize` is that of the passes. Gradients are float32."""
+        weight = FLOAT32 if self.kind == "fsdp" else itemsize
+        copied = self.kind == "megatron" or weight < FLOAT32
+        return weight, MOMENTS + (FLOAT32 if copied else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One use of memory: bytes at the peak of generating and of training, and how they are counted."""
+
+    name: str
+    rollout: int
+    update: int
+    how: str = ""
+
+
+def total(parts: Iterable[Part], phase: Phase) -> int:
+    return sum(getattr(part, phase) for part in parts)
+
+
+def gib(count: float) -> str:
+    return f"{count / GIB:,.2f} GiB" if count >= 2**27 else f"{count / 2**20:,.1f} MiB"
+
+
+def available_memory(path: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes of memory that Linux reports as available; None elsewhere."""
+    found = re.search(r"MemAvailable: +(\d+) kB", path.read_text()) if path.is_file() else None
+    return int(found[1]) * 1024 if found else None
+
+
+def footprint(shape: Shape, config: Config, layout: Layout) -> list[Part]:
+    """The memory of one device, or of the whole machine where verl runs without a GPU. On verl's GPUs the
+    engine comes on top (`Generation`): it takes a fixed share of each."""
+    parts = states(shape, config, layout)
+    if layout.kind == "local":
+        parts += rollout_parts(shape, config, layout)
+        candidates = [[logprob_buffers(shape, config, layout)], [saved_model(shape, layout)]]
+    else:
+        step = -(-8 * max(shape.trainable, shape.critic_trained) // _optimiser_shards(layout))
+        candidates = [[Part("optimiser step", 0, step, "gradients and a root of moments in float32")]]
+    for section in (config.actor, config.critic) if shape.critic else (config.actor,):
+        candidates.append(pass_parts(shape, config, layout, section))
+    parts += max(candidates, key=lambda parts: total(parts, "update"))
+    if layout.cpu and layout.kind != "local":
+        count = layout.workers
+        parts = [Part(p.name, p.rollout * count, p.update * count, f"{count} × {p.how}") for p in parts]
+        parts += machine_memory(shape, config, layout)
+    return [part for part in parts if part.rollout or part.update]
+
+
+def _optimiser_shards(layout: Layout) -> int:
+    """Pieces of the optimiser's state; Megatron's is spread over all workers."""
+    return layout.workers if layout.kind == "megatron" else layout.shards
+
+
+def states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
+    """Weights, optimiser states and gradients of one device. What verl offloads is there in an update only;
+    FSDP keeps the reference in the machine's memory; one network at a time has gradients."""
+    weight, optimiser = layout.state_bytes(shape.itemsize)
+    on_verl, shards = layout.kind != "local", layout.shards
+    weights_away = on_verl and config.cluster.param_offload
+    states_away = on_verl and config.cluster.optimizer_offload
+    reference = 0 if layout.kind == "fsdp" else shape.reference
+    reference_away = weights_away if on_verl else config.ref.param_offload and not layout.cpu
+    most = max(shape.trainable, shape.critic_trained)
+    rows = (
+        ("policy weights", shape.parameters, weight, shards, weights_away),
+        ("adapter weights", shape.adapter, weight, shards, weights_away),
+        ("critic weights", shape.critic, weight, shards, weights_away),
+        ("reference weights", reference, weight, shards, reference_away),
+        ("policy optimiser", shape.trainable, optimiser, _optimiser_shards(layout), states_away),
+        ("critic optimiser", shape.critic_trained, optimiser, _optimiser_shards(layout), states_away),
+        ("gradients", most, FLOAT32, shards, True),
+    )
+    parts = []
+    for name, count, size, pieces, away in rows:
+        share = -(-count * size // pieces)
+        cut = f" / {pieces}" if pieces > 1 else ""
+        parts.append(Part(name, 0 if away else share, share, f"{count / 1e6:,.1f} M × {size} bytes{cut}"))
+    return parts
+
+
+def cache_bytes(shape: Shape, slots: int, longest: int) -> int:
+    """Bytes of `srl.rollout.kv_cache` once an episode has had `longest` tokens: whole blocks of positions
+    for every slot and a spare one."""
+    return (slots + 1) * -(-longest // BLOCK) * BLOCK * shape.kv_bytes
+
+
+def rollout_parts(shape: Shape, config: Config, layout: Layout) -> list[Part]:
+    """The local engine's KV cache, given back before the update unless it is small, and temporaries: of
+    sampling a token for every episode, and of one layer over prompts and search results with a mask and the
+    keys and values of its episodes. A CPU needs the larger of the two. A GPU's graphs have those of sampling
+    to themselves, and episodes that read results together their keys and values once for each head."""
+    slots, longest, size = config.rollout.max_num_seqs, config.data.max_episode_tokens, shape.itemsize
+    sampling = SAMPLED_LOGIT * slots * shape.vocabulary
+    tokens = max(PADDED_TOKENS["cpu" if layout.cpu else "cuda"], longest)
+    gathered = slots * longest * shape.kv_bytes // shape.layers
+    if not layout.cpu and shape.heads > shape.kv_heads:
+        together = min(slots, -(-tokens // config.rollout.max_obs_length))
+        gathered += together * longest * 2 * shape.heads * shape.head_dim * size
+    layer = tokens * longest * (1 + size) + _forward_layer(shape, tokens, gathered)
+    cache = cache_bytes(shape, slots, longest)
+    kept = cache if layout.cpu and cache <= SMALL_CACHE else 0
+    aside = shape.body * size if shape.adapter and layout.cpu else 0
+    return [
+        Part("KV cache", cache, kept, f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"),
+        Part(
+            "rollout buffers",
+            max(sampling, layer) if layout.cpu else sampling + layer,
+            0,
+            "logits, one layer",
+        ),
+        Part("weights aside", aside, 0, "of the matrices with an adapter, while it is merged"),
+    ]
+
+
+def _forward_layer(shape: Shape, tokens: int, gathered: int = 0) -> int:
+    """Bytes of a layer's forward pass without gradients: the states before and after it, and the largest of
+    its norm, its attention with `gathered` bytes of keys and values, and its feed-forward."""
+    size = shape.itemsize
+    norm, attention = shape.width * (8 + size), 4 * shape.heads * shape.head_dim * size
+    inner = max(tokens * norm, tokens * attention + gathered, tokens * 3 * shape.ffn * size)
+    return tokens * 2 * shape.width * size + inner
+
+
+def logprob_buffers(shape: Shape, config: Config, layout: Layout) -> Part:
+    """A pass without gradients: one layer at a time, or the logits of a chunk beside the states."""
+    sections = (config.actor, config.critic) if shape.critic else (config.actor,)
+    tokens, size = max(pass_tokens(config, layout, section) for section in sections), shape.itemsize
+    chunk = min(CHUNK, tokens) * shape.vocabulary
+    logits = tokens * shape.width * size + chunk * size + FORWARD_LOGIT * _in_float32(chunk, layout)
+    return Part("log-prob buffers", 0, max(_forward_layer(shape, tokens), logits), f"{tokens:,} tokens")
+
+
+def saved_model(shape: Shape, layout: Layout) -> Part:
+    """A first checkpoint, which is loaded anew: on a GPU one layer at a time. An adapter is merged for it:
+    the largest matrix in float32, its change twice, the matrix before it."""
+    merged = shape.width * shape.ffn * (FLOAT32 + 3 * shape.itemsize) if shape.adapter else 0
+    on_gpu = shape.parameters - shape.body + shape.body // shape.layers
+    loaded = (shape.parameters if layout.cpu else on_gpu) * shape.itemsize
+    again = loaded if shape.adapter and layout.cpu else 0  # the shard that is being written
+    return Part(
+        "saved model", 0, max(merged + again, loaded + 64 * shape.vocabulary * FLOAT32), "loaded anew"
+    )
+
+
+def pass_tokens(config: Config, layout: Layout, section: Actor | Critic) -> int:
+    """The most tokens, padding included, of one forward and backward pass of a worker."""
+    longest = config.data.max_episode_tokens
+    rows = min(section.ppo_mini_batch_size, config.data.train_batch_size) * config.rollout.n
+    rows = max(1, rows * layout.model_parts // layout.workers)
+    return min(max(section.ppo_max_token_len, longest), rows * longest)
+
+
+def pass_parts(shape: Shape, config: Config, layout: Layout, section: Actor | Critic) -> list[Part]:
+    """What one forward and backward pass of a network holds until it ends. During one layer's backward pass,
+    its forward pass is repeated first where activations are not kept."""
+    size, tokens, is_actor = shape.itemsize, pass_tokens(config, layout, section), section is config.actor
+    rank = config.model.lora_rank if is_actor else config.critic.lora_rank
+    layer_kept = layer_bytes(shape, config, layout, rank)
+    checkpointed = config.model.gradient_checkpointing
+    layer = tokens * (checkpointed * layer_kept + 2 * (shape.ffn + shape.width) * size + 8 * shape.width)
+    logits = logits_bytes(shape, config, layout, tokens) if is_actor else 0
+    if layout.kind == "local" and not rank:  # a weight's gradient, before it is accumulated
+        head = shape.width * size * shape.vocabulary if is_actor else 0
+        layer += shape.width * size * shape.ffn + (head if shape.tied else 0)
+        logits += head
+    if is_actor and config.model.cast_lm_head_to_fp32 and size < FLOAT32:
+        logits += 2 * FLOAT32 * shape.width * shape.vocabulary  # the head in float32, and its gradient
+    gathered = 0
+    if layout.kind == "fsdp":  # embedding, head, two layers and one layer's gradients, unsharded
+        one, root = shape.body // shape.layers, shape.parameters - shape.body
+        gathered = (root + 2 * one) * size + (0 if shape.adapter else (root + one) * (size + FLOAT32))
+    mask = 0 if _packs(shape, layout) else config.data.max_episode_tokens * (1 + size)
+    kept = shape.layers * (shape.width * size if checkpointed else layer_kept)
+    kept += shape.width * (4 + 2 * size) + mask
+    who = f"{'policy' if is_actor else 'critic'}, {tokens:,} tokens × {kept:,} bytes"
+    return [
+        Part("gathered weights", 0, gathered, "embedding, head, two layers"),
+        Part("activations", 0, tokens * kept // layout.model_parts, who),
+        Part("backward buffers", 0, max(logits, layer) // layout.model_parts, "logits, or one layer"),
+    ]
+
+
+def _packs(shape: Shape, layout: Layout) -> bool:
+    """Whether the local backend packs the rows of an update, which takes no padding and no mask."""
+    return layout.kind == "local" and shape.attention == "sdpa"
+
+
+def layer_bytes(shape: Shape, config: Config, layout: Layout, rank: int) -> int:
+    """Bytes per token that one decoder layer keeps for its backward pass.
+
+    Two norms (their input in float32, and their output, twice where their weight is trained); queries and the
+    attention's output; keys and values for each query head, or where rows are packed the output once more;
+    the original keys and values, and the softmax's normaliser; the four tensors of the gated feed-forward;
+    the inner activations of seven LoRA adapters. Eager attention also keeps its weights, in float32 and in
+    the model's precision.
+    """
+    size, heads = shape.itemsize, shape.heads * shape.head_dim
+    norms = 2 * shape.width * (4 + (size if rank else 2 * size))
+    wide = 3 if _packs(shape, layout) else 4
+    attention = (wide * heads + 2 * shape.kv_heads * shape.head_dim) * size + 4 * shape.heads
+    if shape.attention == "eager":
+        attention += shape.heads * config.data.max_episode_tokens * (4 + size)
+    return norms + attention + (4 * shape.ffn + 7 * rank) * size
+
+
+def logits_bytes(shape: Shape, config: Config, layout: Layout, tokens: int) -> int:
+    """Bytes of the logits of `tokens` tokens and of what is computed from them.
+
+    verl has those of a pass all at once. Locally there is one chunk at a time with its gradient, recomputed
+    in the backward pass, and a part of it in float32; small chunks are kept.
+    """
+    entropy = config.actor.entropy_coeff != 0
+    if layout.kind != "local":
+        fused = "flash" in config.model.attn_implementation
+        per_logit = FUSED_LOGIT * shape.itemsize if fused else VERL_LOGIT[shape.itemsize][entropy]
+        return per_logit * tokens * shape.vocabulary
+    size = FLOAT32 if config.model.cast_lm_head_to_fp32 else shape.itemsize
+    chunk = min(CHUNK, tokens) * shape.vocabulary
+    held = chunk if chunk > KEPT_LOGITS else tokens * shape.vocabulary
+    return (held + chunk) * size + (LOGIT + entropy * ENTROPY) * _in_float32(chunk, layout)
+
+
+def _in_float32(logits: int, layout: Layout) -> int:
+    """How many of `logits` the local backend has in float32 at the same time."""
+    return min(logits, FLOAT32_LOGITS["cpu" if layout.cpu else "cuda"])
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Bytes of verl's generation on one GPU: weights, the KV cache of one token, and the server's own."""
+
+    weights: int
+    token: int
+    own: int
+
+    def episodes(self, memory: float, tokens: int) -> int:
+        """How many episodes of `tokens` fit beside the weights into `memory` bytes."""
+        return max(0, int((memory - self.weights - self.own) // (self.token * tokens)))
+
+
+def generation(shape: Shape, config: Config, layout: Layout) -> Generation:
+    """One GPU of a copy that generates: its share of the weights and of the KV cache of a token."""
+    size, gpus, seqs = shape.itemsize, layout.copy_gpus, config.rollout.max_num_seqs
+    prompts = max(8192, seqs) * (2 * shape.ffn + 4 * shape.width) * size // gpus
+    return Generation(
+        weights=-(-(shape.parameters + shape.adapter) * size // gpus),
+        token=2 * shape.layers * -(-shape.kv_heads // gpus) * shape.head_dim * size,
+        own=SERVER + max(prompts, SAMPLED_LOGIT * seqs * shape.vocabulary),
+    )
+
+
+def machine_memory(shape: Shape, config: Config, layout: Layout) -> list[Part]:
+    """What one of verl's machines holds in its memory: with GPUs, while weights load (`rollout`) and after
+    (`update`); without, throughout the run, beside the workers' parts."""
+    cluster, nodes, copies = config.cluster, layout.nodes, layout.copies
+    held, trained = shape.parameters + shape.adapter + shape.critic, shape.trainable + shape.critic_trained
+    processes = sum(-(-count // nodes) for count in (layout.workers, copies, layout.episode_workers)) + 12
+    reference = 0 if layout.kind == "megatron" else shape.reference * FLOAT32 // nodes
+    rows = [("reference weights", reference, "float32"), ("processes", processes * PROCESS, f"{processes}")]
+    loading = []
+    if layout.cpu:
+        cache = cache_bytes(shape, config.rollout.max_num_seqs, config.data.max_episode_tokens)
+        rows.append(("engine weights", copies * shape.parameters * shape.itemsize, f"{copies} copies"))
+        rows.append(("KV cache", copies * cache, f"{copies} copies"))
+    else:
+        readers = layout.workers // nodes if shape.tied else 1  # verl reads a tied model in every worker
+        loading.append(Part("loading", readers * shape.parameters * FLOAT32, 0, f"{readers} × in float32"))
+        if shape.adapter and cluster.rollout != "sglang":
+            size = copies * shape.parameters * shape.itemsize // nodes
+            loading.append(Part("sleeping weights", 0, size, "what vLLM adds adapters to"))
+        if cluster.param_offload:
+            rows.append(("offloaded weights", held * FLOAT32 // nodes, "cluster.param_offload"))
+        if cluster.optimizer_offload:
+            rows.append(("offloaded optimiser", trained * MOMENTS // nodes, "cluster.optimizer_offload"))
+    return [*(Part(name, size, size, how) for name, size, how in rows if size), *loading]
+
+
+def checkpoint_bytes(shape: Shape, layout: Layout) -> int:
+    """Bytes on disk of one checkpoint: the local backend's merged model and the state to resume from;
+    verl's weights and moments of policy and critic in float32."""
+    trained, size = shape.trainable + shape.critic_trained, shape.itemsize
+    if layout.kind == "local":
+        beside = 2 * shape.adapter + shape.critic_trained  # an adapter is saved to resume, and for others
+        return (shape.parameters + beside) * size + trained * layout.state_bytes(size)[1]
+    return (shape.parameters + shape.adapter + shape.critic) * FLOAT32 + trained * MOMENTS
+
+
+# What to set
+
+Size = Callable[[Mapping[str, Any]], int]
+"""The bytes of a phase with some settings changed."""
+
+
+def settings_that_fit(
+    config: Config, shape: Shape, phase: Phase, size: Size, room: float, is_local: bool
+) -> dict[str, Any] | None:
+    """The first settings with which a phase fits `room` bytes: none, then those that leave what is learned as
+    it is, then adapters for critic and policy. None where nothing is enough."""
+    longest = config.data.max_episode_tokens
+    limits = {"actor.ppo_max_token_len": config.actor.ppo_max_token_len}
+    if shape.critic:
+        limits["critic.ppo_max_token_len"] = config.critic.ppo_max_token_len
+    fewer: list[dict[str, Any]] = [{}]
+    if phase == "rollout":
+        fewer += [{"rollout.max_num_seqs": count} for count in _halves(config.rollout.max_num_seqs, 1)]
+    else:
+        halves = _halves(max(limits.values()), longest)
+        fewer += [{key: count for key, now in limits.items() if count < now} for count in halves]
+    more: list[dict[str, Any]] = [{}]
+    if phase == "update" and not config.model.gradient_checkpointing:
+        more.append({"model.gradient_checkpointing": True})
+    if phase == "rollout" and not is_local and not config.cluster.param_offload:
+        more.append({"cluster.param_offload": True, "cluster.optimizer_offload": True})
+    if is_local and shape.critic and not config.critic.lora_rank:  # verl's critic has no adapter
+        more.append(more[-1] | {"critic.lora_rank": 32})
+    if not config.model.lora_rank:
+        more.append(more[-1] | {"model.lora_rank": 32})
+    candidates = (held | less for held in more for less in fewer)
+    return next((settings for settings in candidates if size(settings) <= room), None)
+
+
+def _halves(value: int, least: int) -> Iterator[int]:
+    """Half of `value`, half of that, … and `least` at the end."""
+    while value > least:
+        value = max(value // 2, least)
+        yield value

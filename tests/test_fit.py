@@ -1,0 +1,506 @@
+"""What a run takes: what is counted is what is allocated, and what is estimated bounds what is used."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.live_tensors import Live, bytes_of
+from tests.tiny_models import byte_level_tokenizer, tiny_model
+
+from srl.config import Config, load_config
+from srl.config.sections import Trainer
+from srl.model import load_model, save_model
+from srl.rollout.cached_forward import PADDED_TOKENS
+from srl.rollout.codec import Codec
+from srl.rollout.engine import Sampling
+from srl.rollout.torch_engine import TorchEngine
+from srl.train import disk_space
+from srl.train.checkpoint import save_checkpoint
+from srl.train.dry_run import plan_run
+from srl.train.experience import Learner, make_experience
+from srl.train.fit import (
+    GPUS,
+    SAMPLED_LOGIT,
+    USABLE,
+    Layout,
+    available_memory,
+    cache_bytes,
+    checkpoint_bytes,
+    footprint,
+    logprob_buffers,
+    pass_parts,
+    rollout_parts,
+    saved_model,
+    settings_that_fit,
+    states,
+    total,
+)
+from srl.train.load_components import LoadedModel, load_learner, load_optimisers, model_options
+from srl.train.model_size import Shape, shape_of
+from srl.train.run_directory import Progress
+from srl.trajectory import Question, Score, Segment, Trajectory
+from srl.update.actor import ActorLoss, Experience, accumulate_actor
+from srl.update.batch import collate
+from srl.update.critic import Critic, accumulate_critic
+from srl.update.optimiser import Optimiser
+
+CPU, GPU = Layout("local", cpu=True), Layout("local")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A Qwen2 and a Llama of width 256, two layers, as directories."""
+    root = tmp_path_factory.mktemp("models")
+    for kind in ("qwen2", "llama"):
+        model = tiny_model(kind, width=256, ffn=512, heads=8, kv_heads=2, max_length=1024)
+        save_model(model, byte_level_tokenizer(), root / kind)
+    return {kind: root / kind for kind in ("qwen2", "llama")}
+
+
+def configured(path: Path | str, **settings: object) -> Config:
+    """A configuration with `section__key=value` on top of the defaults, on the CPU in float32."""
+    given = {"model__path": str(path), "model__device": "cpu", "model__dtype": "float32", **settings}
+    return Config().with_settings({name.replace("__", "."): value for name, value in given.items()})
+
+
+def part(shape: Shape, config: Config, name: str, phase: str = "update", layout: Layout = CPU) -> int:
+    """Bytes of one use of memory while the run is in a phase."""
+    counted = [*states(shape, config, layout), *rollout_parts(shape, config, layout)]
+    return sum(getattr(each, phase) for each in counted if each.name == name)
+
+
+def test_published_shape_has_the_parameters_of_qwen():
+    shape = shape_of(load_config("one-gpu").config, "Qwen/Qwen2.5-0.5B", needs_critic=False)
+    assert (shape.parameters, shape.body) == (494_032_768, 494_032_768 - 151_936 * 896)
+    assert (
+        shape.adapter == shape.trainable == 24 * 32 * (4 * 2 * 896 + 3 * 4864 + 3 * 896 - 2 * 896 + 2 * 128)
+    )
+    assert shape.kv_bytes == 12_288
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_held_bytes_are_exactly_those_of_the_tensors(saved, kind, dtype, rank):
+    config = configured(saved[kind], model__dtype=dtype, model__lora_rank=rank)
+    shape = shape_of(config, saved[kind], needs_critic=True)
+    model = load_model(saved[kind], **model_options(config.model))
+    critic = Critic(model)
+    trained = [item for item in [*model.parameters(), *critic.parameters()] if item.requires_grad]
+    optimisers = [Optimiser(network.parameters(), lr=1e-3) for network in (model, critic)]
+    for weight in trained:
+        weight.sum().backward()
+    gradients = max(sum(master.grad.nbytes for master in optimiser.masters) for optimiser in optimisers)
+
+    def said(name: str) -> int:
+        return part(shape, config, name)
+
+    weights = {name: weight for name, weight in model.named_parameters() if "lora" not in name}
+    assert said("policy weights") == bytes_of(list(weights.values()))
+    assert said("adapter weights") == bytes_of(list(model.parameters())) - said("policy weights")
+    assert said("critic weights") == bytes_of(list(critic.parameters()))
+    assert said("gradients") == gradients
+    assert [said("policy optimiser"), said("critic optimiser")] == [state_bytes(each) for each in optimisers]
+
+
+def state_bytes(optimiser: Optimiser) -> int:
+    """Moments, and float32 copies where there are some."""
+    moments = [state[name] for state in optimiser.adamw.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    pairs = zip(optimiser.masters, optimiser.parameters, strict=True)
+    return bytes_of([*moments, *(master for master, parameter in pairs if master is not parameter)])
+
+
+def test_cache_bytes_are_those_that_the_engine_allocates(saved):
+    config = configured(saved["qwen2"], rollout__max_num_seqs=3)
+    shape = shape_of(config, saved["qwen2"], needs_critic=False)
+    engine = TorchEngine(
+        tiny(saved["qwen2"]), Codec(byte_level_tokenizer()), max_num_seqs=3, max_model_len=700
+    )
+
+    async def allocated() -> int:
+        for length in (40, 690):
+            await engine.generate(f"episode {length}", [5] * length, Sampling(max_tokens=10))
+        return bytes_of(
+            [buffer for layer in engine._forward.cache.layers for buffer in (layer.keys, layer.values)]
+        )
+
+    assert cache_bytes(shape, 3, 700) == asyncio.run(allocated())
+
+
+@pytest.mark.parametrize(("vocabulary", "read"), [(40000, 8), (400, 100)])
+def test_rollout_takes_about_what_is_estimated_and_not_more(tmp_path, monkeypatch, vocabulary, read):
+    """Eight episodes at once: drawing from a large vocabulary, or reading beside many keys."""
+    monkeypatch.setitem(PADDED_TOKENS, "cpu", 800)
+    path, slots, longest, prompt = tmp_path / "model", 8, 256, 130
+    save_model(tiny_model(vocab_size=vocabulary, width=64, ffn=96), byte_level_tokenizer(), path)
+    config = configured(
+        path, rollout__max_num_seqs=slots, data__max_prompt_length=1, data__max_response_length=longest - 1
+    )
+    shape, model = shape_of(config, path, needs_critic=False), tiny(path)
+    engine = TorchEngine(model, Codec(byte_level_tokenizer()), max_num_seqs=slots, max_model_len=longest)
+
+    async def episode(number: int) -> None:
+        ids = [5 + number] * prompt
+        for _ in range(2):
+            made = await engine.generate(str(number), ids, Sampling(max_tokens=8))
+            ids += [*made.token_ids, *[9] * read]
+
+    async def episodes() -> None:
+        await asyncio.gather(*map(episode, range(slots)))
+
+    with Live(list(model.parameters())) as live:
+        asyncio.run(episodes())
+    own = live.peak - cache_bytes(shape, slots, longest)
+    assert 0.95 * own <= part(shape, config, "rollout buffers", "rollout") <= 1.5 * own
+
+
+def tiny(path: Path) -> torch.nn.Module:
+    return load_model(path, dtype="float32", device="cpu")
+
+
+def experience(rows: int, length: int, vocabulary: int) -> Experience:
+    """Rows of a prompt token and policy tokens, one row a token shorter so that attention has a mask."""
+    made = []
+    for row in range(rows):
+        ids = tuple(torch.randint(0, vocabulary, (length - 1 - (row == 0),)).tolist())
+        parts = [Segment("prompt", (1,), "", 0), Segment("policy", ids, "", 0, (-1.0,) * len(ids))]
+        made.append(Trajectory(Question(str(row), "", ()), parts))
+    batch = collate(made)
+    mask = batch.response_mask
+    return Experience(batch, mask, mask, torch.ones_like(mask), mask, batch.sampler_logprobs)
+
+
+@pytest.mark.parametrize(("vocabulary", "entropy_coeff"), [(400, 0.0), (400, 0.1), (3000, 0.0), (3000, 0.1)])
+@pytest.mark.parametrize(
+    ("dtype", "rank", "checkpointing"),
+    [("float32", 0, False), ("float32", 8, True), ("bfloat16", 8, False), ("bfloat16", 0, True)],
+)
+def test_update_takes_about_what_is_estimated_and_not_more(
+    tmp_path, monkeypatch, dtype, rank, checkpointing, vocabulary, entropy_coeff
+):
+    for module in (
+        "srl.update.logprobs",
+        "srl.train.fit",
+    ):  # small, so that a large vocabulary need not be
+        monkeypatch.setattr(f"{module}.CHUNK", 256)
+        monkeypatch.setattr(f"{module}.KEPT_LOGITS", 256 * 1000)
+    path, rows, length = tmp_path / "model", 6, 72
+    model = tiny_model(vocab_size=vocabulary, width=64, ffn=192, heads=4, layers=3)
+    save_model(model, byte_level_tokenizer(), path)
+    config = configured(
+        path, model__dtype=dtype, model__lora_rank=rank, model__gradient_checkpointing=checkpointing,
+        data__max_prompt_length=1, data__max_response_length=length - 1, actor__ppo_mini_batch_size=rows,
+        actor__ppo_max_token_len=rows * length, actor__entropy_coeff=entropy_coeff,
+    )  # fmt: skip
+    shape = shape_of(config, path, needs_critic=False)
+    model = load_model(path, **model_options(config.model))
+    batch, loss = experience(rows, length, vocabulary), ActorLoss(entropy_coeff=entropy_coeff)
+    accumulate_actor(model, batch, loss=loss, max_tokens=rows * length)  # gradients exist now
+    with Live(list(model.parameters())) as live:
+        accumulate_actor(model, batch, loss=loss, max_tokens=rows * length)
+    estimated = total(pass_parts(shape, config, CPU, config.actor), "update")
+    assert 0.97 * live.peak <= estimated <= 1.5 * live.peak
+
+
+def made_learner(path: Path, algo: str, **settings: object) -> tuple[Config, Learner, dict[str, Optimiser]]:
+    """The networks of a run on the model at `path`, as a run loads them."""
+    config = configured(path, algorithm__name=algo, **settings)
+    model = load_model(path, **model_options(config.model))
+    learner = load_learner(config, LoadedModel(model, None))
+    return config, learner, load_optimisers(config, learner)
+
+
+def tensors_of(learner: Learner, optimisers: dict[str, Optimiser]) -> list[torch.Tensor]:
+    """Everything that the run holds between its phases."""
+    networks = [each for each in (learner.actor, learner.reference, learner.critic) if each is not None]
+    states = [state for each in optimisers.values() for state in each.adamw.state.values()]
+    return [
+        *(tensor for network in networks for tensor in (*network.parameters(), *network.buffers())),
+        *(master for each in optimisers.values() for master in each.masters),
+        *(tensor for state in states for tensor in state.values()),
+    ]
+
+
+NETWORKS = {
+    "all weights": {"algo": "grpo", "actor__use_kl_loss": True},
+    "adapter": {"algo": "grpo", "actor__use_kl_loss": True, "model__lora_rank": 4},
+    "critic": {"algo": "ppo", "algorithm__use_kl_in_reward": True},
+    "critic with an adapter": {"algo": "ppo", "critic__lora_rank": 4},
+    "two adapters": {"algo": "ppo", "model__lora_rank": 4, "critic__lora_rank": 4},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("networks", NETWORKS.values(), ids=NETWORKS)
+def test_between_its_phases_a_run_holds_exactly_what_is_counted(saved, networks, dtype):
+    config, learner, optimisers = made_learner(saved["llama"], **networks, model__dtype=dtype)
+    shape = shape_of(config, saved["llama"], needs_critic=learner.critic is not None)
+    held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors_of(learner, optimisers) if tensor.ndim}
+    buffers = {
+        b.data_ptr() for n in (learner.actor, learner.reference, learner.critic) if n for b in n.buffers()
+    }
+    names = ("policy weights", "adapter weights", "critic weights", "reference weights")
+    counted = sum(
+        part(shape, config, name, "rollout") for name in (*names, "policy optimiser", "critic optimiser")
+    )
+    assert counted == sum(size for place, size in held.items() if place not in buffers)
+
+
+def scored(count: int, length: int, vocabulary: int) -> list[Trajectory]:
+    """Episodes of `length` tokens, all but the first written by the policy, two for each question."""
+    made = []
+    for row in range(count):
+        ids = tuple(torch.randint(0, vocabulary, (length - 1,)).tolist())
+        parts = [Segment("prompt", (1,), "", 0), Segment("policy", ids, "", 0, (-1.0,) * len(ids))]
+        made.append(Trajectory(Question(str(row // 2), "", ()), parts, sample=row % 2))
+    return made
+
+
+@pytest.mark.parametrize("vocabulary", [400, 6000])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("networks", NETWORKS.values(), ids=NETWORKS)
+def test_log_probs_take_about_what_is_estimated_and_not_more(
+    tmp_path, monkeypatch, networks, dtype, vocabulary
+):
+    for module in ("srl.update.logprobs", "srl.train.fit"):
+        monkeypatch.setattr(f"{module}.CHUNK", 256)
+    rows, length = 8, 64
+    save_model(
+        tiny_model(vocab_size=vocabulary, width=64, ffn=192), byte_level_tokenizer(), tmp_path / "model"
+    )
+    config, learner, optimisers = made_learner(
+        tmp_path / "model", **networks, model__dtype=dtype, data__max_prompt_length=1,
+        data__max_response_length=length - 1, actor__ppo_mini_batch_size=rows // 4, rollout__n=2,
+        actor__ppo_max_token_len=rows * length // 2, critic__ppo_max_token_len=rows * length // 2,
+        data__train_batch_size=rows // 2,
+    )  # fmt: skip
+    shape = shape_of(config, tmp_path / "model", needs_critic=learner.critic is not None)
+    episodes = scored(rows, length, vocabulary)
+    with Live(tensors_of(learner, optimisers)) as live:
+        make_experience(learner, episodes, [Score(1.0)] * rows)
+    estimated = logprob_buffers(shape, config, CPU).update
+    assert 0.95 * live.peak <= estimated <= 1.5 * live.peak
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("rank", [0, 8])
+def test_update_of_a_critic_takes_about_what_is_estimated_and_not_more(saved, dtype, checkpointing, rank):
+    rows, length = 6, 72
+    config, learner, optimisers = made_learner(
+        saved["qwen2"], "ppo", model__dtype=dtype, model__gradient_checkpointing=checkpointing,
+        critic__lora_rank=rank, data__max_prompt_length=1, data__max_response_length=length - 1,
+        critic__ppo_mini_batch_size=rows, critic__ppo_max_token_len=rows * length,
+        actor__ppo_max_token_len=length, actor__ppo_mini_batch_size=1, data__train_batch_size=rows,
+    )  # fmt: skip
+    shape = shape_of(config, saved["qwen2"], needs_critic=True)
+    given = experience(rows, length, 400)
+    given = replace(given, values=torch.zeros_like(given.mask))
+    given_to = {"clip": 0.5, "normalise": "token-mean", "max_tokens": rows * length}
+    accumulate_critic(learner.critic, given, **given_to)  # gradients exist now
+    gradients = [master.grad for master in optimisers["critic"].masters]
+    with Live([*tensors_of(learner, optimisers), *gradients]) as live:
+        accumulate_critic(learner.critic, given, **given_to)
+    estimated = total(pass_parts(shape, config, CPU, config.critic), "update")
+    assert 0.97 * live.peak <= estimated <= 1.5 * live.peak
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("networks", NETWORKS.values(), ids=NETWORKS)
+def test_a_checkpoint_takes_no_more_than_is_estimated(tmp_path, saved, networks, dtype):
+    config, learner, optimisers = made_learner(saved["qwen2"], **networks, model__dtype=dtype)
+    shape = shape_of(config, saved["qwen2"], needs_critic=learner.critic is not None)
+    known = tensors_of(learner, optimisers)
+    with Live(known) as live:
+        path = save_checkpoint(
+            tmp_path, Progress(step=1), learner, byte_level_tokenizer(), optimisers, {}, keep=None
+        )
+    estimated = saved_model(shape, CPU).update
+    assert 0.97 * live.peak <= estimated <= 1.5 * live.peak
+    files = [file for file in path.rglob("*") if file.suffix in (".pt", ".safetensors")]
+    written = sum(file.stat().st_size for file in files)
+    assert checkpoint_bytes(shape, CPU) == pytest.approx(written, rel=0.02, abs=100_000)
+    of_networks = disk_space.checkpoint_bytes(learner.actor, learner.critic)
+    assert of_networks == pytest.approx(written, rel=0.02, abs=100_000)
+
+
+def test_reference_is_held_only_where_there_is_a_kl_and_no_adapter(saved):
+    path = saved["qwen2"]
+
+    def reference(**settings: object) -> int:
+        return shape_of(configured(path, **settings), path, needs_critic=False).reference
+
+    whole = shape_of(configured(path), path, needs_critic=False).parameters
+    assert reference() == 0
+    assert reference(actor__use_kl_loss=True) == reference(algorithm__use_kl_in_reward=True) == whole
+    assert reference(actor__use_kl_loss=True, model__lora_rank=4) == 0
+    assert reference(actor__use_kl_loss=True, model__lora_rank=4, ref__path=str(path)) == whole
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_cache_is_given_back_before_the_update_unless_it_is_small_and_a_cpus(saved, monkeypatch, small):
+    config = configured(saved["qwen2"])
+    shape = shape_of(config, saved["qwen2"], needs_critic=False)
+    size = part(shape, config, "KV cache", "rollout")
+    monkeypatch.setattr("srl.train.fit.SMALL_CACHE", size if small else size - 1)
+    on_cpu, on_gpu = (part(shape, config, "KV cache", "update", layout) for layout in (CPU, GPU))
+    assert size == part(shape, config, "KV cache", "rollout", GPU)
+    assert on_cpu - on_gpu == (size if small else 0)
+
+
+def test_a_gpu_has_keys_and_values_of_results_for_every_head(saved, monkeypatch):
+    monkeypatch.setitem(PADDED_TOKENS, "cuda", PADDED_TOKENS["cpu"])
+    config = configured(saved["qwen2"], rollout__max_num_seqs=8, rollout__max_obs_length=1000)
+    shape = shape_of(config, saved["qwen2"], needs_critic=False)
+    assert shape.heads > shape.kv_heads
+    cpu, gpu = (part(shape, config, "rollout buffers", "rollout", at) for at in (CPU, GPU))
+    together, longest = 7, 6144  # as many tokens at a time as an episode may have, 1,000 of each
+    sampling = SAMPLED_LOGIT * 8 * shape.vocabulary  # in the graphs' own memory
+    assert gpu - cpu - sampling == together * longest * 2 * shape.heads * shape.head_dim * shape.itemsize
+    alike = replace(shape, kv_heads=shape.heads)
+    cpu, gpu = (part(alike, config, "rollout buffers", "rollout", at) for at in (CPU, GPU))
+    assert gpu == cpu + sampling
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_what_to_set_where_a_run_does_not_fit_makes_it_fit(saved, share):
+    path = saved["qwen2"]
+    config = configured(path, rollout__max_num_seqs=512, actor__ppo_max_token_len=65536)
+    shape = shape_of(config, path, needs_critic=False)
+    for phase in ("update", "rollout"):
+        room = share * total(footprint(shape, config, GPU), phase)
+
+        def size(settings, phase=phase):
+            changed = config.with_settings(settings)
+            return total(footprint(shape_of(changed, path, needs_critic=False), changed, GPU), phase)
+
+        settings = settings_that_fit(config, shape, phase, size, room, True)
+        assert settings
+        assert size(settings) <= room
+        assert settings_that_fit(config, shape, phase, size, 1000, True) is None
+        assert settings_that_fit(config, shape, phase, size, 2**50, True) == {}
+
+
+FITTING = {
+    "3B GRPO": ("80 GB", "grpo", {"model.path": "Qwen/Qwen2.5-3B", "model.lora_rank": 0}),
+    "3B PPO": ("80 GB", "ppo", {"model.path": "Qwen/Qwen2.5-3B", "model.lora_rank": 0}),
+    "7B LoRA": ("24 GB", "grpo", {"model.path": "Qwen/Qwen2.5-7B"}),
+    "0.5B": ("16 GB", "grpo", {}),
+}
+
+
+@pytest.mark.parametrize(("gpu", "algo", "settings"), FITTING.values(), ids=FITTING)
+def test_published_models_fit_their_gpus_with_what_the_plan_says_to_set(monkeypatch, gpu, algo, settings):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    config = load_config("one-gpu", None, algo, {**settings, "model.device": "cuda"}).config
+    found = plan_run(config).fits[gpu]
+    assert found is not None
+    assert "model.lora_rank" not in found, "what is trained stays as it was"
+    changed = config.with_settings({**found, "model.device": "cpu", "model.dtype": "bfloat16"})
+    parts = footprint(shape_of(changed, str(config.model.path), needs_critic=algo == "ppo"), changed, GPU)
+    room = USABLE * GPUS[gpu] * 2**30
+    assert max(total(parts, "rollout"), total(parts, "update")) <= room
+
+
+def test_a_critic_that_is_a_copy_does_not_fit_and_an_adapter_is_proposed(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    sets = {
+        "model.path": "Qwen/Qwen2.5-3B",
+        "model.lora_rank": 0,
+        "critic.lora_rank": 0,
+        "model.device": "cuda",
+    }
+    found = plan_run(load_config("one-gpu", None, "ppo", sets).config).fits["80 GB"]
+    assert found is not None
+    assert found["critic.lora_rank"] == 32
+
+
+def test_an_offloaded_reference_is_on_a_gpu_for_its_pass_only(saved):
+    away = configured(saved["qwen2"], actor__use_kl_loss=True, ref__param_offload=True)
+    shape = shape_of(away, saved["qwen2"], needs_critic=False)
+    for layout, held in ((GPU, False), (CPU, True)):
+        (reference,) = (each for each in states(shape, away, layout) if each.name == "reference weights")
+        assert (reference.rollout > 0, reference.update > 0) == (held, True)
+
+
+def test_available_memory_is_read_in_bytes(tmp_path):
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal:  16 kB\nMemAvailable:    3 kB\n")
+    assert available_memory(file) == 3072
+    assert available_memory(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("sets", "most"),
+    [
+        ({"max_ckpt_to_keep": 3}, 5),  # the last 3, the best, and the one being written
+        ({"max_ckpt_to_keep": 3, "keep_best_ckpt": False}, 4),
+        ({"max_ckpt_to_keep": 3, "test_freq": 0}, 4),
+        ({"max_ckpt_to_keep": 3, "save_freq": 150}, 2),
+        ({}, 6),
+        ({"save_freq": 0}, 1),
+        ({"save_freq": 70}, 5),
+    ],
+)
+def test_disk_of_the_checkpoints_counts_the_best_and_the_one_being_written(sets, most):
+    trainer = Trainer(**{"total_training_steps": 300, "save_freq": 50, "test_freq": 50, **sets})
+    assert disk_space.kept_checkpoints(trainer, 300).most == most
+
+
+@pytest.mark.parametrize(
+    ("there", "sets", "most"),
+    [
+        ([50, 100], {}, 6),  # 150, 200, 250 and 300 are to come
+        ([50, 100, 150, 200, 250, 300], {}, 6),  # none is
+        ([100, 150, 200], {"max_ckpt_to_keep": 3}, 5),  # the best is not there yet, and one is being written
+        ([50, 200, 250], {"max_ckpt_to_keep": 2}, 4),
+        ([50, 250], {"max_ckpt_to_keep": 2}, 3),  # one is to come
+        ([50, 100, 150, 200], {"max_ckpt_to_keep": 1}, 5),  # it was a run that kept more
+        ([120], {"save_freq": 70}, 5),  # a run of 120 steps that was made longer: 140, 210, 280 and 300
+        ([100], {"save_freq": 0}, 2),
+    ],
+)
+def test_a_resumed_run_adds_the_checkpoints_to_come_to_those_there(there, sets, most):
+    trainer = Trainer(**{"total_training_steps": 300, "save_freq": 50, "test_freq": 50, **sets})
+    assert disk_space.kept_checkpoints(trainer, 300, there).most == most
+
+
+@pytest.mark.parametrize(
+    ("there", "sets", "most"),
+    [
+        ([], {}, 8),  # 50, 100, 150, 160, and of the validations 30, 60, 90, 120
+        ([], {"save_freq": 0}, 6),  # each validation may be the best so far, and the last step
+        ([], {"save_freq": 30}, 6),
+        ([], {"test_freq": 0}, 4),
+        ([30, 60, 100], {}, 6),  # 120, 150 and 160 are to come
+        ([], {"max_ckpt_to_keep": 2}, 4),
+    ],
+)
+def test_validations_that_save_the_best_so_far_are_counted(there, sets, most):
+    trainer = Trainer(**{"save_freq": 50, "test_freq": 30, **sets})
+    assert disk_space.kept_checkpoints(trainer, 160, there, saves_best=True).most == most
+
+
+@pytest.mark.parametrize(
+    ("trainer", "run", "most"),
+    [
+        ({"save_freq": 50, "total_training_steps": 300}, {"steps": 300}, 4),  # 50 and 100 are there
+        ({"save_freq": 10, "test_freq": 0}, {"steps": 130, "each_step": True}, 30),
+        ({"save_freq": 10, "test_freq": 0, "max_ckpt_to_keep": 1}, {"steps": 130, "each_step": True}, 1),
+    ],
+)
+def test_a_disk_has_room_for_the_checkpoints_to_come_alone(monkeypatch, tmp_path, trainer, run, most):
+    for step in (50, 100):
+        (tmp_path / f"checkpoints/step-{step:06d}").mkdir(parents=True)
+    for free, fits in ((most * 2**30, True), (most * 2**30 - 1, False)):
+        disk = SimpleNamespace(free=free)
+        monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder, disk=disk: disk)
+        steps = run["steps"]
+        each = run.get("each_step", False)
+        said = disk_space.lack_of_room(Trainer(**trainer), steps, tmp_path, 2**30, each_step=each)
+        assert (said is None) is fits
