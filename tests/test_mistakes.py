@@ -52,7 +52,6 @@ TYPED = [
     ("train --algo sft --dry-run", "--dry-run"),
     ("train --dry-run --print-config", "--print-config"),
     ("train --algo sft --backend verl", "--backend"),
-    ("train export x@3 --step 4 --out m", "--step"),
     ("train import nowhere.yaml", "nowhere.yaml"),
     (f"{TRAIN} --set rollout.maxturns=3", "'rollout.max_turns'"),
     (f"{TRAIN} --set rollout.n=two", "rollout.n"),

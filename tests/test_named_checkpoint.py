@@ -159,20 +159,13 @@ def test_the_exported_step_is_that_of_the_best(workspace, monkeypatch, backend, 
     made(workspace, COLLAPSE, (10, 20, 30, 40), backend)
     asked = []
     monkeypatch.setattr("srl.train.export.export", lambda run, out, **named: asked.append(named) or stop())
-    for arguments in (["best"], [f"{NAME}@30"], ["last"], ["last", "--step", "40"]):
+    for arguments in (["best"], [f"{NAME}@30"], ["last"]):
         assert main(["train", "export", *arguments, "--out", str(tmp_path / "out")]) == 2
-    assert [named["step"] for named in asked] == [20, 30, None, 40]
+    assert [named["step"] for named in asked] == [20, 30, None]
 
 
 def stop():
     raise UserError("seen")
-
-
-def test_a_step_that_is_named_twice_is_one_line(workspace, tmp_path, capsys):
-    made(workspace, COLLAPSE, (10, 20))
-    arguments = ["last@best", "--step", "10", "--out", str(tmp_path / "out")]
-    assert main(["train", "export", *arguments]) == 2
-    assert "last@best and --step 10 both name a checkpoint; give one of them" in capsys.readouterr().err
 
 
 def test_training_starts_from_the_best_checkpoint_of_a_run(workspace, capsys):

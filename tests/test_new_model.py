@@ -14,8 +14,8 @@ from srl.model import count_parameters, load_model, load_tokenizer, model_digest
 from srl.protocol import STOP_STRINGS
 from srl.train.new_model import Sizes, make_model
 
-SMALL = Sizes(layers=2, width=32, heads=4, ffn=48, max_length=256)
-FLAGS = ["--layers", "2", "--width", "32", "--heads", "4", "--ffn", "48", "--max-length", "256"]
+SMALL = Sizes(layers=2, width=32, heads=4, ffn=64, max_length=256)
+FLAGS = ["--layers", "2", "--width", "32", "--max-length", "256"]
 
 
 @pytest.fixture

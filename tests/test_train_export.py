@@ -371,7 +371,7 @@ def test_exported_tokenizer_trusts_no_code(run: Path, tmp_path: Path) -> None:
 
 def test_command_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "my model"
-    assert main(["train", "export", "--out", str(out), "--step", "10"]) == 0
+    assert main(["train", "export", "last@10", "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert said.out == f"{out}  step 10 of {NAME}, float32\n"
     command = (

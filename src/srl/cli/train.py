@@ -120,12 +120,10 @@ def export(
     run: Annotated[
         str,
         typer.Argument(
-            help="Run: its name, the beginning or end of it, or `last`; RUN@best is the best by validation."
+            help="Run: its name, the beginning or end of it, or `last` (newest checkpoint; RUN@best: best by "
+            "validation; RUN@30: step 30)."
         ),
     ] = "last",
-    step: Annotated[
-        int | None, typer.Option(min=0, help="Step of the checkpoint; default: the newest.")
-    ] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Precision of the weights; default: as saved."),
@@ -147,10 +145,8 @@ def export(
 
     workspace = Workspace.resolve()
     name, which = split_name(run)
-    if which and step is not None:
-        raise UserError(f"{run} and --step {step} both name a checkpoint; give one of them")
     directory = workspace.find_run(name, trained=True)
-    step = named_step(directory, which, output.note) if which else step
+    step = named_step(directory, which, output.note) if which else None
     model = write(directory, out, step=step, dtype=dtype, overwrite=overwrite, note=output.note)
     if as_json:
         output.print_json(asdict(model))
@@ -212,9 +208,7 @@ def init(
     out: Annotated[Path, typer.Option(help="Output directory; must not exist.")],
     kind: Annotated[Literal["qwen2", "llama"], typer.Option(help="Architecture.")] = "qwen2",
     layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 4,
-    width: Annotated[int, typer.Option(min=1, help="Hidden size.")] = 128,
-    heads: Annotated[int, typer.Option(min=1, help="Number of attention heads.")] = 4,
-    ffn: Annotated[int, typer.Option(min=1, help="Size of the feed-forward layers.")] = 256,
+    width: Annotated[int, typer.Option(min=1, help="Hidden size; 4 heads share it.")] = 128,
     max_length: Annotated[int, typer.Option(min=1, help="Maximum sequence length, in tokens.")] = 4096,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the weights.")] = 0,
 ) -> None:
@@ -226,7 +220,7 @@ def init(
     """
     from srl.train.new_model import Sizes, make_model
 
-    sizes = Sizes(layers=layers, width=width, heads=heads, ffn=ffn, max_length=max_length)
+    sizes = Sizes(layers=layers, width=width, ffn=2 * width, max_length=max_length)
     model = make_model(tokenizer, out, kind=kind, sizes=sizes, seed=seed)
     output.line(f"{model.directory}  {model.parameters:,} parameters, {model.vocabulary:,} tokens")
 

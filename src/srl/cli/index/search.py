@@ -9,7 +9,6 @@ import typer
 
 from srl.cli import output
 from srl.cli.index.shared import IndexDirectory, open_with
-from srl.cli.layout import snippet
 from srl.cli.options import Json, RetrieverSettings
 from srl.errors import UserError
 from srl.safe import one_line
@@ -27,7 +26,7 @@ def search(
 ) -> None:
     """Search an index.
 
-    On a terminal a hit takes at most three lines; in a pipe it is one line with the whole passage.
+    On a terminal a hit takes about three lines; in a pipe it is one line with the whole passage.
 
     \b
     Example:
@@ -58,13 +57,12 @@ def search(
             ]
         )
         return
-    width = sys.maxsize if full else output.terminal_width()
+    width = None if full or not sys.stdout.isatty() else 3 * output.terminal_width()
     for query, hits in results:
         if len(queries) > 1:
             output.line(f"? {query}")
         if not hits:
             output.line("no hits")
         for rank, hit in enumerate(hits, start=1):
-            passage = one_line(hit.passage.id), one_line(f"{hit.passage.title}: {hit.passage.text}")
-            text = "  ".join((str(rank), f"{hit.score:.3f}", *passage))
-            output.line(text if width == sys.maxsize else snippet(text, width))
+            passage = one_line(f"{hit.passage.title}: {hit.passage.text}", width)
+            output.line("  ".join((str(rank), f"{hit.score:.3f}", one_line(hit.passage.id), passage)))
