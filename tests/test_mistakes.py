@@ -318,7 +318,7 @@ LOG = [
     ("trajectories --em x", "--em"),
     ("trajectories --end x", "'x'"),
     ("trajectories --verdict x", "'x'"),
-    ("trajectories --sort x", "--sort"),
+    ("trajectories --sort x", "'x'"),
     ("show zzz", "zzz"),
     ("curve --metric val/emm", "val/emm"),
     ("curve --out x.doc", "x.doc"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -86,40 +86,6 @@ TemplateName = Annotated[
     str | None, typer.Option(help="Prompt template: a name, or a text file with {question}.")
 ]
 
-Budget = Annotated[
-    int | None,
-    typer.Option(
-        "--budget", min=1, help="Evaluate a stratified sample of this many questions, and say its error."
-    ),
-]
-Baselines = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="Also evaluate it as a baseline: closed-book, cot, rag, few-shot, r1, or all (repeatable).",
-    ),
-]
-Examples = Annotated[
-    Path | None,
-    typer.Option(help="Text file with worked examples for few-shot, not the built-in ones."),
-]
-
-EpisodesEach = Annotated[int, typer.Option("--n", min=1, help="Episodes per question.")]
-OwnPreset = Annotated[
-    str | None,
-    typer.Option(help="Preset, instead of the settings of the model's run, or else the defaults."),
-]
-OwnConfig = Annotated[
-    Path | None, typer.Option(help="YAML file, instead of the settings of the model's run.")
-]
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Generate all answers anew, also those that are logged.")
-]
-Backend = Annotated[
-    Literal["local", "verl"],
-    typer.Option(help="What generates: this process, or verl on Ray (several GPUs or machines)."),
-]
-
 
 def read_settings(plugin: str, settings: list[str], kind: str = "retriever") -> dict[str, Any]:
     """The options of a plugin from `k1=.9` or `retriever.bm25.k1=.9`; values are YAML. Raises UserError.
@@ -130,9 +96,7 @@ def read_settings(plugin: str, settings: list[str], kind: str = "retriever") -> 
 
     options: dict[str, Any] = {}
     for setting in settings:
-        key, sign, value = setting.partition("=")
-        if not sign or not key.strip():
-            raise UserError(f"--set {setting}: expected KEY=VALUE, as in --set k1=0.9")
+        key, _, value = setting.partition("=")
         *outer, last = key.strip().removeprefix(f"{kind}.{plugin}.").split(".")
         place = options
         for name in outer:

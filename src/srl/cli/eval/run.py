@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,17 +18,9 @@ from srl.cli.eval.shared import (
     usage_line,
 )
 from srl.cli.options import (
-    Backend,
-    Baselines,
-    Budget,
-    EpisodesEach,
-    Examples,
-    Fresh,
     IndexToSearch,
     Json,
     ModelToRun,
-    OwnConfig,
-    OwnPreset,
     ServerUrl,
     Sets,
     Temperature,
@@ -82,12 +74,15 @@ def run(
     ] = None,
     index: IndexToSearch = None,
     url: ServerUrl = None,
-    n: EpisodesEach = 1,
+    n: Annotated[int, typer.Option("--n", min=1, help="Episodes per question.")] = 1,
     temperature: Temperature = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Evaluate a random sample of this many questions.")
     ] = None,
-    budget: Budget = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(min=1, help="Evaluate a stratified sample of this many questions, and say its error."),
+    ] = None,
     no_search_too: Annotated[
         bool, typer.Option("--no-search-too", help="Also evaluate the model without search.")
     ] = False,
@@ -95,12 +90,30 @@ def run(
     no_search_template: Annotated[
         str | None, typer.Option(help="Prompt template without search; default r1 for search-r1.")
     ] = None,
-    baseline: Baselines = None,
-    examples: Examples = None,
-    preset: OwnPreset = None,
-    config: OwnConfig = None,
-    fresh: Fresh = False,
-    backend: Backend = "local",
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Also evaluate it as a baseline: closed-book, cot, rag, few-shot, r1, or all (repeatable).",
+        ),
+    ] = None,
+    examples: Annotated[
+        Path | None, typer.Option(help="Text file with worked examples for few-shot, not the built-in ones.")
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Preset, instead of the settings of the model's run, or else the defaults."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file, instead of the settings of the model's run.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Generate all answers anew, also those that are logged.")
+    ] = False,
+    backend: Annotated[
+        Literal["local", "verl"],
+        typer.Option(help="What generates: this process, or verl on Ray (several GPUs or machines)."),
+    ] = "local",
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
