@@ -1,0 +1,138 @@
+"""Signals reach what waits, and a process is known to run or not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from srl import process
+from srl.process import Process, is_alive, started
+
+
+def test_a_signal_lets_a_coroutine_clean_up_and_then_ends_the_command() -> None:
+    cleaned = []
+
+    async def waits() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(True)
+
+    with process.signals_handled(), pytest.raises(KeyboardInterrupt):
+        process.run_async(waits())
+    assert (cleaned, process.signal_received()) == ([True], signal.SIGTERM)
+
+
+def test_a_coroutine_that_ends_as_the_signal_comes_ends_the_command_too() -> None:
+    async def ends() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with process.signals_handled(), pytest.raises(KeyboardInterrupt):
+        process.run_async(ends())
+
+
+def test_a_signal_that_does_not_interrupt_a_waiting_loop_wakes_it() -> None:
+    """Another thread gets the signal here, as if it had come just before the loop's `select`."""
+    main, ended, woken = threading.get_ident(), threading.Event(), []
+
+    async def waits() -> None:
+        loop = asyncio.get_running_loop()
+
+        def signals_when_it_waits() -> None:
+            while sys._current_frames()[main].f_code is not selectors.DefaultSelector.select.__code__:
+                os.sched_yield()
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            if not ended.wait(20):
+                woken.append("by the test")
+                loop.call_soon_threadsafe(lambda: None)
+
+        threading.Thread(target=signals_when_it_waits).start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with process.signals_handled(), pytest.raises(KeyboardInterrupt):
+        process.run_async(waits())
+    assert woken == []
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_signal_that_falls_into_a_destructor_is_not_lost() -> None:
+    class Sends:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def drops_one() -> None:
+        sends = Sends()
+        del sends
+        signal.sigtimedwait([], 60)
+
+    with process.signals_handled(), pytest.raises(KeyboardInterrupt):
+        drops_one()
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with process.signals_handled():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert process.signal_received() is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_event_loops_in_the_main_thread_are_run_where_signals_cancel_them() -> None:
+    """A signal that is raised inside a loop's task would print the task's stack."""
+    source = Path(process.__file__).parent
+    found = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        if re.search(r"asyncio\.run\b|runner\.run\(", path.read_text(encoding="utf-8"))
+    }
+    elsewhere = {"serve/client/preflight.py", "testing/rewards.py"}  # in a thread; in a plugin's test
+    assert found - {"train/verl/watchdog.py"} == {"process.py", *elsewhere}
+
+
+MAIN_THREAD_ENDS = """
+import ctypes, sys, threading
+
+def tell():
+    state = ""
+    while state != "Z":
+        with open("/proc/self/stat") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    print("ended", flush=True)
+    sys.stdin.read(1)
+
+threading.Thread(target=tell, daemon=True).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are told apart in /proc")
+def test_a_process_is_running_until_its_last_thread_has_ended():
+    """Until then its files are open, and the locks on them are held."""
+    command = [sys.executable, "-c", MAIN_THREAD_ENDS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "ended\n"
+        there = Process(Process.here().host, child.pid, started(child.pid))
+        assert there.since
+        assert there.alive
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not is_alive(child.pid)
+        assert started(child.pid) == ""
+        assert there.alive is False
