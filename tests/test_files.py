@@ -83,10 +83,14 @@ def test_an_empty_directory_is_filled_without_being_asked(tmp_path, writer):
 @pytest.mark.parametrize("writer", DIRECTORIES)
 def test_a_directory_that_appears_meanwhile_is_not_overwritten(tmp_path, writer, replace):
     target = tmp_path / "index"
-    with pytest.raises((UserError, OSError)), writer(target, replace=replace) as temporary:
-        (temporary / "new").write_text("2")
-        target.mkdir()
-        (target / "theirs").write_text("1")
+
+    def write() -> None:
+        with writer(target, replace=replace) as temporary:
+            (temporary / "new").write_text("2")
+            fill(files.atomic_directory, target, "theirs")
+
+    with pytest.raises((UserError, OSError)):
+        write()
     assert names(target) == ["theirs"]
 
 
@@ -136,11 +140,10 @@ def test_a_file_keeps_its_old_content_until_the_new_is_whole(tmp_path):
 def test_a_full_disk_is_told_from_other_errors(tmp_path, error):
     with pytest.raises(files.NotWritten), files.atomic_directory(tmp_path / "big"):
         raise error
+    wrapped = RuntimeError("a library's own")
+    wrapped.__context__ = error
     with pytest.raises(files.NotWritten), files.atomic_directory(tmp_path / "big"):
-        try:
-            raise error
-        except Exception:
-            raise RuntimeError("a library's own")  # noqa: B904
+        raise wrapped
     assert names(tmp_path) == []
     with pytest.raises(OSError, match="odd") as other, files.atomic_directory(tmp_path / "big"):
         raise OSError(errno.EIO, "odd")

@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 _TEXTS = (".txt", ".md")
 """The files that are read in a folder."""
 _LONGEST_TITLE = 120
+_IDS = ("id", "_id", "docid")
 
 
 class PassageIds:
@@ -92,9 +93,9 @@ def read_corpus(path: Path | str, skipped: Counter[str] | None = None, source: s
         if _is_empty(record):
             empty += 1
             continue
-        passage = parse_passage(record, source)
+        passage = _passage(record, source)
         if (state := ids.add(passage)) != "new":
-            if state == "same" and not _has_id(record):
+            if state == "same" and not record.has(*_IDS):
                 continue
             raise record.error("an id that no earlier passage has", repr(passage.id))
         count += 1
@@ -159,29 +160,19 @@ def _records(path: Path) -> Iterator[Record]:
         yield replace(record, row={"id": record.text("id"), "contents": contents})
 
 
-def parse_passage(record: Record, source: str = "") -> Passage:
-    """The passage in one row of a corpus file; `source` is the prefix of an id derived from contents."""
-    passage = _parse(record, source)
+def _passage(record: Record, source: str) -> Passage:
+    """The passage in one row; `source` is the prefix of an id derived from contents."""
     url = record.row.get("url")
-    return replace(passage, url=record.valid(url, "url").strip()) if isinstance(url, str) else passage
-
-
-def _parse(record: Record, source: str) -> Passage:
+    url = record.valid(url, "url").strip() if isinstance(url, str) else ""
     if "contents" in record.row:
-        return Passage(id=record.exact("id", "_id", "docid"), contents=record.exact("contents"))
+        return Passage(record.exact(*_IDS), record.exact("contents"), url)
     title = record.valid(record.row.get("title") or "", "title")
     text = record.valid(record.row.get("text") or "", "text")
     if not (title.strip() or text.strip()):
         raise record.error("'contents', or 'title' and 'text'", ", ".join(map(str, record.row)) or "no field")
-    if _has_id(record):
-        return Passage(
-            id=record.exact("id", "_id", "docid"), contents=contents_of(" ".join(title.split()), text)
-        )
-    return passage_of(title, text, source)
-
-
-def _has_id(record: Record) -> bool:
-    return any(record.row.get(name) is not None for name in ("id", "_id", "docid"))
+    if record.has(*_IDS):
+        return Passage(record.exact(*_IDS), contents_of(" ".join(title.split()), text), url)
+    return replace(passage_of(title, text, source), url=url)
 
 
 def write_corpus(

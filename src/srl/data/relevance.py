@@ -6,12 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from srl.data.parquet import is_training_parquet, read_questions
 from srl.data.published_rows import (
     Record,
-    describe,
     first_character,
     is_parquet,
     read_each,
@@ -84,7 +82,7 @@ def _questions(path: Path) -> Iterator[Question]:
         yield from (Question(name, text, ()) for name, text in read_table_of_questions(path))
     elif is_flashrag(path) and not first_row_has("supporting_ids", path):
         yield from read_questions(path)
-    elif _is_squad(path):
+    elif _SQUAD.match(beginning(path)) or (suffix_of(path) == ".json" and first_character(path) == "{"):
         yield from read_format(SQUAD, path, "squad", "test")
     else:
         yield from read_each(read_rows(path), _question)
@@ -97,73 +95,49 @@ def _is_table(path: Path) -> bool:
     return first_character(path) not in "{[" and b"\t" in beginning(path).partition(b"\n")[0]
 
 
-def _is_squad(path: Path) -> bool:
-    """Whether the file is SQuAD's: `.json` with one object, or it begins with SQuAD's articles."""
-    return (suffix_of(path) == ".json" and first_character(path) == "{") or _SQUAD.match(
-        beginning(path)
-    ) is not None
-
-
 def _question(record: Record) -> Question:
     """The question in a row, with its id, answers and gold passages where the row has them."""
-    named = any(record.row.get(name) is not None for name in _IDS)
-    given = [name for name in _ANSWERS if record.row.get(name)]
-    answers = record.answers(given[0]) if given else ()
-    metadata = record.row.get("metadata") or {}
-    if not isinstance(metadata, Mapping):
-        raise record.error("an object in 'metadata'", describe(metadata))
-    own = record.row.get("supporting_ids")
-    support = {} if own is None else {"supporting_ids": own}
-    name = record.text(*_IDS) if named else str(record.index)
-    return Question(name, record.text(*_TEXTS), answers, metadata={**metadata, **support})
+    answers = [name for name in _ANSWERS if record.row.get(name)]
+    metadata = record.inner(record.row.get("metadata") or {}, "metadata").row
+    if record.has("supporting_ids"):
+        metadata = {**metadata, "supporting_ids": record.items("supporting_ids")}
+    name = record.text(*_IDS) if record.has(*_IDS) else str(record.index)
+    asked = record.text(*_TEXTS)
+    return Question(name, asked, record.answers(answers[0]) if answers else (), metadata=metadata)
 
 
 def _named(question: Question) -> dict[str, int]:
     """The gold passages that a question names, all with grade 1."""
-    found: Any = question.metadata.get("supporting_ids") or ()
-    if isinstance(found, str) or not isinstance(found, list | tuple):
-        raise UserError(
-            f"question {question.id}: expected a list of passages in supporting_ids, found {describe(found)}"
-        )
-    return {str(passage): 1 for passage in found}
+    names = question.metadata.get("supporting_ids") or ()
+    if not isinstance(names, list | tuple):
+        raise UserError(f"question {question.id}: supporting_ids is no list of passages")
+    return {str(name): 1 for name in names}
 
 
 def _judged_by(
     questions: list[Question], judged: dict[str, dict[str, int]], path: Path, qrels: Path
 ) -> LabelledQuestions:
-    names, notes = _names(questions, judged)
-    matched = {question.id: judged[name] for question, name in names if name in judged}
-    if not matched:
-        raise UserError(
-            f"{qrels} judges none of the questions in {path}: its ids are {_some(judged)}, those of the "
-            f"questions {_some(question.id for question in questions)}; give the qrels of these questions"
-        )
-    if unknown := len(judged) - len(matched):
-        named = f"the {len(judged):,} questions in {input_name(qrels)}"
-        notes.append(f"{unknown:,} of {named} are not in {input_name(path)}")
-    return LabelledQuestions(questions, matched, tuple(notes))
-
-
-def _names(
-    questions: list[Question], judged: Mapping[str, object]
-) -> tuple[list[tuple[Question, str]], list[str]]:
-    """The name of each question in the qrels: its id, its id without source and split, or its position.
+    """The questions with the judgements of each: by its id, its id without source and split, or its position.
 
     Cranfield's topics have the numbers of a longer list, while its qrels count from 1 to 225, so matching by
     id would mix up questions. Where the qrels are numbered exactly 1 to the number of questions, and the ids
     are not, questions are matched by position.
     """
+    notes = []
+    ids = [question.id for question in questions]
     places = [str(place) for place in range(1, len(questions) + 1)]
-    ids = {question.id for question in questions}
-    if set(judged) == set(places) and ids != set(places):
-        note = f"the qrels number the questions 1 to {len(questions)}: matched by position in the file"
-        return list(zip(questions, places, strict=True)), [note]
-    if ids.isdisjoint(judged):
-        return [(question, question.id.split("/", 2)[-1]) for question in questions], []
-    return [(question, question.id) for question in questions], []
-
-
-def _some(names: Any) -> str:
-    """The first few of many names, for an error."""
-    shown = [name for name, _ in zip(names, range(3), strict=False)]
-    return ", ".join(shown) + ", …"
+    if set(judged) == set(places) != set(ids):
+        notes.append(f"the qrels number the questions 1 to {len(questions)}: matched by position in the file")
+        names = places
+    elif judged.keys().isdisjoint(ids):
+        names = [name.split("/", 2)[-1] for name in ids]
+    else:
+        names = ids
+    matched = {own: judged[name] for own, name in zip(ids, names, strict=True) if name in judged}
+    if not matched:
+        theirs = f"its ids are like {next(iter(judged))}, those of the questions like {ids[0]}"
+        raise UserError(f"{qrels} judges none of the questions in {path}: {theirs}")
+    if unknown := len(judged) - len(matched):
+        named = f"the {len(judged):,} questions in {input_name(qrels)}"
+        notes.append(f"{unknown:,} of {named} are not in {input_name(path)}")
+    return LabelledQuestions(questions, matched, tuple(notes))

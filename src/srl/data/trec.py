@@ -73,27 +73,19 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     with _text(path) as file:
         for number, line in enumerate(file, start=1):
             fields = line.split()
-            if fields and not (number == 1 and fields[0] in _HEADERS):
-                _judge(judged, fields, f"{path}:{number}")
+            if not fields or (number == 1 and fields[0] in _HEADERS):
+                continue
+            try:
+                question, passage, text = fields if len(fields) == 3 else (fields[0], *fields[2:])
+                grade = int(text)
+            except ValueError:
+                what = f"expected `question 0 passage grade`, found {_shown(line)}"
+                raise UserError(f"{path}:{number}: {what}") from None
+            if judged.setdefault(question, {}).setdefault(passage, grade) != grade:
+                raise UserError(f"{path}:{number}: an earlier line has another grade of {passage}")
     if not judged:
         raise UserError(f"{path}: expected judgements, one `question 0 passage grade` per line, found none")
     return judged
-
-
-def _judge(judged: dict[str, dict[str, int]], fields: list[str], place: str) -> None:
-    """Add one line's judgement to `judged`."""
-    try:
-        question, passage, text = fields if len(fields) == 3 else (fields[0], *fields[2:])
-        grade = int(text)
-    except ValueError:
-        raise UserError(
-            f"{place}: expected `question 0 passage grade`, found {_shown(' '.join(fields))}"
-        ) from None
-    if judged.setdefault(question, {}).setdefault(passage, grade) != grade:
-        raise UserError(
-            f"{place}: question {question} grades passage {passage} {grade} here and "
-            f"{judged[question][passage]} in an earlier line"
-        )
 
 
 def document_records(path: Path) -> Iterator[Record]:
