@@ -18,6 +18,7 @@ from srl.config.sections import Rollout, Trainer
 from srl.config.yaml12 import dump, parse
 from srl.errors import UserError
 from srl.files import FORMAT
+from srl.safe import quoted
 from srl.train.importing.key_table import (
     ESTIMATORS,
     NO_DEFAULT,
@@ -108,7 +109,7 @@ def _drop_unread(conversion: Conversion, path: Path | str) -> None:
     if needed := sorted({row.theirs for row in rows} & set(unread)):
         variables = re.findall(r"\$\{?(\w+)", " ".join(str(settings[key]) for key in needed))
         asked = " ".join(f"--define {name}=VALUE" for name in dict.fromkeys(variables))
-        said = ", ".join(f"{key}={settings[key]}" for key in needed)
+        said = ", ".join(f"{key}={quoted(str(settings[key]))}" for key in needed)
         raise UserError(
             f"{path}: only a shell can tell {said}", key=needed[0], hint=asked or "write the value there"
         )
@@ -127,7 +128,7 @@ def _converted(row: KeyMapping, value: Any, source: Source) -> Any:
         if row.values and all(isinstance(name, str) for name in row.values):
             hint = "srl plugins new algorithm NAME" if row.values is ESTIMATORS else ""
             has = ", ".join(dict.fromkeys([*row.values, *row.values.values()]))
-            what = f"{source.name}: {row.theirs}={value}: srl has no equivalent; it has {has}"
+            what = f"{source.name}: {row.theirs}={quoted(str(value))}: srl has no equivalent; it has {has}"
             raise UserError(what, key=row.theirs, hint=hint)
         return value
     return row.values[value]
