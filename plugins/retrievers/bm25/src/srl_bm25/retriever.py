@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from array import array
 from collections.abc import Callable, Iterable
@@ -17,13 +18,14 @@ from srl.index import PassageStore, RetrieverBase, keep_passages, open_passages
 from srl.trajectory import Hit, Passage
 from srl_bm25.analysis import Analyzer
 from srl_bm25.kernel import top_rows
-from srl_bm25.memory import free_memory, too_large
 from srl_bm25.options import Options
 from srl_bm25.parallel_build import processes, read_in_parts
-from srl_bm25.postings import NAMES, Documents, read_documents, write_postings
+from srl_bm25.postings import NAMES, read_documents, write_postings
 from srl_bm25.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
+MEMORY_OF_TEXT = 1.5
+"""Memory of a build per byte of the corpus, without mapped files (measured by bench/lexical.py)."""
 
 
 class BM25Retriever(RetrieverBase):
@@ -42,22 +44,21 @@ class BM25Retriever(RetrieverBase):
         The postings are built in memory; the texts are not held in memory.
         """
         store = keep_passages(passages, directory)
-        if advice := too_large(store, free_memory()):
-            log.warning(advice)
+        _warn_of_memory(store)
         folder = directory / self.name
         if folder.is_dir():  # of a build that was killed
             shutil.rmtree(folder)
         folder.mkdir()
-        documents = self._documents(store, folder, progress)
-        if not documents.numbers:
-            raise UserError("no passage of the corpus contains a word to index; try --set stopwords=none")
-        write_postings(documents, self.options.k1, self.options.b, folder)
-
-    def _documents(self, store: PassageStore, folder: Path, progress: Callable[[int], None]) -> Documents:
         count = processes(self.options, len(store))
         if count == 1:
-            return read_documents(store, self._analyze, progress)
-        return read_in_parts(store, self.options, folder, count, progress)
+            documents = read_documents(store, self._analyze, progress)
+        else:
+            documents = read_in_parts(store, self.options, folder, count, progress)
+        if not documents.numbers:
+            raise UserError(
+                "no passage of the corpus contains a word to index", key="retriever.bm25.stopwords"
+            )
+        write_postings(documents, self.options.k1, self.options.b, folder)
 
     def open(self, directory: Path) -> BM25Retriever:
         """Memory-map the index under `directory`, and compile the search if it is not cached."""
@@ -97,3 +98,21 @@ class BM25Retriever(RetrieverBase):
             *self._postings, len(self._store),
             np.array(terms, np.int64), np.array(starts, np.int64), min(k, len(self._store)),
         )  # fmt: skip
+
+
+def _warn_of_memory(store: PassageStore) -> None:
+    """Recommend lucene if building the index needs more memory than is free."""
+    needed, free = MEMORY_OF_TEXT * (store.directory / "text.bin").stat().st_size, free_memory()
+    if needed >= free:
+        log.warning(
+            "building bm25 for %s passages takes about %.1f GB of memory, and %.1f GB are free; lucene builds "
+            "with 2 GB: srl index build --retriever lucene",
+            f"{len(store):,}", needed / 1e9, free / 1e9,
+        )  # fmt: skip
+
+
+def free_memory() -> int:
+    """Memory of this machine that a process can have, in bytes; 2⁶² where that is unknown."""
+    path = Path("/proc/meminfo")
+    match = re.search(r"MemAvailable: +(\d+) kB", path.read_text()) if path.is_file() else None
+    return int(match[1]) << 10 if match else 1 << 62
