@@ -105,7 +105,7 @@ def _warn_of_memory(store: PassageStore) -> None:
     needed, free = MEMORY_OF_TEXT * (store.directory / "text.bin").stat().st_size, free_memory()
     if needed >= free:
         log.warning(
-            "building bm25 for %s passages takes about %.1f GB of memory, and %.1f GB are free; lucene builds "
+            "building bm25 for %s passages takes about %.1f GB of memory, %.1f GB are free; lucene builds "
             "with 2 GB: srl index build --retriever lucene",
             f"{len(store):,}", needed / 1e9, free / 1e9,
         )  # fmt: skip

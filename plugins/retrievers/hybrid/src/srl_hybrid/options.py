@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -11,7 +11,6 @@ from srl.plugins import manager
 from srl.plugins.options import runtime_options, validated
 
 _RUNTIME: dict[str, Any] = {"runtime": True}
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class HybridOptions(BaseModel):
@@ -24,7 +23,7 @@ class HybridOptions(BaseModel):
 
     retrievers: dict[str, dict[str, Any]]
     """Retrievers to fuse, with options, as in {bm25: {k1: 0.9}, e5: {model: DIR}}, or a list: [bm25, e5]."""
-    weights: dict[str, Weight] = Field(default={}, validate_default=True)
+    weights: dict[str, float] = Field(default={}, validate_default=True)
     """Weights of the rankings, as in {e5: 2}. The default weight is 1."""
     rank_constant: int = Field(default=60, ge=0)
     """k in 1 / (k + rank). A larger k gives the top ranks less weight."""
@@ -65,6 +64,8 @@ class HybridOptions(BaseModel):
     def _weigh_all(cls, weights: dict[str, float], info: ValidationInfo) -> dict[str, float]:
         names = info.data.get("retrievers", weights)
         _check_names(f"{cls.where}.weights", weights, names)
+        if not all(0 < weight < float("inf") for weight in weights.values()):
+            raise ValueError("expected numbers above 0")
         return {name: weights.get(name, 1.0) for name in names}
 
 
