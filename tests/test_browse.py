@@ -14,9 +14,9 @@ from tests.store_builder import BERN, episode, new_log, question, record, write_
 
 import srl.store
 from srl.browse.curve import Series, curve, verdicts_over_steps
+from srl.browse.figure import bars, save_figure
 from srl.browse.formatting import csv_text, duration, json_line, number
 from srl.browse.listing import SORTS, facets, listing, neighbours, page
-from srl.browse.plot import plot, save_figure
 from srl.browse.runs import runs
 from srl.browse.sql import sql
 from srl.browse.trajectories import COLUMNS, Filter
@@ -204,18 +204,14 @@ def line(values, label="r") -> Series:
     return Series(label, "val", "val/em", label, tuple(range(len(values))), tuple(values))
 
 
-@given(
-    st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=200),
-    st.integers(40, 120), st.integers(6, 30), st.booleans(),
-)  # fmt: skip
-def test_a_plot_fits_its_width_and_draws_every_series(values, width, height, ascii_only):
-    *grid, first, second = plot([line(values), line(values[::-1])], width, height, ascii_only).splitlines()
-    assert max(map(len, grid)) <= width
-    text = "\n".join(grid)
-    assert any(mark in text for mark in "*o●○")
-    assert "*" in first or "●" in first
-    assert "o" in second or "○" in second
-    assert not ascii_only or text.isascii()
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=200), st.integers(1, 60), st.booleans())
+def test_bars_fit_their_width_and_are_as_high_as_the_values(values, width, ascii_only):
+    drawn = bars(values, width, ascii_only)
+    assert len(drawn) == min(width, len(values))
+    assert drawn.isascii() == ascii_only
+    if len(values) <= width and max(values) > min(values):
+        assert drawn[values.index(max(values))] in "#█"
+        assert drawn[values.index(min(values))] in "_▁"
 
 
 @pytest.mark.parametrize(("name", "start"), [("c.png", b"\x89PNG"), ("c.SVG", b"<?xml"), ("c.pdf", b"%PDF")])

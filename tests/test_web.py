@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -14,8 +15,10 @@ from starlette.testclient import TestClient
 from tests.store_builder import KLEE, episode, new_log, question, read, record, search, write_step
 
 import srl.store
+from srl.browse.curve import Series
 from srl.browse.trajectories import HEADINGS
 from srl.browse.web.app import create_app
+from srl.browse.web.charts import charts
 from srl.browse.web.heat import _colour, largest_advantage
 from srl.browse.web.rendering import HERE, link
 from srl.browse.web.report import Choice, write_report
@@ -403,3 +406,16 @@ def test_a_long_answer_of_a_query_is_cut_and_a_slow_query_stopped(get, logged, m
     monkeypatch.setattr("srl.browse.web.pages.QUERY_S", 0.05)
     slow = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range = 7"
     assert 'role="alert"' in get("/sql", params={"q": slow, "run": PPO}).text
+
+
+def test_runs_that_differ_in_their_seed_share_a_colour_and_others_are_told_apart():
+    def config(seed, rate):
+        return json.dumps({"trainer": {"seed": seed}, "actor": {"optim": {"lr": rate}}})
+
+    configs = {f"tiny-grpo-s{n % 2}-0{n}": config(n % 2, n // 2) for n in range(4)}
+    series = [Series(run, "val", "val/em", run, (1, 2), (0.1 * n, 0.2)) for n, run in enumerate(configs)]
+    [chart] = charts({"val/em": series}, configs)
+    assert len(chart.lines) == 2
+    assert len({line.label for line in chart.lines}) == 2
+    assert chart.svg.count('class="band"') == 2
+    assert chart.svg.count('class="run"') == 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ from srl.workspace import split_at_step
 PHASES = ("eval", "val", "test", "train", "sft")
 """Which phase is compared if none is named: the first that both sides have."""
 
+Question = dict[str, Any]
+"""A question on one side: its text, the mean EM of its samples, all they asked, and the first of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Side:
@@ -33,12 +36,12 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class SetDiff:
-    """The common questions of some data sets: how many, the mean EM of both sides, and the test of B - A.
+    """The common questions of a data set, or of all: how many, the mean EM of both sides, the test of B - A.
 
-    The test has no interval where the questions of a set come from too few documents.
+    The test has no interval where the questions come from too few documents.
     """
 
-    data_sources: tuple[str, ...]
+    data_source: str
     questions: int
     em_a: float
     em_b: float
@@ -47,12 +50,11 @@ class SetDiff:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """Side B beside side A on their common questions, of which `whole` has numbers and test.
+    """Side B beside side A on their common questions: of all of them `whole`, of each data set one of `sets`.
 
     `changes` has a row for each question on which the mean EM of its samples or the queries differ, the
     largest fall first. `worse` and `better` count questions, with the interval of their share (None: too few
-    independent questions). `sets` has each data set, and then those with an interval together, if only some
-    have one.
+    independent questions).
     """
 
     a: Side
@@ -60,11 +62,11 @@ class Diff:
     only_a: int
     only_b: int
     whole: SetDiff
+    sets: list[SetDiff]
     worse: tuple[int, Interval | None]
     better: tuple[int, Interval | None]
     other_queries: int
     changes: list[dict[str, Any]]
-    sets: list[SetDiff]
 
 
 def read_side(text: str) -> tuple[str, int | None]:
@@ -124,53 +126,23 @@ def diff(connection: duckdb.DuckDBPyConnection, a: Side, b: Side) -> Diff:
             "both sides have no question with golden answers in common; training steps ask different ones",
             hint="compare validations: --phase val",
         )
-    by_source: dict[str, list[_Pair]] = defaultdict(list)
+    by_source: dict[str, list[tuple[Question, Question]]] = defaultdict(list)
     for pair in pairs:
-        by_source[pair[0].data_source].append(pair)
-    sets = [_set_diff(by_source[name]) for name in sorted(by_source)]
-    sure = [name for one in sets if one.test.interval for name in one.data_sources]
-    if 1 < len(sure) < len(sets):
-        sets.append(_set_diff([pair for name in sure for pair in by_source[name]]))
-    changes = [_change(*pair) for pair in pairs if pair[0].em != pair[1].em or pair[0].asks != pair[1].asks]
+        by_source[pair[0]["data_source"]].append(pair)
+    clusters = [before["cluster"] for before, _ in pairs]
+    worse, better = ([sign * (after["em"] - before["em"]) > 0 for before, after in pairs] for sign in (-1, 1))
+    changes = [
+        _change(*pair) for pair in pairs if any(pair[0][name] != pair[1][name] for name in ("em", "asks"))
+    ]
     return Diff(
-        a, b, len(left) - len(pairs), len(right) - len(pairs), _set_diff(pairs),
-        _counted(pairs, [after.em < before.em for before, after in pairs]),
-        _counted(pairs, [after.em > before.em for before, after in pairs]),
-        sum(before.asks != after.asks for before, after in pairs),
+        a, b, len(left) - len(pairs), len(right) - len(pairs), _set_diff("all", pairs),
+        [_set_diff(name, by_source[name]) for name in sorted(by_source)],
+        (sum(worse), interval([float(one) for one in worse], clusters)),
+        (sum(better), interval([float(one) for one in better], clusters)),
+        sum(before["asks"] != after["asks"] for before, after in pairs),
         sorted(changes, key=lambda row: (row["em_b"] - row["em_a"] or 2, row["question_id"])),
-        sets,
     )  # fmt: skip
 
-
-@dataclass(slots=True)
-class _Question:
-    """The samples of one question on one side, in their order."""
-
-    rows: list[dict[str, Any]]
-
-    @property
-    def em(self) -> float:
-        """The mean EM; a failed episode counts as wrong, as in `srl eval`."""
-        return float(sum(row["em"] * row["valid"] for row in self.rows)) / len(self.rows)
-
-    @property
-    def asks(self) -> set[str]:
-        """The queries of all samples, without differences of case and spaces."""
-        return {" ".join(query.lower().split()) for row in self.rows for query in row["queries"]}
-
-    @property
-    def data_source(self) -> str:
-        return str(self.rows[0]["data_source"])
-
-    @property
-    def cluster(self) -> Hashable:
-        """The document that the question is from, or else the question itself."""
-        first = self.rows[0]
-        return document_of(json.loads(first["metadata"])) or (first["question_id"],)
-
-
-_Pair = tuple[_Question, _Question]
-"""A question on both sides."""
 
 _SAMPLES = """
 SELECT question_id, question, golden_answers, data_source, metadata, sample, id, em, valid, answer, verdict,
@@ -179,44 +151,38 @@ FROM trajectories LEFT JOIN (
     SELECT trajectory_id AS id, list(query ORDER BY position) AS queries
     FROM searches WHERE run_id = $run AND phase = $phase AND step = $step GROUP BY trajectory_id
 ) USING (id)
-WHERE run_id = $run AND phase = $phase AND step = $step AND em IS NOT NULL ORDER BY position, sample
+WHERE run_id = $run AND phase = $phase AND step = $step AND em IS NOT NULL ORDER BY sample, position
 """
 
 
-def _questions(connection: duckdb.DuckDBPyConnection, side: Side) -> dict[tuple[str, str], _Question]:
-    """The questions of a side by id and text."""
-    place = {"run": side.run_id, "phase": side.phase, "step": side.step}
-    questions: dict[tuple[str, str], _Question] = {}
-    for row in rows(connection, _SAMPLES, place):
-        questions.setdefault((row["question_id"], row["question"]), _Question([])).rows.append(row)
-    for question in questions.values():
-        question.rows.sort(key=lambda row: row["sample"])
-    return questions
+def _questions(connection: duckdb.DuckDBPyConnection, side: Side) -> dict[tuple[str, str], Question]:
+    """The questions of a side by id and text. A failed episode counts as wrong, as in `srl eval`."""
+    samples: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows(connection, _SAMPLES, {"run": side.run_id, "phase": side.phase, "step": side.step}):
+        samples[row["question_id"], row["question"]].append(row)
+    return {
+        key: some[0] | {
+            "em": float(sum(row["em"] * row["valid"] for row in some)) / len(some), "samples": len(some),
+            "asks": {" ".join(query.lower().split()) for row in some for query in row["queries"]},
+            "cluster": document_of(json.loads(some[0]["metadata"])) or (some[0]["question_id"],),
+        }
+        for key, some in samples.items()
+    }  # fmt: skip
 
 
-def _set_diff(pairs: Sequence[_Pair]) -> SetDiff:
-    before, after = [one.em for one, _ in pairs], [other.em for _, other in pairs]
-    return SetDiff(
-        tuple(sorted({one.data_source for one, _ in pairs})), len(pairs),
-        sum(before) / len(pairs), sum(after) / len(pairs),
-        paired_test(before, after, [one.cluster for one, _ in pairs]),
-    )  # fmt: skip
+def _set_diff(name: str, pairs: Sequence[tuple[Question, Question]]) -> SetDiff:
+    before, after = [one["em"] for one, _ in pairs], [other["em"] for _, other in pairs]
+    test = paired_test(before, after, [one["cluster"] for one, _ in pairs])
+    return SetDiff(name, len(pairs), sum(before) / len(pairs), sum(after) / len(pairs), test)
 
 
-def _counted(pairs: Sequence[_Pair], hits: Sequence[bool]) -> tuple[int, Interval | None]:
-    return sum(hits), interval([float(hit) for hit in hits], [one.cluster for one, _ in pairs])
-
-
-def _change(before: _Question, after: _Question) -> dict[str, Any]:
+def _change(before: Question, after: Question) -> dict[str, Any]:
     """A row: the question, what changed, and of both sides EM, first answer, verdict, queries and id."""
-    row = {
-        name: before.rows[0][name] for name in ("question_id", "question", "data_source", "golden_answers")
-    }
-    row |= {"change": _kind(before.em, after.em), "queries_changed": before.asks != after.asks}
-    for letter, question in (("a", before), ("b", after)):
-        row |= {f"em_{letter}": question.em, f"samples_{letter}": len(question.rows)}
-        shown = question.rows[0]
-        row |= {f"{name}_{letter}": shown[name] for name in ("answer", "verdict", "queries", "id")}
+    row = {name: before[name] for name in ("question_id", "question", "data_source", "golden_answers")}
+    row |= {"change": _kind(before["em"], after["em"]), "queries_changed": before["asks"] != after["asks"]}
+    for letter, one in (("a", before), ("b", after)):
+        names = ("em", "samples", "answer", "verdict", "queries", "id")
+        row |= {f"{name}_{letter}": one[name] for name in names}
     return row
 
 

@@ -40,19 +40,19 @@ def duration(seconds: float | None) -> str:
 
 def json_line(value: object) -> str:
     """`value` as JSON on one line: NaN becomes null, terminal control characters are escaped."""
-    return safe_json(json.dumps(_known(value), ensure_ascii=False, allow_nan=False))
+    return safe_json(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False))
 
 
-def _known(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """`value` in JSON's types: dates in ISO format, other types as text."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _known(item) for key, item in value.items()}
+        return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_known(item) for item in value]
+        return [_plain(inner) for inner in value]
     return value.isoformat() if isinstance(value, date) else str(value)
 
 

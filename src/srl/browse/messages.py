@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from srl.trajectory import Search, Trajectory
 SIZE = 1000
 """The most trajectories that are in memory at a time."""
 
-ROLES: Mapping[str, str] = {"policy": "assistant", "observation": "tool", "feedback": "user"}
+ROLES = {"policy": "assistant", "observation": "tool", "feedback": "user"}
 """The role of what follows the prompt, by kind of segment."""
 
 COLUMNS = (
@@ -31,23 +30,7 @@ COLUMNS = (
 )  # fmt: skip
 """The columns of `trajectories` beside `messages`."""
 
-_CHOSEN = "run_id = ? AND phase = ? AND step = ? AND {} IN (SELECT unnest(?))"
-_MESSAGES = f"""
-SELECT from_json(prompt, '[{{"role": "VARCHAR", "content": "VARCHAR"}}]') || coalesce(said, []) AS messages,
-    {", ".join(COLUMNS)}, CASE WHEN contains(prompt, '{INFORMATION}') THEN rendered END AS rendered
-FROM trajectories LEFT JOIN (
-    SELECT trajectory_id AS id, first(text) AS rendered
-    FROM segments WHERE kind = 'prompt' AND {_CHOSEN.format("trajectory_id")} GROUP BY id
-) USING (id) LEFT JOIN (
-    SELECT trajectory_id AS id, list({{
-        'role': CASE kind {" ".join(f"WHEN '{kind}' THEN '{role}'" for kind, role in ROLES.items())} END,
-        'content': text
-    }} ORDER BY position) AS said
-    FROM segments WHERE kind <> 'prompt' AND {_CHOSEN.format("trajectory_id")} GROUP BY id
-) USING (id)
-WHERE {_CHOSEN.format("id")} ORDER BY position, id
-"""
-"""The prompt's messages, then one for each segment, with its text as it is."""
+_MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +52,20 @@ def batches(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Iterator[B
 
     Raises UserError if nothing is chosen.
     """
-    for place, number, ids in _chunks(connection, chosen):
-        pairs = read_with_rows(connection, _CHOSEN.format("id"), [*place, ids], tokens=False)
-        yield Batch(*place, number, pairs)
-
-
-_Place = tuple[str, str, int]
-"""A run, a phase and a step."""
-
-
-def _chunks(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Iterator[tuple[_Place, int, list[str]]]:
-    """The ids of the trajectories `chosen`, at most `SIZE` at a time: their place, the chunk's number, ids.
-
-    Raises UserError if nothing is chosen.
-    """
     where, parameters = chosen.where()
     query = f"SELECT DISTINCT run_id, phase, step FROM trajectories WHERE {where} ORDER BY ALL"
     places = connection.execute(query, parameters).fetchall()
     if not places:
         raise UserError("no matching trajectory, so nothing is written", hint="try fewer filters")
-    for place in places:
-        here = f"({where}) AND run_id = ? AND phase = ? AND step = ?"
-        query = f"SELECT id FROM trajectories WHERE {here} ORDER BY position, id"
+    here = "run_id = ? AND phase = ? AND step = ?"
+    for run_id, phase, step in places:
+        place = [run_id, phase, step]
+        query = f"SELECT id FROM trajectories WHERE ({where}) AND {here} ORDER BY position, id"
         ids = [one for (one,) in connection.execute(query, [*parameters, *place]).fetchall()]
         for number, start in enumerate(range(0, len(ids), SIZE), start=1):
-            yield place, number, ids[start : start + SIZE]
+            some = [*place, ids[start : start + SIZE]]
+            pairs = read_with_rows(connection, f"{here} AND id IN (SELECT unnest(?))", some, tokens=False)
+            yield Batch(run_id, phase, step, number, pairs)
 
 
 def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: Path) -> int:
@@ -101,30 +73,26 @@ def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: P
 
     Raises UserError if nothing is chosen.
     """
+    none = connection.sql(f"SELECT {', '.join(COLUMNS)} FROM trajectories LIMIT 0").fetch_arrow_table()
+    schema = pa.schema([("messages", pa.list_(_MESSAGE)), *none.schema])
     count = 0
-    with atomic_file(out, "wb") as file, ExitStack() as stack:
-        writer: pq.ParquetWriter | None = None
-        for place, _, ids in _chunks(connection, chosen):
-            reader = connection.sql(_MESSAGES, params=[*place, ids] * 3).fetch_arrow_reader(SIZE)
-            schema = reader.schema.remove(reader.schema.get_field_index("rendered"))
-            if writer is None:
-                writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
-            for batch in reader:
-                writer.write_batch(_as_read(batch, schema))
-                count += batch.num_rows
+    with atomic_file(out, "wb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for batch in batches(connection, chosen):
+            table = [
+                {"messages": messages(record.trajectory)} | {name: row[name] for name in COLUMNS}
+                for record, row in batch.pairs
+            ]
+            writer.write_batch(pa.RecordBatch.from_pylist(table, schema))
+            count += len(table)
     return count
 
 
-def _as_read(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch without its column `rendered`, which says what the policy read where passages stand in a
-    prompt."""
-    if batch["rendered"].null_count == batch.num_rows:
-        return batch.select(schema.names)
-    rows = batch.to_pylist()
-    for row in rows:
-        if rendered := row.pop("rendered"):
-            row["messages"] = with_passages(row["messages"], rendered)
-    return pa.RecordBatch.from_pylist(rows, schema)
+def messages(made: Trajectory) -> list[dict[str, str]]:
+    """The prompt's messages, then one for each segment, with its text as it is."""
+    rendered = "".join(one.text for one in made.segments if one.kind == "prompt")
+    after = [one for one in made.segments if one.kind != "prompt"]
+    said = [{"role": ROLES[one.kind], "content": one.text} for one in after]
+    return with_passages(made.question.prompt or (), rendered) + said
 
 
 def searches_of_prompt(made: Trajectory) -> tuple[Search, ...]:
@@ -133,7 +101,7 @@ def searches_of_prompt(made: Trajectory) -> tuple[Search, ...]:
     return tuple(made.searches[:1]) if retrieved else ()
 
 
-def with_passages(messages: Sequence[Mapping[str, str]], rendered: str) -> list[dict[str, str]]:
+def with_passages(prompt: Sequence[Mapping[str, str]], rendered: str) -> list[dict[str, str]]:
     """The prompt's messages with the passages that the policy read where a template says `{information}`.
 
     The log has the template's messages, and the prompt as it was rendered for the model: the passages are
@@ -141,7 +109,5 @@ def with_passages(messages: Sequence[Mapping[str, str]], rendered: str) -> list[
     """
     _, tag, after = rendered.rpartition("<information>")
     shown, end, _ = after.partition("</information>")
-    if not end:
-        return [dict(message) for message in messages]
-    read = f"{tag}{shown}{end}"
-    return [{**message, "content": message["content"].replace(INFORMATION, read, 1)} for message in messages]
+    read = f"{tag}{shown}{end}" if end else INFORMATION
+    return [{**message, "content": message["content"].replace(INFORMATION, read, 1)} for message in prompt]

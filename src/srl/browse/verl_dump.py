@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError, parsing
-from srl.protocol import Action, parse_action
+from srl.protocol import parse_action
 from srl.store import LogWriter, Record
 from srl.trajectory import Hit, Passage, Phase, Question, Score, Search, Segment, Trajectory
 
@@ -26,36 +26,30 @@ _CLOSES = {name: re.compile(rf"</{name}>\s*") for name in ("information", "tool_
 _DOCUMENT = re.compile(r"Doc \d+ ?\(Title: (.*?)\) ", re.DOTALL)
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _QUESTION = re.compile(r"Question\s*:")
-_OURS = ("input", "output", "gts", "score", "step")
 
 
 def dump_files(directory: Path) -> list[Path]:
     """The files of a dump, in the order of their steps. Raises UserError if there are none."""
-    found = [file for file in directory.glob("*.jsonl") if file.stem.isascii() and file.stem.isdigit()]
-    if not found:
+    files = [file for file in directory.glob("*.jsonl") if file.stem.isascii() and file.stem.isdigit()]
+    if not files:
         raise UserError(f"{directory}: expected files STEP.jsonl, as verl's trainer.rollout_data_dir has")
-    return sorted(found, key=lambda file: int(file.stem))
+    return sorted(files, key=lambda file: int(file.stem))
 
 
 def read_dump(file: Path, phase: Phase = "train") -> list[Record]:
     """The episodes of one step. Raises UserError for a line that is not one of verl's."""
-    step, seen, found = int(file.stem), Counter[str](), []
-    for number, row in _lines(file):
-        with parsing(f"{file}, line {number}: not a generation that verl wrote"):
-            record = _record(row, step, phase)
-        asked = record.trajectory.question.id
-        record.trajectory.sample = seen[asked]
-        seen[asked] += 1
-        found.append(record)
-    return found
-
-
-def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    samples, records = Counter[str](), []
     with open(file, "rb") as lines:  # json decodes each line, so that an error has its number
         for number, line in enumerate(lines, start=1):
-            if line.strip():
-                with parsing(f"{file}, line {number}: not JSON"):
-                    yield number, json.loads(line)
+            if not line.strip():
+                continue
+            with parsing(f"{file}, line {number}: not a generation that verl wrote"):
+                record = _record(json.loads(line), int(file.stem), phase)
+            question = record.trajectory.question.id
+            record.trajectory.sample = samples[question]
+            samples[question] += 1
+            records.append(record)
+    return records
 
 
 def check_dump(directory: Path) -> None:
@@ -77,57 +71,51 @@ def import_dump(directory: Path, log: LogWriter, phase: Phase = "train") -> int:
 
 
 def _record(row: Mapping[str, Any], step: int, phase: Phase) -> Record:
-    prompt, output = str(row["input"]), str(row["output"])
+    prompt, score = str(row["input"]), row["score"]
     made = Trajectory(_question(prompt, row["gts"]), step=step, phase=phase)
     made.segments.append(Segment("prompt", (), prompt, 0))
-    _read_output(made, output)
-    extra = {
-        name: float(value)
-        for name, value in row.items()
-        if name not in _OURS and isinstance(value, int | float)
+    _read_output(made, str(row["output"]))
+    ours = ("input", "output", "gts", "score", "step")
+    numbers = {
+        name: value for name, value in row.items() if isinstance(value, int | float) and name not in ours
     }
-    score = row["score"]
-    return Record(made, None if score is None else Score(float(score), extra))
+    parts = {name: float(value) for name, value in numbers.items()}
+    return Record(made, None if score is None else Score(float(score), parts))
 
 
-def _question(prompt: str, gts: object) -> Question:
+def _question(prompt: str, gts: Any) -> Question:
     """The question, identified by its whole prompt; its text is what follows the last `Question:`."""
     *before, last = _QUESTION.split(prompt)
     text = last.strip().partition("\n")[0].strip() if before else prompt.strip()
-    identity = blake2b(prompt.encode("utf-8", "replace"), digest_size=8).hexdigest()
-    message = {"role": "user", "content": prompt}
-    return Question(f"verl/{identity}", text, tuple(_golds(gts)), "verl", prompt=(message,))
-
-
-def _golds(gts: Any) -> list[str]:
     if isinstance(gts, Mapping):
         gts = gts.get("target")
-    if gts is None:
-        return []
-    return [str(one) for one in gts] if isinstance(gts, list) else [str(gts)]
+    golds = gts if isinstance(gts, list) else [] if gts is None else [gts]
+    identity = blake2b(prompt.encode("utf-8", "replace"), digest_size=8).hexdigest()
+    message = {"role": "user", "content": prompt}
+    return Question(f"verl/{identity}", text, tuple(map(str, golds)), "verl", prompt=(message,))
 
 
 def _read_output(made: Trajectory, output: str) -> None:
     """Segments, searches and answer of what follows the prompt."""
-    turn, asked = 0, list[str]()
+    turn, queries = 0, list[str]()
     for is_read, part in _parts(output):
-        if not part:
-            continue
         if is_read:
             made.segments.append(Segment("observation", (), part, turn))
             hits = _hits(part)
             made.searches += [
-                Search(query, hits, "ok" if hits else "empty", turn=turn, shown=len(hits)) for query in asked
+                Search(query, hits, "ok" if hits else "empty", turn=turn, shown=len(hits))
+                for query in queries
             ]
-            made.valid_searches += len(asked)
-            turn, asked = turn + 1, []
-            continue
-        made.segments.append(Segment("policy", (), part, turn))
-        action, asked = parse_action(part), _calls(part)
-        made.valid_actions += int(action is not None or bool(asked))
-        if action is not None and action.kind == "search":
-            asked = [action.content]
-        _answer(made, action)
+            made.valid_searches += len(queries)
+            turn, queries = turn + 1, []
+        elif part:
+            made.segments.append(Segment("policy", (), part, turn))
+            action, queries = parse_action(part), _calls(part)
+            made.valid_actions += int(action is not None or bool(queries))
+            if action is not None and action.kind == "search":
+                queries = [action.content]
+            elif action is not None and action.kind == "answer":
+                made.answer, made.end = action.content, "answered"
 
 
 def _parts(output: str) -> Iterator[tuple[bool, str]]:
@@ -146,24 +134,18 @@ def _parts(output: str) -> Iterator[tuple[bool, str]]:
     yield False, output[end:]
 
 
-def _answer(made: Trajectory, action: Action | None) -> None:
-    if action is not None and action.kind == "answer":
-        made.answer, made.end = action.content, "answered"
-
-
 def _calls(text: str) -> list[str]:
     """The queries of calls of a tool `search` with `query_list` or `query`."""
-    found = []
+    queries: list[str] = []
     for call, closed in _CALL.findall(text):
         if not closed:
             break
         try:
             arguments = json.loads(call)["arguments"]
-            queries = arguments.get("query_list") or [arguments["query"]]
+            queries += map(str, arguments.get("query_list") or [arguments["query"]])
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
-        found += [str(query) for query in queries]
-    return found
+    return queries
 
 
 def _hits(observation: str) -> tuple[Hit, ...]:
@@ -173,7 +155,6 @@ def _hits(observation: str) -> tuple[Hit, ...]:
     _, *parts = _DOCUMENT.split(titled + end)
     if not parts:
         return (Hit(Passage("", body), 0.0),) if body and body != "No results found." else ()
-    return tuple(
-        Hit(Passage("", f"{title}\n{text.strip()}"), 0.0)
-        for title, text in zip(parts[::2], [*parts[1:-1:2], parts[-1] + rest], strict=True)
-    )
+    texts = [*parts[1:-1:2], parts[-1] + rest]
+    pairs = zip(parts[::2], texts, strict=True)
+    return tuple(Hit(Passage("", f"{title}\n{text.strip()}"), 0.0) for title, text in pairs)

@@ -35,7 +35,6 @@ CAUSES = {
     "failed search": ("Searches fail, so episodes are lost to the infrastructure.", ""),
     "failed engine": ("The engine fails, so episodes are left out of the loss.", ""),
     "failed reward": ("A reward gives no score, so episodes are left out of the loss.", ""),
-    "numbers not finite": ("The update has numbers that are not finite.", "em = 0"),
     "reward hacking": ("Reward is earned by something else than right answers.", "em = 0 AND reward > 0"),
     "sampler and trainer apart": ("They give the same tokens different log-probs.", "em = 0"),
     "KL blow-up": ("The policy left its reference: the update blew up.", "em = 0"),
@@ -57,12 +56,6 @@ CAUSES = {
     "no gradient": ("The samples of most groups score the same: few questions teach anything.", "em = 0"),
 }
 """Every cause, in a sentence, and the condition on the episodes that show it."""
-
-BLOW_UPS = {
-    "sampler and trainer apart": ("sampler - trainer", 10, 0.02),
-    "KL blow-up": ("KL", 10, 0.1), "entropy explosion": ("entropy", 3, 0.5),
-}  # fmt: skip
-"""Numbers of the update that grow so many times, and to so much at least."""
 
 HEADINGS = {"name": "share or mean", "before": "before", "since": "since", "share": "share of the fall"}
 EXAMPLES = {
@@ -200,8 +193,8 @@ SELECT {{means}} FROM (
 )
 """
 _NUMBERS = """
-SELECT name, median(value) FILTER (isfinite(value)) AS middle, bool_and(isfinite(value)) AS finite
-FROM metrics WHERE run_id = $run AND phase = 'train' AND list_contains($steps, step) GROUP BY name
+SELECT name, median(value) FROM metrics
+WHERE run_id = $run AND phase = 'train' AND list_contains($steps, step) AND isfinite(value) GROUP BY name
 """
 
 
@@ -213,11 +206,9 @@ def _rates(connection: duckdb.DuckDBPyConnection, run_id: str, steps: Sequence[i
     )
     place = {"run": run_id, "steps": list(steps)}
     [rates] = rows(connection, _EPISODES.format(means=means), place)
-    numbers = {row["name"]: row for row in rows(connection, _NUMBERS, place)}
+    numbers = dict(connection.execute(_NUMBERS, place).fetchall())
     for name, metrics in _METRICS.items():
-        rates[name] = next((numbers[metric]["middle"] for metric in metrics if metric in numbers), None)
-    watched = ("actor/grad_norm", "actor/pg_loss", "actor/entropy", "critic/grad_norm")
-    rates["finite"] = float(all(numbers[name]["finite"] for name in watched if name in numbers))
+        rates[name] = next((numbers[metric] for metric in metrics if metric in numbers), None)
     return rates
 
 
@@ -257,7 +248,6 @@ def _causes(was: Rates, now: Rates, end: Rates, shares: Mapping[str, float], fel
     """
     faults = {name: _known(end[name]) for name in CAUSES if name.startswith("failed")}
     causes = [max(faults, key=faults.__getitem__)] if sum(faults.values()) >= 0.1 else []
-    causes += [] if end["finite"] else ["numbers not finite"]
     grown = {name: _known(now[name]) - _known(was[name]) for name in was}
     if not fell and grown["EM"] <= RISE:
         causes += ["no gradient"] if _known(now["without gradient"]) >= 0.6 else []
@@ -266,11 +256,15 @@ def _causes(was: Rates, now: Rates, end: Rates, shares: Mapping[str, float], fel
     if not fell:
         return causes
     causes += ["reward hacking"] if grown["reward"] >= 0.05 and grown["EM"] <= -0.03 else []
-    for name, (number, times, least) in BLOW_UPS.items():
-        if was[number] is not None and _known(now[number]) >= max(times * _known(was[number]), least):
-            causes.append(name)
-    if was["entropy"] and _known(now["entropy"], was["entropy"]) <= 0.2 * was["entropy"]:
-        causes.append("entropy collapse")
+    for name, number, times, least in (
+        ("sampler and trainer apart", "sampler - trainer", 10, 0.02),
+        ("KL blow-up", "KL", 10, 0.1),
+        ("entropy explosion", "entropy", 3, 0.5),
+    ):
+        grows = was[number] is not None and _known(now[number]) >= max(times * _known(was[number]), least)
+        causes += [name] if grows else []
+    collapsed = was["entropy"] and _known(now["entropy"], was["entropy"]) <= 0.2 * was["entropy"]
+    causes += ["entropy collapse"] if collapsed else []
     names = {
         "answered": "too long" if grown["truncated"] >= -grown["answered"] / 2
         else "format errors" if grown["valid actions"] <= -0.05 else "no answer",

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import duckdb
 
     from srl.browse.diff import Diff, SetDiff
-    from srl.evaluate.intervals import Interval
 
 
 @app.command()
@@ -67,7 +66,7 @@ def diff(
 
 
 _SETS = {
-    "data_sources": "source", "questions": "questions", "em_a": "EM of A", "em_b": "EM of B",
+    "data_source": "source", "questions": "questions", "em_a": "EM of A", "em_b": "EM of B",
     "difference": "B - A", "interval": "95% interval", "p": "p",
 }  # fmt: skip
 _CHANGES = {
@@ -87,21 +86,17 @@ def _print_summary(result: Diff, wide: bool) -> None:
     output.line(f"other queries: {result.other_queries} ({result.other_queries / n:.1%})")
     output.line()
     several = result.sets if len(result.sets) > 1 else []
-    table = [_set_row(one) for one in (*several, result.whole)]
-    table[-1]["data_sources"] = "all"
-    print_rows(table, False, _SETS, wide=wide)
+    print_rows([_set_row(one) for one in (*several, result.whole)], False, _SETS, wide=wide)
 
 
 def _set_row(one: SetDiff) -> dict[str, Any]:
+    from srl.evaluate.intervals import in_words
+
     return {
-        "data_sources": " + ".join(one.data_sources), "questions": one.questions, "em_a": one.em_a,
-        "em_b": one.em_b, "difference": f"{one.test.difference:+.3f}",
-        "interval": _bounds(one.test.interval), "p": f"{one.test.p:.3g}",
+        "data_source": one.data_source, "questions": one.questions, "em_a": one.em_a, "em_b": one.em_b,
+        "difference": f"{one.test.difference:+.3f}", "interval": in_words(one.test.interval, sign="+"),
+        "p": f"{one.test.p:.3g}",
     }  # fmt: skip
-
-
-def _bounds(interval: Interval | None) -> str:
-    return "none: too few documents" if interval is None else f"{interval.low:+.3f} to {interval.high:+.3f}"
 
 
 def _summary(result: Diff) -> dict[str, Any]:
@@ -116,7 +111,7 @@ def _summary(result: Diff) -> dict[str, Any]:
         "worse": result.worse[0], "worse_interval": result.worse[1],
         "other_queries": result.other_queries,
         "sets": [
-            {"data_sources": one.data_sources, "em_a": one.em_a, "em_b": one.em_b} | _numbers(one)
+            {"data_source": one.data_source, "em_a": one.em_a, "em_b": one.em_b} | _numbers(one)
             for one in result.sets
         ],
     }  # fmt: skip

@@ -164,17 +164,16 @@ def curve(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Plot metrics over steps, for one or several runs; `!` marks the steps at which a watch fired.
+    """Show metrics over steps, for one or several runs, with the steps at which watches fired.
 
     \b
     Example:
       srl inspect curve last --metric val/em --metric response_length/mean
     """
     import sys
-    from shutil import get_terminal_size
 
     from srl.browse.curve import curve as series_of
-    from srl.browse.plot import plot, save_figure
+    from srl.browse.figure import bars, save_figure
 
     exclude({"--json": json, "--out": out is not None}, "one prints the points, the other draws them")
     check_new(out, overwrite)
@@ -184,16 +183,28 @@ def curve(
     if out is not None:
         save_figure(panels, out)
         output.line(out)
-    elif json:
-        output.print_rows(
-            {"run_id": one.run_id, "phase": one.phase, "metric": one.metric, "steps": one.steps,
-             "values": one.values, "watches": dict(one.marks)}
-            for series in panels for one in series
-        )  # fmt: skip
-    else:
-        width = min(get_terminal_size().columns, 120)
+        return
+    every = [one for series in panels for one in series]
+    table: list[dict[str, Any]] = [
+        {"run_id": one.run_id, "phase": one.phase, "metric": one.metric, "steps": one.steps,
+         "values": one.values, "watches": dict(one.marks)}
+        for one in every
+    ]  # fmt: skip
+    if not json:
         ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
-        output.line("\n\n".join(plot(series, width, ascii_only=ascii_only) for series in panels))
+        for one, row in zip(every, table, strict=True):
+            fired = ", ".join(f"{names} at {step}" for step, names in one.marks)
+            best = max(one.values)
+            row |= {"label": one.label, "bars": bars(one.values, ascii_only=ascii_only), "watches": fired}
+            row |= {"first": one.values[0], "last": one.values[-1], "step": one.steps[-1]}
+            row |= {"best": best, "at": one.steps[one.values.index(best)]}
+    print_rows(table, json, _CURVES, None)
+
+
+_CURVES = {
+    "label": "run", "metric": "metric", "bars": "over the steps", "first": "first", "last": "last",
+    "step": "at step", "best": "highest", "at": "at step", "watches": "watches",
+}  # fmt: skip
 
 
 @app.command(context_settings={"allow_extra_args": True})

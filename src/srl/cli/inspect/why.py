@@ -10,9 +10,8 @@ from srl.cli.inspect.shared import Json, Run, Wide, app, paths, print_rows, read
 def why(run: Run = "last", json: Json = False, wide: Wide = False) -> None:
     """Say why a training run got worse: the likeliest cause, what changed, and episodes that show it.
 
-    It asks whether exact match fell, in training or in validation, and compares the steps before with those
-    since, along the chain from question to answer. docs/inspect.md lists the rules. A run that rose has no
-    cause, unless episodes fail or numbers are not finite.
+    The steps before exact match fell are compared with those since, along the chain from question to answer;
+    docs/inspect.md lists the rules. A run that rose has no cause, unless episodes fail.
 
     \b
     Example:
@@ -25,18 +24,17 @@ def why(run: Run = "last", json: Json = False, wide: Wide = False) -> None:
     from srl.browse.why import why as reason
 
     [directory] = paths([run], trained=run == "last")
-    found = read([directory], lambda log: reason(log, run_of(log, directory)))
+    result = read([directory], lambda log: reason(log, run_of(log, directory)))
     if json:
-        output.print_rows([asdict(found)])
+        output.print_rows([asdict(result)])
         return
-    output.line(f"{found.run_id}: {found.outcome}.")
-    for place, cause in enumerate(found.causes):
+    output.line(f"{result.run_id}: {result.outcome}.")
+    for place, cause in enumerate(result.causes):
         output.line(f"{'also' if place else 'likeliest cause'}: {cause}. {CAUSES[cause][0]}")
-    if not found.causes:
+    if not result.causes:
         output.line("no rule names a cause")
     output.line()
-    print_rows(found.changes, False, HEADINGS, wide=wide)
-    if found.examples:
+    print_rows(result.changes, False, HEADINGS, wide=wide)
+    if result.examples:
         output.line()
-        print_rows(found.examples, False, EXAMPLES, wide=wide, least=("searches", "reward"))
-        output.note(f"srl inspect show {found.examples[0]['id']} --run {found.run_id}")
+        print_rows(result.examples, False, EXAMPLES, wide=wide, least=("searches", "reward"))
