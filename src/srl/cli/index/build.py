@@ -9,7 +9,7 @@ import typer
 
 from srl.cli.index.shared import IndexDirectory, show_index, stages
 from srl.cli.options import Json, Overwrite, RetrieverSettings, check_new, read_settings
-from srl.cli.output import progress
+from srl.cli.output import note, progress
 
 Out = Annotated[Path, typer.Option(help="Output directory; written atomically.")]
 
@@ -104,6 +104,7 @@ def info(
                     update(done)
 
             verify(directory, manifest, report)
+        note(f"the checksums of all {len(manifest.files)} files are right")
     if corpus is not None:
         check_corpus(directory, corpus)
     show_index(directory, manifest, as_json)

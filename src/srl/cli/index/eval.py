@@ -80,8 +80,8 @@ def evaluate(
             evaluations[name] = evaluate_index(
                 opened, labelled, depths, "answers" if answers else None, progress
             )
-        for note in evaluations[name].notes:
-            output.note(f"note: {note}")
+    for note in dict.fromkeys(note for each in evaluations.values() for note in each.notes):
+        output.note(f"note: {note}")
     found, other = evaluations[index], evaluations.get(against or "")
     comparison = None if other is None else compare_indexes(other, found)
     if per_question is not None:
