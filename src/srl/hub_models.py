@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from srl.errors import UserError, first_line
 
+log = logging.getLogger(__name__)
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
-_WEIGHTS = ("model.safetensors.index.json", "model.safetensors")
+_SMALL = ("*.json", "*.txt", "*.model", "*.jinja")
+_NOT_ASKED = ("*/*", "consolidated*")
+"""Files of other formats and of other programs, in folders or beside the model's own."""
+_INDEX = "model.safetensors.index.json"
+What = Literal["model", "tokenizer", "config"]
+"""What of a repository is wanted: all that training needs, the tokenizer, or `config.json`."""
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -79,32 +87,68 @@ def cached(text: str) -> str:
 
 
 def local_copy(model: str, trust_remote_code: bool, setting: str = "") -> Path:
-    """The directory `model`, or the hub's model of this name in the hub's cache, downloaded if necessary.
-
-    Only safetensors, configuration and tokenizer are downloaded, and code if it is
-    trusted. Raises UserError, with the name of the `setting` that has the model.
-    """
+    """The directory `model`, or the hub's model of this name. Raises UserError naming the `setting`."""
     name = HubName.parse(model)
     if name is None:
         return Path(model)
-    import httpx
-    from huggingface_hub import snapshot_download
-
-    kinds = [*_FILES, "*.py"] if trust_remote_code else _FILES
     try:
-        found = snapshot_download(
-            name.repository,
-            revision=name.revision,
-            allow_patterns=[*kinds],
-            ignore_patterns=["onnx/*", "openvino/*"],
-        )
-    except (httpx.HTTPError, OSError, ValueError) as error:
-        then = f", and --set {setting}=DIRECTORY" if setting else ""
+        return fetched(name, "model", trust_remote_code=trust_remote_code)
+    except UserError as error:
+        raise UserError(error, key=setting or None) from error
+
+
+def fetched(name: HubName, what: What, *, trust_remote_code: bool = False) -> Path:
+    """The directory of a model on the hub, in the hub's cache, downloaded where it is not there.
+
+    The hub is asked which commit the revision is; where it is pinned, or the hub is out of reach, a whole
+    copy in the cache will do. Of the files only safetensors, configuration and tokenizer are downloaded, and
+    code if it is trusted. Raises UserError.
+    """
+    from srl.model import check_code
+
+    found = name.snapshot()
+    if found is not None and name.is_pinned and is_whole(found, what):
+        return found
+    small = ["config.json"] if what == "config" else [*_SMALL]
+    folder = _snapshot(name, [*small, *(["*.py"] if trust_remote_code else [])])
+    is_model = (folder / "config.json").is_file()
+    if is_model:
+        check_code(folder, trust_remote_code)
+    if is_model and what == "model" and not is_whole(folder, what):
+        log.info("fetching the weights of %s", name)
+        _snapshot(name, ["*.safetensors"])
+    if not is_whole(folder, what):
+        need = "whole set of *.safetensors files" if is_model else "config.json"
         raise UserError(
-            f"no directory {model}, and the hub's model could not be downloaded ({hub_reason(error)}); "
-            f"type: hf download {name.repository} --local-dir DIRECTORY{then}"
-        ) from error
-    return Path(found)
+            f"{name} has no {need} on the hub or in its cache ({cache()})",
+            hint="give a model of transformers, a directory, or a GGUF file that `hf download` has fetched",
+        )
+    return folder
+
+
+def _snapshot(name: HubName, patterns: list[str]) -> Path:
+    """Have huggingface_hub put the files of these names into its cache; without a hub, what is there."""
+    import httpx
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    hint = "type the same command again, or give a directory"
+    try:
+        return Path(
+            snapshot_download(
+                name.repository,
+                revision=name.revision,
+                allow_patterns=patterns,
+                ignore_patterns=[*_NOT_ASKED],
+            )
+        )
+    except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, GatedRepoError):
+            hint = f"accept its terms at {constants.ENDPOINT}/{name.repository}, and set HF_TOKEN"
+        elif isinstance(error, RepositoryNotFoundError):
+            hint = "check the spelling, or set HF_TOKEN if it is private"
+        what = f"no model directory {name}, and the hub did not give it: {hub_reason(error)}"
+        raise UserError(what, hint=hint) from error
 
 
 def hub_reason(error: Exception) -> str:
@@ -112,11 +156,13 @@ def hub_reason(error: Exception) -> str:
     return first_line(error)[:120].rstrip(" .")
 
 
-def has_weights(snapshot: Path) -> bool:
-    """Whether all weight files are there, as far as the directory itself says which there are."""
-    from json import loads
-
-    if (index := snapshot / _WEIGHTS[0]).is_file():
-        shards = set(loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
+def is_whole(snapshot: Path, what: What) -> bool:
+    """Whether the cache has what is wanted, as far as that can be seen without the hub."""
+    if what == "tokenizer":
+        return any((snapshot / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    if not (snapshot / "config.json").is_file():
+        return False
+    if what == "model" and (index := snapshot / _INDEX).is_file():
+        shards = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
         return all((snapshot / shard).is_file() for shard in shards)
-    return any(snapshot.glob("*.safetensors"))
+    return what == "config" or any(snapshot.glob("*.safetensors"))

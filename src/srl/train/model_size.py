@@ -13,7 +13,7 @@ import torch
 
 from srl.config import Config
 from srl.errors import UserError
-from srl.hub_models import HubName, is_gguf
+from srl.hub_models import HubName, fetched, is_gguf
 from srl.model import add_lora, context_of, count_parameters, error_line, of_run, pick_device, pick_dtype
 from srl.update.critic import Critic
 
@@ -166,17 +166,16 @@ def _sizes(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
 
 
 def _sizes_of_others(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """Of a GGUF file, or of a model on the hub; their modules need more than what a known model does."""
+    """Of a GGUF file, or of a model on the hub."""
     from transformers import AutoConfig
 
     from srl.train.convert_gguf import check_gguf
-    from srl.train.fetch_models import fetch_config
 
     if is_gguf(path):
         check_gguf(Path(path))
         return AutoConfig.from_pretrained(str(Path(path).parent), gguf_file=Path(path).name)
-    if HubName.parse(path):
-        return _sizes(fetch_config(path, trust_remote_code), trust_remote_code)
+    if name := HubName.parse(path):
+        return _sizes(fetched(name, "config", trust_remote_code=trust_remote_code), trust_remote_code)
     raise UserError(
         f"no model directory {path} (expected a config.json in it); give --model a directory, ORG/NAME of "
         f"the Hugging Face hub, or a GGUF file{of_run(Path(path))}"
