@@ -1,13 +1,13 @@
-"""How fast `srl inspect web` answers on a large log, made by this script.
+"""How fast `srl inspect` and `srl inspect web` answer on a large log, made by this script.
 
-    python bench/log_page.py [--trajectories 100000] [--running] [--log DIR] [--out RESULTS]
+    python bench/log_page.py [--trajectories 100000] [--log DIR] [--out RESULTS]
 
 The log is one run of steps with 1,000 trajectories each, with lengths as of a search run: a prompt of about
 130 tokens, three turns of the policy, two searches with three passages of about 100 words. `TEMPLATES` steps
 are made and written as others with new ids and scores, so texts repeat between steps, not in one. A log that
-was interrupted is continued, and a finished one is measured as it is; with `--running` it stays in parts, as
-while a run writes. Each page is asked for `ROUNDS` times through the application: the first time, the median
-of the others, and the peak memory of the process.
+was interrupted is continued, and a finished one is measured as it is. Each page is asked for `ROUNDS` times
+through the application: the first time, and the median of the others. Each command is a process of its own:
+the median of its wall clock.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import json
 import random
 import resource
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,10 @@ from starlette.testclient import TestClient
 from srl.browse.formatting import json_line
 from srl.browse.transcript import as_json, transcripts
 from srl.browse.web import create_app
-from srl.store import LogWriter, Record, RunInfo, find_logs, reading
-from srl.store.parts import (
-    PARTS_DIRECTORY,
-    compacted_path,
-    live_parts,
-    next_number,
-    write_compacted,
-    write_part,
-)
+from srl.store import LogWriter, Record, RunInfo, reading
+from srl.store.parts import PARTS_DIRECTORY, live_parts, next_number, write_compacted, write_part
 from srl.store.records import part_tables
+from srl.store.run_info import is_finished
 from srl.store.writer import COMPACT_AT
 from srl.trajectory import Hit, Passage, Phase, Question, Score, Search, Segment, Trajectory
 from srl.workspace import Workspace
@@ -48,7 +43,6 @@ RUN = "20260101T000000Z-made-grpo-s0-0001"
 STEP, GROUP, TEMPLATES, ROUNDS = 1000, 5, 10, 4
 WORDS = 20_000
 PHASE: Phase = "train"
-STATES = ("running", "finished")
 
 
 class Maker:
@@ -127,8 +121,8 @@ def as_step(made: pa.Table, table: str, step: int) -> pa.Table:
     return made
 
 
-def make(log: Path, trajectories: int, finish: bool = True) -> None:
-    """Write the steps that are missing, compacted as by `srl train`; then finish the log, if asked."""
+def make(log: Path, trajectories: int) -> None:
+    """Write the steps that are missing, compacted as by `srl train`; then finish the log."""
     info = RunInfo(RUN, "made", "grpo", 0, "made", {"trainer": {"seed": 0}}, "", "0.1.0")
     writer = LogWriter(log, info)
     parts, steps = log / PARTS_DIRECTORY, trajectories // STEP
@@ -136,20 +130,17 @@ def make(log: Path, trajectories: int, finish: bool = True) -> None:
     made: list[dict[str, pa.Table]] = []
     while first <= steps:
         made = made or _templates(min(TEMPLATES, steps))
-        last = first + COMPACT_AT - 1
+        number, last = next_number(parts, "main"), first + COMPACT_AT - 1
         if last <= steps:
-            number = next_number(parts, "main")
-            write_compacted(
-                compacted_path(parts, first, last, "main", number), _batches(made, first, last), set()
-            )
+            path = parts / f"steps-{first:06d}-{last:06d}-main-{number:06d}"
+            write_compacted(path, _batches(made, first, last), set())
         else:
             last = first
             tables = {name: as_step(one, name, first) for name, one in made[first % len(made)].items()}
-            write_part(parts, first, PHASE, "main", next_number(parts, "main"), tables)
+            write_part(parts, first, PHASE, "main", number, tables)
         print(f"step {last}", file=sys.stderr)
         first = last + 1
-    if finish:
-        writer.finish()
+    writer.finish()
 
 
 def _templates(count: int) -> list[dict[str, pa.Table]]:
@@ -165,29 +156,6 @@ def _batches(
     return lambda table: (
         as_step(made[step % len(made)][table], table, step) for step in range(first, last + 1)
     )
-
-
-def ready(run: Path, trajectories: int, running: bool) -> str:
-    """Make the log of `run` unless it is there, in parts if it is `running`; its state in a word."""
-    log = run / "log"
-    in_parts = (log / PARTS_DIRECTORY).exists()
-    last = max((part.last for part in live_parts(log / PARTS_DIRECTORY)), default=0)
-    if not find_logs(run) or (in_parts and (not running or last < trajectories // STEP)):
-        make(log, trajectories, finish=not running)
-    return "running" if (log / PARTS_DIRECTORY).exists() else "finished"
-
-
-def saved(out: Path) -> dict[str, Any]:
-    """The results in `out` by the state of the log."""
-    return json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-
-
-def save(out: Path, state: str, result: Mapping[str, Any]) -> None:
-    """Write the result of a log in this state to `out`, beside that of the other state."""
-    kept = saved(out)
-    found = {name: kept[name] for name in STATES if name in kept} | {state: result}
-    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=2))
 
 
 def jsonl_bytes(run: Path) -> float:
@@ -226,25 +194,56 @@ def timed(client: TestClient, path: str) -> float:
     return time.perf_counter() - began
 
 
+def measure_commands(workspace: Path) -> dict[str, float]:
+    """The seconds of each command, with a trajectory of the middle of the log."""
+    step = (
+        "SELECT id FROM trajectories WHERE step = (SELECT max(step) // 2 FROM steps) AND position = 7 LIMIT 1"
+    )
+    [[one]] = reading([workspace / "runs" / RUN], lambda log: log.execute(step).fetchall())
+    commands = {
+        "runs": ["runs"],
+        "trajectories": ["trajectories"],
+        "trajectories, filtered": ["trajectories", "--verdict", "reader", "--sort", "-reward"],
+        "show": ["show", one],
+        "curve": ["curve", "--metric", "train/em"],
+        "sql": ["sql", "SELECT step, avg(reward) FROM trajectories GROUP BY step"],
+    }
+    start = [sys.executable, "-m", "srl", "--workspace", str(workspace)]
+    seconds = {"start alone": _wall_clock([sys.executable, "-m", "srl", "--version"])}
+    return seconds | {name: _wall_clock([*start, "inspect", *typed]) for name, typed in commands.items()}
+
+
+def _wall_clock(command: Sequence[str]) -> float:
+    """The median of `ROUNDS` runs."""
+    seconds = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        seconds.append(time.perf_counter() - began)
+    return round(statistics.median(seconds), 3)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trajectories", type=int, default=100_000)
     parser.add_argument("--log", type=Path, default=Path("log-page"))
     parser.add_argument("--out", type=Path, default=Path("bench/results/log_page.json"))
-    parser.add_argument("--running", action="store_true", help="Leave the log in parts.")
     given = parser.parse_args()
     run = given.log / "runs" / RUN
-    state = ready(run, given.trajectories, given.running)
+    if not is_finished(run / "log"):
+        make(run / "log", given.trajectories)
     disk = sum(file.stat().st_size for file in (run / "log").rglob("*") if file.is_file())
-    count = reading([run], lambda log: log.execute("SELECT count(*) FROM trajectories").fetchall())[0][0]
+    [[count]] = reading([run], lambda log: log.execute("SELECT count(*) FROM trajectories").fetchall())
     result = {
         "trajectories": count,
         "jsonl_gb": round(jsonl_bytes(run) * count / 1e9, 2),
         "disk_gb": round(disk / 1e9, 2),
         "seconds": measure(given.log),
+        "commands": measure_commands(given.log),
         "peak_memory_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2),
     }
-    save(given.out, state, result)
+    given.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -59,8 +59,8 @@ the traceback in a file; 129, 130 and 143 a closed terminal, Ctrl-C and SIGTERM;
 """
 
 STORE_INTRO = """\
-Each run has a log in `log/` in its directory: one Parquet file per table and step while it trains, one
-`log.duckdb` when it is finished. Both are read in the same way, at any time:
+Each run has a log in `log/` in its directory: immutable Parquet files in `log/parts/`, one per table and
+step, which are merged as they grow in number. It is read at any time, also while the run writes:
 
 ```python
 import srl.store
@@ -73,17 +73,45 @@ log.sql("SELECT step, avg(em) FROM trajectories WHERE phase = 'val' GROUP BY ste
 cannot write. A connection from `srl.store.open` has no such limits: it can also join the log with other files
 and data frames, and write.
 
-Damaged files are left out of every view, with a warning that names them. When the run is resumed, they are
-moved to `log/damaged/`, a warning names the steps they held, and training continues from the newest
-checkpoint. Steps before that checkpoint stay missing.
+## With other programs
 
-One process at a time changes a log: a run that trains or is resumed, and `srl inspect prune`. It holds a
-lock of the operating system on `log/lock`; another process gets one line with the process id, since when it
-has held the lock, and what to do. The kernel releases the lock when its process ends, also by SIGKILL. A
-change that was killed leaves every finished step whole, and the repeated command completes it. Readers, and
-`srl inspect merge` for its sources, take no lock. Finishing and pruning a log remove the files that a
-connection of `srl.store.open` reads: open another one then, as the commands and the pages do by themselves.
-On a file system without locks, only the run that is being trained is protected, on its own machine.
+`log/log.duckdb` holds no data: it is a catalogue of the same tables, views over the parts, for any DuckDB
+client. It is written when a run has its first step and when it ends; `srl inspect` writes it anew where a run
+was moved, copied or rescored. Open it read-only. Its table `runs` is as of when it was written.
+
+```bash
+duckdb -readonly srl-workspace/runs/RUN/log/log.duckdb -c "SELECT step, em FROM steps WHERE phase = 'val'"
+```
+
+## Several runs and machines
+
+`srl.store.open` takes any number of runs and folders of runs, and reads them together. A run that went on
+elsewhere, or an evaluation in several shards, is two logs of one run: `srl.store.open("a/RUN", "b/RUN")`. To
+see the runs of several machines with `srl inspect`, copy their directories into one `runs/`. Of several logs
+of one run in a folder one is read, with a warning.
+
+## Size
+
+```sql
+SELECT parse_filename(file_name) AS file, sum(num_rows) AS rows, sum(file_size_bytes) / 1e6 AS mb
+FROM parquet_file_metadata('srl-workspace/runs/RUN/log/parts/step*/*.parquet') GROUP BY ALL ORDER BY mb DESC
+```
+
+Most are the segments: text, token ids and the numbers of each token. `srl inspect prune` removes the
+trajectories of some steps, with their segments, searches and rescores; `steps` and `metrics` stay.
+
+## Kills, damage and locks
+
+A part appears whole, by a rename, and never changes. One that was merged from others names them, and readers
+pass over those until they are deleted. A resumed run drops what came after its checkpoint. So every finished
+step is there once and whole after a kill at any moment, and on a full disk.
+
+A part with a file that cannot be read by its footer is left out, with a warning that names it. A resumed run
+renames it `damaged-…`, and trains again what came after its checkpoint; what came before stays lost.
+
+One process at a time changes a log. It holds a lock of the operating system on `log/lock`, which ends with the
+process; another one gets a line that names it. Readers take no lock. The files that a connection of
+`srl.store.open` reads may be merged and deleted later: open another one then, as the commands do.
 
 The tables and their columns:
 """

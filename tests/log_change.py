@@ -1,9 +1,9 @@
-"""A process that changes a log, for the tests of its lock: it is killed, or waits, at a chosen call.
+"""Changes a log in a process of its own, which waits or dies in the middle: for the tests of two processes.
 
-python tests/log_change.py ACTION RUN [OBJECT.NAME before|after kill|wait]
+    python tests/log_change.py ACTION RUN [OBJECT.NAME wait|kill]
 
-At the first call of `OBJECT.NAME`, such as `srl.store.prune.sweep`, it kills itself with SIGKILL, or prints a
-line and waits for the end of its standard input.
+At the first call of `OBJECT.NAME`, such as `srl.store.prune.prune_steps`, it kills itself with SIGKILL, or
+prints a line and waits until its standard input ends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -24,20 +25,14 @@ from srl.errors import UserError
 from srl.process import Process
 from srl.store import LogWriter
 from srl.store.lock import LogLock
-from srl.store.merge import merge_logs
 from srl.store.prune import prune
 
-GONE = {(1, "train"), (2, "train")}
+GONE = {(2, "train"), (3, "train")}
 
 
 def say(text: object) -> None:
     """Print a line at once: a parent and its child write into one pipe."""
     os.write(1, f"{text}\n".encode())
-
-
-def finish(run: Path) -> None:
-    """Finish a log that was interrupted."""
-    new_log(run).finish()
 
 
 def resume(run: Path) -> None:
@@ -54,7 +49,7 @@ def fork(run: Path) -> None:
     log = new_log(run)
     if os.fork() == 0:
         try:
-            LogLock(run / "log", "written").acquire()
+            LogLock(run / "log").acquire()
             say("taken")
         except UserError:
             say("refused")
@@ -75,19 +70,12 @@ def launch(run: Path) -> None:
     os.wait()
 
 
-ACTIONS = {
+ACTIONS: dict[str, Callable[[Path], None]] = {
     "prune": lambda run: prune(run / "log", GONE),
-    "merge": lambda run: merge_logs([run], run.parent / "merged"),
-    "finish": finish,
     "resume": resume,
     "fork": fork,
     "launch": launch,
 }
-
-
-def kill() -> None:
-    """End this process as the kernel does when memory runs out."""
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def wait() -> None:
@@ -96,24 +84,20 @@ def wait() -> None:
     sys.stdin.read()
 
 
-def stop_at(name: str, when: str, stop: Any) -> None:
-    """Call `stop()` before or after each call of `name`."""
+def stop_at(name: str, stop: str) -> None:
+    """Wait, or be killed as by the kernel, before each call of `name`."""
     place, _, attribute = name.rpartition(".")
-    owner = resolve_name(place)
-    whole = getattr(owner, attribute)
+    whole = getattr(resolve_name(place), attribute)
 
     def stopping(*arguments: Any, **options: Any) -> Any:
-        if when == "before":
-            stop()
-        found = whole(*arguments, **options)
-        stop()
-        return found
+        wait() if stop == "wait" else os.kill(os.getpid(), signal.SIGKILL)
+        return whole(*arguments, **options)
 
-    setattr(owner, attribute, stopping)
+    setattr(resolve_name(place), attribute, stopping)
 
 
 if __name__ == "__main__":
     action, place, *point = sys.argv[1:]
     if point:
-        stop_at(point[0], point[1], {"kill": kill, "wait": wait}[point[2]])
+        stop_at(*point)
     ACTIONS[action](Path(place))

@@ -21,7 +21,7 @@ from srl import store
 from srl.browse.trajectories import Filter
 from srl.cli import main
 from srl.cli.inspect.filters import Filters
-from srl.store.watches import write_watches
+from srl.store.beside import write_watches
 from srl.trajectory import Passage
 
 GRPO, PPO = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"

@@ -83,7 +83,7 @@ MOMENTS = {
     "saving weights": "srl.train.checkpoint:save_model:2",
     "saving the optimiser": "torch:save:3",
     "the last test": "srl.train.episodes:summarise:6",
-    "finishing the log": "srl.store.writer:write_database:1",
+    "finishing the log": "srl.store.writer:write_catalogue:2",
 }
 
 

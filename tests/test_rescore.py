@@ -17,7 +17,7 @@ from srl.errors import UserError
 from srl.evaluate.rescore import describe, mean_of, parse_rewards, rescore
 from srl.reward import RewardMix
 from srl.store import LogWriter, RunInfo, read_records
-from srl.store.rescores import rescore_files
+from srl.store.beside import rescore_files
 from srl.store.stream import read_trajectories
 
 NAME = "20260101T000000Z-test-grpo-s0-00ff"

@@ -13,6 +13,8 @@ import pytest
 from tests.store_builder import BERN, KLEE, episode, new_log, question, record, run_info, search, write_step
 
 import srl.store
+from srl.cli import main
+from srl.errors import UserError
 from srl.store import LogWriter, Record
 from srl.store.schema import PARTS
 from srl.trajectory import Score
@@ -47,28 +49,61 @@ def test_every_table_has_the_columns_and_types_that_are_described(tmp_path):
             assert all(column.description.endswith(".") for column in table.columns)
 
 
-def test_finished_log_is_one_file_that_says_the_same(tmp_path):
+def everything(connection: duckdb.DuckDBPyConnection) -> dict[str, list[tuple]]:
+    """All rows of all tables but for the status of runs."""
+    tables = {table.name: "*" for table in srl.store.TABLES} | {"runs": "run_id, config, path, steps"}
+    return {name: connection.execute(f"SELECT {columns} FROM {name} ORDER BY ALL").fetchall()
+            for name, columns in tables.items()}  # fmt: skip
+
+
+def in_catalogue(run: Path) -> dict[str, list[tuple]]:
+    """What any DuckDB client sees."""
+    with duckdb.connect(run / "log" / "log.duckdb", read_only=True) as connection:
+        return everything(connection)
+
+
+def test_the_catalogue_and_every_state_of_a_log_say_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("srl.store.writer.COMPACT_AT", 3)
     log = new_log(tmp_path)
-    for step in (1, 2):
+    for step in (1, 2, 3, 4, 5):
         write_step(log, step)
-    queries = [
-        f"SELECT * FROM {table.name} ORDER BY ALL" for table in srl.store.TABLES if table.name != "runs"
-    ]
-    with srl.store.open(tmp_path) as connection:
-        before = [connection.execute(query).fetchall() for query in queries]
+        with srl.store.open(tmp_path) as connection:
+            before = everything(connection)
+        assert in_catalogue(tmp_path) == before
+    log.write_watches([{"step": 1, "phase": "train", "watch": "length_high", "metric": "m", "value": 2.0}])
     log.finish()
-    assert {path.name for path in (tmp_path / "log").iterdir()} == {"manifest.json", "log.duckdb"}
+    assert {path.name for path in (tmp_path / "log").iterdir()} == {
+        "manifest.json", "log.duckdb", "parts", "watches.parquet"
+    }  # fmt: skip
     with srl.store.open(tmp_path) as connection:
-        assert [connection.execute(query).fetchall() for query in queries] == before
         assert one(connection, "SELECT status FROM runs") == "finished"
+        after = everything(connection)
+    assert after == before | {"watches": after["watches"]}
+    assert len(after["watches"]) == 1
+    assert in_catalogue(tmp_path) == after
 
 
-def test_finished_log_opens_in_any_duckdb_with_the_same_tables(tmp_path):
-    with new_log(tmp_path) as log:
+def test_the_catalogue_of_a_run_that_was_moved_is_written_anew_by_inspect(workspace):
+    name = "20250102T030405Z-tiny-grpo-s1-00aa"
+    with new_log(workspace / "elsewhere" / name) as log:
         write_step(log, 1)
-    with duckdb.connect(tmp_path / "log" / "log.duckdb", read_only=True) as connection:
-        assert one(connection, "SELECT count(*) FROM hits") == 4
-        assert one(connection, "SELECT status FROM runs") == "finished"
+    run = workspace / "runs" / name
+    (workspace / "elsewhere").rename(run.parent)
+    with pytest.raises(duckdb.IOException):
+        in_catalogue(run)
+    assert main(["inspect", "sql", "SELECT 1"]) == 0
+    with srl.store.open(run) as connection:
+        assert in_catalogue(run) == everything(connection)
+
+
+def test_what_is_no_log_and_another_format_are_refused(tmp_path):
+    with pytest.raises(UserError):
+        srl.store.open(tmp_path)
+    new_log(tmp_path)
+    manifest = tmp_path / "log" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 9'))
+    with pytest.raises(UserError):
+        srl.store.open(tmp_path)
 
 
 def test_log_of_a_run_that_wrote_nothing_yet_has_empty_tables(tmp_path):
@@ -81,20 +116,11 @@ def test_log_of_a_run_that_wrote_nothing_yet_has_empty_tables(tmp_path):
             assert one(connection, "SELECT count(*) FROM runs") == 1
 
 
-def test_step_without_records_keeps_its_metrics(tmp_path):
-    log = new_log(tmp_path)
-    log.write(3, "sft", [], {"train/loss": 1.5})
-    with srl.store.open(tmp_path) as connection:
-        assert connection.execute("SELECT step, phase, name, value FROM metrics").fetchall() == [
-            (3, "sft", "train/loss", 1.5)
-        ]
-        assert one(connection, "SELECT trajectories FROM steps") == 0
-
-
-def test_steps_show_the_common_metrics_as_columns(tmp_path):
+def test_steps_show_the_common_metrics_as_columns_and_need_no_records(tmp_path):
     log = new_log(tmp_path)
     log.write(1, "val", [], {"val/em": 0.5, "env/finish_ratio": 0.75, "val/em/nq": 0.25})
     with srl.store.open(tmp_path) as connection:
+        assert one(connection, "SELECT count(*) FROM metrics") == 3
         assert connection.execute("SELECT em, finish_ratio, score FROM steps").fetchall() == [
             (0.5, 0.75, None)
         ]
@@ -107,15 +133,6 @@ def test_log_is_found_from_run_log_and_folder_of_runs(tmp_path):
     for path, count in ((runs / "a", 1), (runs / "a" / "log", 1), (runs, 2), (tmp_path, 2)):
         with srl.store.open(path) as connection:
             assert one(connection, "SELECT count(DISTINCT run_id) FROM trajectories") == count
-
-
-def test_finished_and_running_logs_are_one_table(tmp_path):
-    with new_log(tmp_path / "a") as log:
-        write_step(log, 1)
-    write_step(new_log(tmp_path / "b"), 2)
-    with srl.store.open(tmp_path) as connection:
-        found = connection.execute("SELECT run_id, step FROM steps ORDER BY ALL").fetchall()
-        assert found == [("a", 1), ("b", 2)]
 
 
 def test_path_with_pattern_letters_and_quotes_is_a_path(tmp_path):
@@ -169,19 +186,6 @@ def test_a_copy_of_a_run_is_left_out_of_a_folder_of_runs(tmp_path, names, caplog
         assert one(connection, "SELECT count(*) FROM steps") == 1
     assert "link" not in caplog.text
     assert steps_of(copy) == [1]
-
-
-def test_directory_without_a_log_says_what_to_type(tmp_path):
-    with pytest.raises(srl.errors.UserError, match=r"no log in .*start one with `srl train`"):
-        srl.store.open(tmp_path)
-
-
-def test_newer_format_is_refused_in_one_line(tmp_path):
-    new_log(tmp_path)
-    manifest = tmp_path / "log" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 9'))
-    with pytest.raises(srl.errors.UserError, match="format 9"):
-        srl.store.open(tmp_path)
 
 
 def test_gold_in_passages_looks_for_whole_normalised_words(tmp_path):
@@ -371,7 +375,7 @@ def test_two_threads_write_under_two_names(tmp_path):
 
 
 def test_worker_does_not_end_a_run(tmp_path):
-    with pytest.raises(srl.errors.UserError, match="only the main writer"):
+    with pytest.raises(UserError, match="only the main writer"):
         LogWriter(tmp_path / "log", run_info(), worker="w1").finish()
 
 

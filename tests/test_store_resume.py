@@ -71,7 +71,7 @@ def test_kill_between_the_files_of_a_step_shows_whole_steps_only(tmp_path, monke
     assert counts(tmp_path) == {(1, "train"): 2, (2, "train"): 2}
     log.finish()
     assert counts(tmp_path) == {(1, "train"): 2, (2, "train"): 2}
-    assert {path.name for path in (tmp_path / "log").iterdir()} == {"manifest.json", "log.duckdb"}
+    assert {path.name for path in (tmp_path / "log").iterdir()} == {"manifest.json", "log.duckdb", "parts"}
 
 
 def test_parts_are_compacted_as_they_grow_in_number(tmp_path, quick):
@@ -173,7 +173,7 @@ def test_kill_while_a_finished_log_opens_again_loses_nothing(tmp_path, monkeypat
         write_step(log, 1)
         write_step(log, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", lambda *a, **k: (_ for _ in ()).throw(Killed()))
+        patch.setattr(parts, "write_compacted", lambda *a, **k: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             new_log(tmp_path).drop_steps_after(1)
     assert counts(tmp_path) == {(1, "train"): 2, (2, "train"): 2}
@@ -219,11 +219,11 @@ def test_full_disk_at_the_end_keeps_the_parts(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer, "write_database", full)
+    monkeypatch.setattr("srl.store.database.create_tables", full)
     with pytest.raises(UserError, match=r"log\.duckdb was not written: the disk is full"):
         log.finish()
     assert counts(tmp_path) == {(1, "train"): 2}
-    assert {path.name for path in (tmp_path / "log").iterdir()} == {"manifest.json", "parts"}
+    assert {path.name for path in (tmp_path / "log").iterdir()} == {"manifest.json", "log.duckdb", "parts"}
 
 
 def status(run: Path) -> str:

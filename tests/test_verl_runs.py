@@ -70,8 +70,9 @@ def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
     process = srl("train", "--backend", "verl", "--algo", "ppo", "--config", str(file), workspace=workspace)
     wait_for(lambda: checkpointed(workspace, 1), process, workspace)
     run = only_run(workspace)
-    locked = json.loads((run / "log" / "lock").read_bytes())
-    assert locked["launcher"]["pid"] == process.pid != locked["process"]["pid"]
+    manifest = json.loads((run / "log" / "manifest.json").read_bytes())
+    assert manifest["launcher"]["pid"] == process.pid != manifest["writer"]["pid"]
+    assert (run / "log" / "lock").read_text() == f"process {manifest['writer']['pid']}"
     kill(process)
     assert identity(run)["backend"] == "verl"
     finished("train", "--resume", workspace=workspace)

@@ -23,8 +23,8 @@ from srl.browse.web.heat import _colour, largest_advantage
 from srl.browse.web.rendering import HERE, link
 from srl.browse.web.report import Choice, write_report
 from srl.cli import main
+from srl.store.beside import rescore_file, writing_rescores
 from srl.store.prune import prune
-from srl.store.rescores import rescore_file, writing_rescores
 from srl.store.schema import RESCORE_SCHEMA
 from srl.trajectory import Passage, Question, Segment
 from srl.workspace import Workspace

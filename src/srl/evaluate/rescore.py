@@ -25,7 +25,7 @@ from srl.plugins import manager
 from srl.process import run_async
 from srl.progress import counted
 from srl.reward import RewardMix
-from srl.store.rescores import read_rescores, rescore_file, writing_rescores
+from srl.store.beside import read_rescores, rescore_file, writing_rescores
 from srl.store.schema import RESCORE_SCHEMA
 from srl.store.stream import read_trajectories
 from srl.trajectory import Score, Trajectory

@@ -1,40 +1,55 @@
-"""The log in DuckDB: tables `raw.*` over parts and finished logs, and the public views."""
+"""The log in DuckDB: tables `raw.*` over the files on disk, the public views, and the catalogue of a log."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
-from srl.store.schema import PARTS, RESCORE_SCHEMA, RUN_SCHEMA, TABLES, WATCH_SCHEMA, Table, sql_type
+from srl.errors import UserError
+from srl.files import MANIFEST, aside
+from srl.store import run_info
+from srl.store.beside import files_beside
+from srl.store.parts import PARTS_DIRECTORY, REPLACES, all_parts
+from srl.store.schema import PARTS, RESCORE_SCHEMA, RUN_SCHEMA, TABLES, WATCH_SCHEMA, sql_type
+
+CATALOGUE = "log.duckdb"
+
+_BESIDE = {"rescores": RESCORE_SCHEMA, "watches": WATCH_SCHEMA}
+_LIVE = """
+SELECT * EXCLUDE (filename)
+FROM read_parquet('{glob}/{table}.parquet', filename = true, hive_partitioning = false)
+WHERE parse_path(filename)[-2] NOT IN (
+    SELECT unnest(string_split(decode(value), ' '))
+    FROM parquet_kv_metadata('{glob}/steps.parquet') WHERE key = '{key}'
+)
+"""
+"""The rows of a table in whatever parts there are when it is read, each once."""
 
 
-def create_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Create `raw.runs` with these rows."""
-    _create_table(connection, "runs", RUN_SCHEMA, rows)
-
-
-def create_empty(connection: duckdb.DuckDBPyConnection, table: str) -> None:
-    """Create `raw.<table>` without rows."""
-    _create_table(connection, table, PARTS[table])
-
-
-def create_rescores(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> None:
-    """Create `raw.rescores` over these files."""
-    if files:
-        connection.execute(f"CREATE VIEW raw.rescores AS {scan(files)}")
-    else:
-        _create_table(connection, "rescores", RESCORE_SCHEMA)
-
-
-def create_watches(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> None:
-    """Create `raw.watches` with the rows of these files, which a sealed connection cannot open."""
-    _create_table(connection, "watches", WATCH_SCHEMA)
-    if files:
-        connection.execute(f"INSERT INTO raw.watches BY NAME {scan(files)}")
+def create_tables(
+    connection: duckdb.DuckDBPyConnection,
+    runs: Sequence[Mapping[str, Any]],
+    sources: Mapping[str, str],
+    beside: Mapping[str, Sequence[Path]],
+) -> None:
+    """Create all tables of logs: of these `runs`, with the SQL that reads each table of `PARTS` ("" if there
+    are no parts), and the files `beside` them."""
+    connection.execute("CREATE SCHEMA raw")
+    _create_table(connection, "runs", RUN_SCHEMA, runs)
+    for name, schema in (PARTS | _BESIDE).items():
+        if source := sources.get(name) or (scan(beside[name]) if beside.get(name) else ""):
+            connection.execute(f"CREATE VIEW raw.{name} AS {source}")
+        else:
+            _create_table(connection, name, schema)
+    for table in TABLES:
+        columns = ", ".join(f'"{column.name}"' for column in table.columns)
+        connection.execute(f"CREATE VIEW {table.name} AS SELECT {columns} FROM ({table.sql})")
 
 
 def _create_table(
@@ -52,20 +67,45 @@ def _create_table(
         connection.execute(f"INSERT INTO raw.{name} VALUES ({places})", values)
 
 
-def create_views(connection: duckdb.DuckDBPyConnection, tables: Sequence[Table] = TABLES) -> None:
-    """Create the views of `tables`, with columns in documented order."""
-    for table in tables:
-        columns = ", ".join(f'"{column.name}"' for column in table.columns)
-        connection.execute(f"CREATE VIEW {table.name} AS SELECT {columns} FROM ({table.sql})")
+def write_catalogue(log: Path) -> None:
+    """Write `log.duckdb`: the tables of a log for any DuckDB client, as views over whatever parts there are.
+
+    Nothing is written where there are none. The paths in it are absolute.
+    """
+    log = log.absolute()
+    parts = log / PARTS_DIRECTORY
+    if not all_parts(parts):
+        return
+    glob = f"{_pattern(parts)}/step*".replace("'", "''")
+    with aside(log / CATALOGUE) as path:
+        with duckdb.connect(path) as connection:
+            sources = {table: _LIVE.format(table=table, glob=glob, key=REPLACES) for table in PARTS}
+            create_tables(connection, [run_info.run_row(log)], sources, files_beside(log))
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(path, log / CATALOGUE)
+
+
+def refresh_catalogue(log: Path) -> None:
+    """Write the catalogue of a log anew if it is not of this place (a run that was moved or copied), or older
+    than the files beside the parts. In a place that cannot be written it stays as it is."""
+    log = log.absolute()
+    file = log / CATALOGUE
+    with suppress(UserError, OSError):
+        try:
+            with duckdb.connect(file, read_only=True) as connection:
+                places = connection.execute("SELECT path FROM raw.runs").fetchall()
+        except duckdb.Error:  # there is none, or it is damaged
+            places = []
+        beside = [path for paths in files_beside(log).values() for path in paths]
+        written = file.stat().st_mtime if places == [(str(log),)] else 0.0
+        if any(path.stat().st_mtime > written for path in [*beside, log / MANIFEST]):
+            write_catalogue(log)
 
 
 def scan(files: Sequence[Path]) -> str:
-    """SQL that reads Parquet files in this order; a column that is missing in some is NULL there.
-
-    A folder called `name=value` above them is a folder, and no column.
-    """
-    named = _list(map(_pattern, files))
-    return f"SELECT * FROM read_parquet({named}, union_by_name = true, hive_partitioning = false)"
+    """SQL that reads Parquet files in this order. A folder called `name=value` above them is no column."""
+    return f"SELECT * FROM read_parquet({_list(map(_pattern, files))}, hive_partitioning = false)"
 
 
 def _pattern(path: Path) -> str:
@@ -82,16 +122,8 @@ def quoted(text: object) -> str:
     return "'" + str(text).replace("'", "''") + "'"
 
 
-def attach(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> None:
-    """Attach a finished log, which is never written again, as database `name`.
-
-    The path is made absolute: of a relative one, DuckDB takes what is before a colon for an extension.
-    """
-    connection.execute(f"ATTACH {quoted(Path(path).absolute())} AS {name} (READ_ONLY)")
-
-
 def seal(connection: duckdb.DuckDBPyConnection, directories: Sequence[Path], spill: Path) -> None:
-    """Restrict queries permanently to files in `directories` and the attached databases.
+    """Restrict queries permanently to files in `directories`.
 
     Data that exceeds memory goes to `spill`, a directory of this connection only: queries may open files in
     DuckDB's temporary directory, which would otherwise be `.tmp` in the current one. DuckDB can still write

@@ -1,61 +1,45 @@
-"""Reads logs: one connection with the same tables for running and finished logs.
-
-DuckDB refuses readers while a writer has its file open. So readers never open a file that is written: a
-running log consists of immutable Parquet parts, and a finished one is a database opened read-only.
-"""
+"""Reads logs, running or finished: one connection over the immutable parts of all of them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import duckdb
+import pyarrow as pa
 
 from srl.errors import UserError
-from srl.files import MANIFEST
+from srl.files import MANIFEST, DamagedError
 from srl.store import run_info
-from srl.store.damage import Damage, further_damage, left_out, lost_log, may_be_damage
-from srl.store.database import (
-    attach,
-    create_empty,
-    create_rescores,
-    create_runs,
-    create_views,
-    create_watches,
-    in_one_line,
-    quoted,
-    scan,
-    seal,
-)
-from srl.store.older import union
-from srl.store.parts import FINISHED, PARTS_DIRECTORY, Part, live_parts
-from srl.store.rescores import DIRECTORY as RESCORES
-from srl.store.rescores import rescore_files
-from srl.store.schema import PARTS
-from srl.store.watches import watch_file
+from srl.store.beside import files_beside
+from srl.store.database import create_tables, in_one_line, quoted, scan, seal
+from srl.store.parts import PARTS_DIRECTORY, damaged_parts, footer_fault, live_parts
+from srl.store.schema import PARTS, RESCORE_SCHEMA, WATCH_SCHEMA
 
 T = TypeVar("T")
 Warn = Callable[[str], None]
-Damages = Mapping[Path, Damage]
-"""The damage that is left out, by path."""
+LeftOut = Mapping[Path, str]
+"""The damaged parts, manifests and files that are not read, each with a warning."""
+
+TRIES = 8
+"""How often a log is read whose files the writer moves."""
+
+_OF_A_QUERY = (
+    UserError, duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException, duckdb.DataError
+)  # fmt: skip
+"""Errors that no damaged file causes."""
 
 _logger = logging.getLogger(__name__)
-
-_MOVED = (duckdb.IOException, FileNotFoundError)
 
 
 class TooSlow(UserError):  # noqa: N818 - what is wrong with a query
     """A query was stopped at its limit of seconds."""
-
-
-TRIES = 8
-"""How often a log is read whose files the writer moves."""
 
 
 def find_logs(path: Path | str) -> list[Path]:
@@ -64,51 +48,36 @@ def find_logs(path: Path | str) -> list[Path]:
     for log in (path, path / "log"):
         if run_info.has_log(log):
             return [log]
-    return sorted(log for run in _children(path) if run_info.has_log(log := run / "log"))
-
-
-def _children(path: Path) -> list[Path]:
-    """The subdirectories that may be runs, in a folder of runs or a workspace."""
     folders = [folder for folder in (path, path / "runs") if folder.is_dir()]
-    return [child for folder in folders for child in folder.iterdir()]
+    return sorted(child / "log" for folder in folders for child in folder.iterdir()
+                  if run_info.has_log(child / "log"))  # fmt: skip
 
 
-def _lost(path: Path | str) -> list[Damage]:
-    """The runs at `path` whose log is missing."""
-    path = Path(path)
-    found = map(lost_log, [path, *sorted(_children(path))])
-    return [damage for damage in found if damage]
+def existing_logs(path: Path | str) -> list[Path]:
+    """The logs at `path`, as `find_logs`. Raises UserError if there are none."""
+    logs = find_logs(path)
+    if not logs:
+        raise UserError(
+            f"no log in {path}", hint="expected a run or a folder of runs; start one with `srl train`"
+        )
+    return logs
 
 
-def _once(logs: Iterable[Path]) -> list[Path]:
-    """Each log once, however often it is named, and by whatever path."""
-    return list({log.resolve(): log for log in logs}.values())
+def copies_of_runs(logs: Sequence[Path]) -> dict[Path, Path]:
+    """The logs that are copies of another one's run, each with the log that is read instead of it: the one in
+    the directory with the run's name, else the first.
 
-
-def copies_of_runs(logs: Sequence[Path], damaged: Collection[Path] = ()) -> dict[Path, Path]:
-    """The logs that are copies of another one's run, each with the log that is read instead of it.
-
-    That is one without damage, of several the one in the directory with the run's name, else the first. All
-    tables name a run by its id, so a copy would add its rows to those of the run. Links to a log are the log
-    itself.
+    All tables name a run by its id, so a copy would add its rows to those of the run. Links to a log are the
+    log itself.
     """
-    found: dict[str, list[Path]] = {}
+    by_run: dict[str, list[Path]] = {}
     for log in logs:
         with suppress(UserError, OSError):
-            found.setdefault(str(run_info.load(log)["run"]["run_id"]), []).append(log)
+            by_run.setdefault(run_info.load(log)["run"]["run_id"], []).append(log)
     copies = dict[Path, Path]()
-    for run_id, of_run in found.items():
-        kept = min(of_run, key=lambda log: (log in damaged, log.parent.name != run_id))
+    for run_id, of_run in by_run.items():
+        kept = min(of_run, key=lambda log: log.parent.name != run_id)
         copies |= {log: kept for log in of_run if log.resolve() != kept.resolve()}
-    return copies
-
-
-def _copies_in_folders(paths: Sequence[Path | str], damaged: Collection[Path]) -> dict[Path, Path]:
-    """Those among the logs of each path. Logs that are named one by one may be parts of one run."""
-    copies = dict[Path, Path]()
-    for path in paths:
-        if len(logs := find_logs(path)) > 1:
-            copies |= copies_of_runs(logs, damaged)
     return copies
 
 
@@ -117,9 +86,9 @@ def open_logs(*paths: Path | str, warn: Warn = _logger.warning) -> duckdb.DuckDB
 
     It is a snapshot: open another connection to see later steps. It holds no locks, and can also read other
     files and write. Damaged parts and runs are left out, with a call of `warn`. Raises UserError if there is
-    no readable log.
+    no readable log. Logs of one run that are named one by one, as from several machines, are read as one.
     """
-    return _patiently(paths, lambda without, copies: _connect(paths, without, copies), warn)
+    return _patiently(paths, _connect, warn, check=True)
 
 
 def reading(
@@ -134,17 +103,15 @@ def reading(
     """Return `read(connection)`; retried with a new connection if the writer compacted the log meanwhile.
 
     Damaged parts and runs are left out, with a call of `warn`. A `sealed` connection can open only files of
-    the logs. DuckDB takes at most `memory`, such as "768MB", and spills what exceeds it; by default it keeps
-    what it read of finished logs. With a limit of `seconds` it computes nothing while it plans a query, where
-    no limit of memory and no interrupt holds. Raises TooSlow, and UserError if nothing can be read.
+    the logs. DuckDB takes at most `memory`, such as "768MB", and spills what exceeds it. With a limit of
+    `seconds` it computes nothing while it plans a query, where no limit of memory and no interrupt holds.
+    Raises TooSlow, and UserError if nothing can be read.
     """
 
-    def once(without: Damages, copies: Collection[Path]) -> T:
+    def once(logs: Sequence[Path], left_out: LeftOut) -> T:
         with (
             TemporaryDirectory(prefix="srl-", ignore_cleanup_errors=True) as spill,
-            _connect(
-                paths, without, copies, Path(spill) if sealed else None, memory, hasty=seconds is not None
-            ) as connection,
+            _connect(logs, left_out, Path(spill) if sealed else None, memory, seconds) as connection,
         ):
             return _interruptible(connection, read, seconds)
 
@@ -155,40 +122,108 @@ def reading(
 
 
 def _patiently(
-    paths: Sequence[Path | str], action: Callable[[Damages, Collection[Path]], T], warn: Warn
+    paths: Sequence[Path | str],
+    action: Callable[[Sequence[Path], LeftOut], T],
+    warn: Warn,
+    *,
+    check: bool = False,
 ) -> T:
-    """Return `action(without, copies)`; retried if the writer moved files meanwhile, then without damage."""
-    without: dict[Path, Damage] = {}
+    """Return `action(logs, left_out)`; retried if the writer moved files meanwhile, and without damage.
+
+    Damage is looked for after an error, or first with `check`, as DuckDB opens most files only in a query.
+    """
+    left_out: dict[Path, str] = {}
     tries = TRIES
     while True:
-        damaged = {damage.log for damage in without.values()}
+        logs, copies = _logs(paths)
         try:
-            copies = _copies_in_folders(paths, damaged)
-            done = action(without, copies.keys())
-        except Exception as error:
+            if check:
+                left_out |= _damage(logs)
+            done = action(logs, left_out)
+        except (UserError, duckdb.Error, pa.ArrowException, OSError) as error:
             cause = error.__cause__ if isinstance(error.__cause__, duckdb.Error) else error
-            if isinstance(cause, _MOVED) and tries > 1:
-                tries -= 1
-                continue
-            logs = [log for path in paths for log in find_logs(path)]
-            found = further_damage(logs, without) if _is_of_a_file(cause, logs) else {}
-            if not found:
+            if isinstance(cause, _OF_A_QUERY) and not isinstance(cause, DamagedError):
                 raise
-            without |= found
+            damage = _damage(logs)
+            tries -= 1
+            if damage.keys() - left_out.keys():
+                left_out |= damage
+            elif tries == 0 or not isinstance(cause, duckdb.IOException | FileNotFoundError):
+                raise
         else:
-            for damage in [*(lost for path in paths for lost in _lost(path)), *without.values()]:
-                warn(left_out(damage))
-            for copy, log in copies.items():
-                if copy not in damaged:
-                    warn(f"{copy.parent} is left out: it is a copy of the run in {log.parent}")
+            for said in [*left_out.values(), *copies]:
+                warn(said)
             return done
 
 
-def _is_of_a_file(error: BaseException, logs: Sequence[Path]) -> bool:
-    """Whether an error may be of a damaged file. DuckDB has one type for that and for a fault in a query's
-    expression; it names the file that it could not read."""
-    names_none = not any(str(log) in str(error) for log in logs)
-    return may_be_damage(error) and not (names_none and isinstance(error, duckdb.InvalidInputException))
+def _logs(paths: Sequence[Path | str]) -> tuple[list[Path], list[str]]:
+    """The logs at `paths`, each once by whatever path, and what is said of the copies that a folder has."""
+    chosen: dict[Path, Path] = {}
+    said = []
+    for path in paths:
+        logs = existing_logs(path)
+        copies = copies_of_runs(logs) if len(logs) > 1 else {}
+        said += [f"{copy.parent} is left out: it is a copy of the run in {log.parent}"
+                 for copy, log in copies.items()]  # fmt: skip
+        chosen |= {log.resolve(): log.absolute() for log in logs if log not in copies}
+    return list(chosen.values()), said
+
+
+def _damage(logs: Sequence[Path]) -> dict[Path, str]:
+    """The files of logs that cannot be read by what they say of themselves, each with a warning."""
+    damage: dict[Path, str] = {}
+    schemas = {"rescores": RESCORE_SCHEMA, "watches": WATCH_SCHEMA}
+    for log in logs:
+        try:
+            run = run_info.load(log)["run"]["run_id"]
+        except DamagedError as error:
+            damage[log / MANIFEST] = f"run {log.parent.name}: all is left out: {error}"
+            continue
+        for part, fault in damaged_parts(log / PARTS_DIRECTORY).items():
+            damage[part.path] = f"run {run}: {part} is left out: {fault}"
+        for table, files in files_beside(log).items():
+            faults = {file: footer_fault(file, schemas[table]) for file in files}
+            damage |= {file: f"run {run}: {table} are left out: {why}" for file, why in faults.items() if why}
+    return damage
+
+
+def _connect(
+    logs: Sequence[Path],
+    left_out: LeftOut,
+    spill: Path | None = None,
+    memory: str | None = None,
+    seconds: float | None = None,
+) -> duckdb.DuckDBPyConnection:
+    """A connection over these logs; sealed if there is a directory to `spill` to.
+
+    Raises UserError if none of them can be read.
+    """
+    readable = [log for log in logs if log / MANIFEST not in left_out]
+    if not readable:
+        raise UserError("; ".join(left_out.values()))
+    runs = [run_info.run_row(log) for log in readable]
+    parts = [part for log in readable for part in live_parts(log / PARTS_DIRECTORY, left_out.keys())]
+    sources = {table: scan([part.file(table) for part in parts]) for table in PARTS if parts}
+    beside: dict[str, list[Path]] = {}
+    for log in readable:
+        for table, files in files_beside(log).items():
+            beside.setdefault(table, []).extend(file for file in files if file not in left_out)
+    connection = duckdb.connect(
+        config={"autoinstall_known_extensions": "false", "arrow_lossless_conversion": "true"}
+    )
+    try:
+        connection.execute("SET enable_progress_bar = false")
+        if seconds is not None:
+            connection.execute("SET disabled_optimizers = 'expression_rewriter,statistics_propagation'")
+        if memory:
+            connection.execute(f"SET memory_limit = {quoted(memory)}")
+        create_tables(connection, runs, sources, beside)
+        if spill:
+            seal(connection, readable, spill)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _interruptible(
@@ -217,85 +252,3 @@ def _interruptible(
         while not (answer.cancel() or answer.done()):  # an interrupt between two statements is lost
             connection.interrupt()
             wait([answer], timeout=0.05)
-
-
-def _connect(
-    paths: Sequence[Path | str],
-    without: Damages,
-    copies: Collection[Path],
-    spill: Path | None = None,
-    memory: str | None = None,
-    hasty: bool = False,
-) -> duckdb.DuckDBPyConnection:
-    """A connection over the logs at `paths` but `copies`; sealed if there is a directory to `spill` to."""
-    logs = _once(log for path in paths for log in existing_logs(path))
-    logs = [log for log in logs if log not in copies]
-    connection = duckdb.connect(
-        config={"autoinstall_known_extensions": "false", "arrow_lossless_conversion": "true"}
-    )
-    try:
-        if hasty:
-            connection.execute("SET disabled_optimizers = 'expression_rewriter,statistics_propagation'")
-        if memory:
-            connection.execute(f"SET memory_limit = {quoted(memory)}")
-        _create_tables(connection, logs, without)
-        if spill:
-            seal(connection, [log / name for log in logs for name in (PARTS_DIRECTORY, RESCORES)], spill)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def existing_logs(path: Path | str) -> list[Path]:
-    """The logs at `path`, as `find_logs`. Raises UserError if there are none."""
-    logs = find_logs(path)
-    if not logs and (lost := _lost(path)):
-        raise UserError("; ".join(map(str, lost)))
-    if not logs:
-        raise UserError(f"no log in {path}: expected a run or a folder of runs; start one with `srl train`")
-    return logs
-
-
-def _create_tables(connection: duckdb.DuckDBPyConnection, logs: Sequence[Path], without: Damages) -> None:
-    """Create the log's tables over all readable files. Raises UserError if there are none."""
-    connection.execute("SET enable_progress_bar = false; CREATE SCHEMA raw")
-    parts: list[Part] = []
-    finished: list[str] = []
-    rows: list[dict[str, Any]] = []
-    rescores: list[Path] = []
-    watches: list[Path] = []
-    for log in logs:
-        if without.keys() & {log / MANIFEST, log / FINISHED}:
-            continue
-        left = [] if (log / FINISHED).exists() else live_parts(log / PARTS_DIRECTORY, without.keys())
-        if not left and not (log / FINISHED).exists():  # perhaps it was reopened since the first look
-            left = live_parts(log / PARTS_DIRECTORY, without.keys())
-        if not left and (log / FINISHED).exists():  # perhaps only since the look at the parts
-            finished.append(f"log{len(finished)}")
-            attach(connection, log / FINISHED, finished[-1])
-        elif not left and any(damage.log == log for damage in without.values()):
-            continue
-        parts += left
-        rows.append(run_info.run_row(log))
-        rescores += [file for file in rescore_files(log) if file not in without]
-        watches += [file for file in [watch_file(log)] if file.is_file() and file not in without]
-    if not rows:
-        raise UserError("; ".join(damage.why for damage in without.values()))
-    create_runs(connection, rows)
-    for table in PARTS:
-        _create_table(connection, table, parts, finished)
-    create_rescores(connection, rescores)
-    create_watches(connection, watches)
-    create_views(connection)
-
-
-def _create_table(
-    connection: duckdb.DuckDBPyConnection, table: str, parts: Sequence[Part], finished: Sequence[str]
-) -> None:
-    sources = [scan([part.file(table) for part in parts])] if parts else []
-    sources += [f"SELECT * FROM {database}.raw.{table}" for database in finished]
-    if sources:
-        connection.execute(f"CREATE VIEW raw.{table} AS {union(table, sources)}")
-    else:
-        create_empty(connection, table)

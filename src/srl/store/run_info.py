@@ -1,4 +1,4 @@
-"""The description of the run in a log, and whether its writer is still alive."""
+"""The manifest of a log: which run it is of, how the run ended, and whether its writer is still alive."""
 
 from __future__ import annotations
 
@@ -11,18 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError
-from srl.files import FORMAT, MANIFEST, read_manifest, write_manifest
+from srl.files import MANIFEST, DamagedError, read_manifest, write_manifest
 from srl.process import Process
-from srl.store.lock import in_use
 
 KIND = "log"
-RUNNING = "running"
-
-_EPOCH = datetime(1970, 1, 1)
-
-
-class DamagedError(UserError):
-    """A file of a log has unexpected content."""
+RUNNING, FINISHED = "running", "finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +34,33 @@ class RunInfo:
     parent: str = ""
 
 
-def begin(log: Path, run: RunInfo, written: datetime | None) -> None:
-    """Write the manifest of a log that this process starts or resumes.
+def begin(log: Path, run: RunInfo, written: datetime | None, launcher: Process | None = None) -> None:
+    """Write the manifest of a log that this process starts or resumes, for the process `launcher` if given.
 
     A resumed run keeps its start, and the seconds that it ran until it ended, or until its last step was
-    `written` (UTC) if it was killed.
+    `written` (UTC) if it was killed. Raises UserError for the log of a run of another name.
     """
-    started, earlier_s = run.started or now(), 0.0
+    times: dict[str, Any] = {"ended": None, "resumed": now(), "earlier_s": 0.0}
+    if launcher:
+        times["launcher"] = asdict(launcher)
+    started = run.started or now()
     if has_log(log):
         before = load(log)
         check_name(log, run.run_id, before)
         started = before["run"]["started"]
-        earlier_s = _worked_s(before, written)
-    _write(log, run, started, RUNNING, {"ended": None, "resumed": now(), "earlier_s": earlier_s})
+        until = _utc(before["ended"]) or written or _resumed(before)
+        worked_s = max((until - _resumed(before)).total_seconds(), 0.0)
+        times["earlier_s"] = before.get("earlier_s", 0.0) + worked_s
+    _write(log, run, started, RUNNING, times)
 
 
 def check_name(log: Path, run_id: str, manifest: Mapping[str, Any]) -> None:
     """Raises UserError for the log of a run that has another name: a directory that was copied or renamed."""
     if (known := manifest["run"]["run_id"]) != run_id:
         raise UserError(
-            f"{log.parent} has the log of the run {known}, and a log cannot have two names: give the "
-            "directory that name again, or start a new run from its checkpoint: "
-            f"srl train --model {log.parent}"
+            f"{log.parent} has the log of the run {known}, and a log cannot have two names",
+            hint="give the directory that name again, or start a new run from its checkpoint: "
+            f"srl train --model {log.parent}",
         )
 
 
@@ -81,48 +79,25 @@ def _write(log: Path, run: RunInfo, started: str, status: str, times: Mapping[st
     write_manifest(log, KIND, payload)
 
 
-def _worked_s(manifest: Mapping[str, Any], written: datetime | None) -> float:
-    """Seconds that a run ran in all its sessions; `written` is the end of a session that was killed."""
-    resumed = _resumed(manifest)
-    until = _utc(manifest["ended"]) or written or resumed
-    return _earlier_s(manifest) + max((until - resumed).total_seconds(), 0.0)
-
-
-def _resumed(manifest: Mapping[str, Any]) -> datetime:
-    """When the last session began; older logs only have the start of the first."""
-    return _utc(manifest.get("resumed")) or _utc(manifest["run"]["started"]) or _EPOCH
-
-
-def _earlier_s(manifest: Mapping[str, Any]) -> float:
-    return float(manifest.get("earlier_s") or 0.0)
-
-
 def has_log(log: Path) -> bool:
     """Whether a log has been started in this directory."""
-    return (log / "manifest.json").is_file()
+    return (log / MANIFEST).is_file()
 
 
 def load(log: Path) -> dict[str, Any]:
-    """The manifest of a log. Raises DamagedError if it is missing, damaged, or newer."""
+    """The manifest of a log. Raises DamagedError if it is missing, is damaged, or has another format."""
     try:
         manifest = read_manifest(log, KIND)
-        _check(manifest)
+        Process(**manifest["writer"])
+        _resumed(manifest)
+        _utc(manifest["ended"])
+        if not all(isinstance(text, str) for text in (manifest["run"]["run_id"], manifest["status"])):
+            raise TypeError("run_id and status are texts")
     except UserError as error:
-        raise DamagedError(str(error)) from error
+        raise DamagedError(error) from error
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedError(f"{log / MANIFEST}: unexpected content ({error!r})") from error
     return manifest
-
-
-def _check(manifest: Mapping[str, Any]) -> None:
-    """Raise KeyError, TypeError or ValueError for unexpected fields."""
-    Process(**manifest["writer"])
-    _worked_s(manifest, None)
-    run_id = manifest["run"]["run_id"]
-    if not isinstance(run_id, str) or not isinstance(manifest["status"], str):
-        raise TypeError("run_id and status are texts")
-    if run_id in ("", ".", "..") or Path(run_id).name != run_id:
-        raise ValueError("run_id is the name of a directory")
 
 
 def status(manifest: Mapping[str, Any]) -> str:
@@ -132,36 +107,34 @@ def status(manifest: Mapping[str, Any]) -> str:
     return {True: RUNNING, False: "interrupted", None: "unknown"}[Process(**manifest["writer"]).alive]
 
 
+def is_finished(log: Path) -> bool:
+    """Whether there is a log, and its run has come to its end."""
+    return has_log(log) and load(log)["status"] == FINISHED
+
+
 def check_not_written(log: Path) -> None:
-    """Raise UserError if, by the manifest, another live process writes this log, or a newer srl wrote it.
+    """Raises UserError if, by the manifest, another live process writes this log.
 
     The lock says so too, but not on a file system that has none.
     """
     if not has_log(log):
         return
-    try:
-        manifest = load(log)
-    except DamagedError:
-        if _is_newer(log):
-            raise
-        return
+    manifest = load(log)
     writer = Process(**manifest["writer"])
     if manifest["status"] == RUNNING and writer.pid != os.getpid() and writer.alive:
-        raise being_written(log, manifest)
+        raise UserError(
+            f"{log} is being written by {writer} since {_resumed(manifest)} UTC",
+            hint="wait for it to end, or stop it",
+        )
 
 
-def being_written(log: Path, manifest: Mapping[str, Any]) -> UserError:
-    """The error for a log that the process in its manifest writes."""
-    since = manifest.get("resumed") or manifest["run"]["started"]
-    return in_use(log, "written", Process(**manifest["writer"]), since)
-
-
-def _is_newer(log: Path) -> bool:
-    try:
-        found = json.loads((log / MANIFEST).read_bytes())["format"]
-    except (ValueError, KeyError, TypeError):
-        return False
-    return isinstance(found, int) and found > FORMAT
+def left_behind(log: Path) -> Process | None:
+    """The process that still writes `log` although its launcher has ended; None if there is none."""
+    manifest = load(log) if has_log(log) else {}
+    launcher = manifest.get("launcher")
+    if not launcher or status(manifest) != RUNNING or Process(**launcher).alive is not False:
+        return None
+    return Process(**manifest["writer"])
 
 
 def run_row(log: Path) -> dict[str, Any]:
@@ -173,7 +146,7 @@ def run_row(log: Path) -> dict[str, Any]:
         "started": _utc(run["started"]),
         "ended": _utc(manifest["ended"]),
         "resumed": _resumed(manifest),
-        "earlier_s": _earlier_s(manifest),
+        "earlier_s": manifest.get("earlier_s", 0.0),
         "error": manifest.get("error", ""),
         "config": json.dumps(run["config"], ensure_ascii=False),
         "host": manifest["writer"]["host"],
@@ -185,6 +158,14 @@ def run_row(log: Path) -> dict[str, Any]:
 def now() -> str:
     """The current time in UTC, as in the manifest."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _resumed(manifest: Mapping[str, Any]) -> datetime:
+    """When the last session began (UTC)."""
+    moment = _utc(manifest.get("resumed")) or _utc(manifest["run"]["started"])
+    if moment is None:
+        raise ValueError("the run has no start")
+    return moment
 
 
 def _utc(stamp: str | None) -> datetime | None:

@@ -1,7 +1,7 @@
 """What the trajectory log holds: every table and column with its meaning, and the views over the parts.
 
-Four tables lie on disk (`PARTS`); what people query (`TABLES`) are views over them, the same while a
-run writes and after it finished. docs/store.md is generated from `TABLES`.
+Four tables lie on disk in parts (`PARTS`), two in files of their own beside them; what people query
+(`TABLES`) are views over them. docs/store.md is generated from `TABLES`.
 """
 
 from __future__ import annotations
@@ -138,14 +138,13 @@ _TRAJECTORIES = _columns(
     ("em", pa.float64(), "Exact match: the reward part `em`, else computed; NULL without golden answers."),
     ("f1", pa.float64(), "F1 over words: the reward part `f1`, else computed; NULL without golden answers."),
     ("cover_em", pa.float64(), "1 if the answer contains a golden answer as whole words, else 0; NULL "
-     "without golden answers, and in older logs."),
+     "without golden answers."),
     ("reward", pa.float64(), "The reward, the weighted sum of its parts; NULL if not scored."),
     ("parts", _NUMBERS, "The parts of the reward, unweighted."),
     ("per_turn", pa.list_(pa.float64()), "Rewards per turn, if the reward gives them."),
     ("valid", pa.bool_(), "False if a search, the engine or the reward failed: logged, but excluded from the "
      "loss."),
-    ("left_out", pa.bool_(), "True if dynamic sampling left its group out of the update; NULL in older "
-     "logs."),
+    ("left_out", pa.bool_(), "True if dynamic sampling left its group out of the update."),
     ("turns", pa.int32(), "Number of generations."),
     ("searches", pa.int32(), "Number of searches, with any outcome."),
     ("valid_actions", pa.int32(), "Number of turns with a valid action."),
@@ -154,8 +153,7 @@ _TRAJECTORIES = _columns(
     ("total_tokens", pa.int32(), "All tokens: prompt, policy and observations."),
     ("seconds", pa.float64(), "Seconds from the prompt to the end, beside the episodes that ran at the same "
      "time; NULL if not known."),
-    ("gold_in_passages", pa.bool_(), "Whether a passage that was shown contains a golden answer; in older "
-     "logs, whether a retrieved one does."),
+    ("gold_in_passages", pa.bool_(), "Whether a passage that was shown contains a golden answer."),
     ("think_is_open", pa.bool_(), "Whether the rendered prompt ends inside `<think>`."),
     ("index_digest", pa.string(), "The digest of the first index that answered, or an empty text."),
     ("error", pa.string(), "Why the engine did not generate or a reward gave no score, if the episode "
@@ -193,7 +191,7 @@ _SEGMENTS = _columns(
         _FLOATS,
         "The trainer's log-probability of each token before the update (verl's `old_log_probs`), at the "
         "temperature of the rollout; NULL where training did not compute it: evaluations, episodes that "
-        "failed or have no gradient, older logs.",
+        "failed or have no gradient.",
     ),
     (
         "entropies",
@@ -221,7 +219,7 @@ _SEARCHES = _columns(
         "shown",
         pa.int32(),
         "How many of the passages, from the best, reached the policy; the others did not fit "
-        "into the observation. NULL in older logs.",
+        "into the observation.",
     ),
     ("cut", pa.string(), "What was shown of the only one, in whole words, if its middle was cut; else NULL."),
 )
@@ -230,7 +228,7 @@ _RETURNED = ("hits", pa.int32(), "Number of returned passages.")
 _ABOUT_HITS = _columns(
     ("gold_rank", pa.int32(), "The best rank of a returned passage that contains a golden answer, from 1; "
      "NULL if none does, and without golden answers."),
-    ("judged", pa.bool_(), "Whether the question has golden answers; NULL in older logs."),
+    ("judged", pa.bool_(), "Whether the question has golden answers."),
     ("repeated", pa.bool_(), "Whether the episode had asked the same query before, ignoring case and outer "
      "spaces."),
 )  # fmt: skip
@@ -252,7 +250,7 @@ _HIT_ROWS = _columns(
     ("contents", pa.string(), "The passage: title on the first line, then the text."),
     ("score", pa.float64(), "The score of the retriever."),
     ("shown", pa.string(), "`whole`, `part` (its middle was cut) or `none` (it did not fit into the "
-     "observation); NULL in older logs."),
+     "observation)."),
     ("has_answer", pa.bool_(), "Whether it contains a golden answer as whole words, both normalised; of one "
      "that was cut, whether the part that was shown does."),
 )  # fmt: skip
@@ -315,20 +313,6 @@ FROM raw.runs LEFT JOIN (
 ) USING (run_id)
 """
 
-_SEARCH_SQL = """
-SELECT * EXCLUDE (returned) REPLACE (returned AS hits, coalesce(retriever, '') AS retriever)
-FROM raw.searches WHERE repeated IS NOT NULL
-UNION ALL BY NAME
-SELECT * EXCLUDE (returned) REPLACE (
-    len(hits)::INTEGER AS hits, coalesce(retriever, '') AS retriever,
-    nullif(list_position([hit.has_answer FOR hit IN hits], true), 0)::INTEGER AS gold_rank,
-    row_number() OVER (PARTITION BY run_id, trajectory_id, lower(trim(query)) ORDER BY position) > 1
-        AS repeated
-)
-FROM raw.searches WHERE repeated IS NULL
-"""
-"""The rows of older logs, which lack what is known of the passages, are computed from them."""
-
 _HIT_SQL = """
 SELECT run_id, trajectory_id, step, phase, position AS search, turn, rank::INTEGER AS rank,
     hit.passage_id, hit.title, hit.contents, hit.score, CASE WHEN rank > shown THEN 'none'
@@ -337,6 +321,30 @@ FROM (
     SELECT *, unnest(hits) AS hit, generate_subscripts(hits, 1) AS rank FROM raw.searches
 )
 """
+
+_RESCORES = _columns(
+    _RUN_ID, _TRAJECTORY, _STEP, _PHASE,
+    ("rewards", pa.string(), "What was computed: the rewards with their weights and options."),
+    ("measure", pa.string(), "`reward`, the weighted sum, or one of its parts before its weight, such as "
+     "`f1`."),
+    ("value", pa.float64(), "The value."),
+    ("written", pa.timestamp("us"), "When it was computed (UTC)."),
+)  # fmt: skip
+
+_WATCHES = _columns(
+    _RUN_ID,
+    ("number", pa.int32(), "From 1, in the order in which they fired."),
+    _STEP,
+    _PHASE,
+    ("watch", pa.string(), "The watch: its name in the section `watch` of the configuration."),
+    ("metric", pa.string(), "What it watches."),
+    ("value", pa.float64(), "The value; NULL if it was not a finite number."),
+    ("bound", pa.float64(), "What the value was compared with; NULL if it was not known yet."),
+    ("since", pa.int32(), "The first step that may be bad."),
+    ("action", pa.string(), "`note`, `stop` or `rollback`."),
+    ("to_step", pa.int32(), "The step that the run was rolled back to; later ones in the log were made after "
+     "that."),
+)  # fmt: skip
 
 TABLES: tuple[Table, ...] = (
     Table(
@@ -356,7 +364,7 @@ TABLES: tuple[Table, ...] = (
     Table(
         "searches", "One row per search.",
         (*_SEARCHES, Column(*_RETURNED), *_ABOUT_HITS),
-        _SEARCH_SQL,
+        "SELECT * EXCLUDE (returned) REPLACE (returned AS hits) FROM raw.searches",
     ),
     Table("hits", "One row per returned passage.", _HIT_ROWS, _HIT_SQL),
     Table(
@@ -365,44 +373,15 @@ TABLES: tuple[Table, ...] = (
         "(SELECT run_id, id AS trajectory_id, step, phase, unnest(map_entries(parts)) AS entry "
         "FROM raw.trajectories)",
     ),
+    Table(
+        "rescores", "One row per measure that `srl eval rescore` computed of a trajectory, in files of its "
+        "own.", _RESCORES, "SELECT * FROM raw.rescores",
+    ),
+    Table(
+        "watches", "One row each time that a watch fired, in a file of its own.", _WATCHES,
+        "SELECT * FROM raw.watches",
+    ),
 )  # fmt: skip
-
-
-_RESCORES = _columns(
-    _RUN_ID, _TRAJECTORY, _STEP, _PHASE,
-    ("rewards", pa.string(), "What was computed: the rewards with their weights and options."),
-    ("measure", pa.string(), "`reward`, the weighted sum, or one of its parts before its weight, such as "
-     "`f1`."),
-    ("value", pa.float64(), "The value."),
-    ("written", pa.timestamp("us"), "When it was computed (UTC)."),
-)  # fmt: skip
-
-RESCORES = Table(
-    "rescores", "One row per measure that `srl eval rescore` computed of a trajectory, in files of its own.",
-    _RESCORES, "SELECT * FROM raw.rescores",
-)  # fmt: skip
-_WATCHES = _columns(
-    _RUN_ID,
-    ("number", pa.int32(), "From 1, in the order in which they fired."),
-    _STEP,
-    _PHASE,
-    ("watch", pa.string(), "The watch: its name in the section `watch` of the configuration."),
-    ("metric", pa.string(), "What it watches."),
-    ("value", pa.float64(), "The value; NULL if it was not a finite number."),
-    ("bound", pa.float64(), "What the value was compared with; NULL if it was not known yet."),
-    ("since", pa.int32(), "The first step that may be bad."),
-    ("action", pa.string(), "`note`, `stop` or `rollback`."),
-    ("to_step", pa.int32(), "The step that the run was rolled back to; later ones in the log were made after "
-     "that."),
-)  # fmt: skip
-
-WATCHES = Table(
-    "watches", "One row each time that a watch fired, in a file of its own.", _WATCHES,
-    "SELECT * FROM raw.watches",
-)  # fmt: skip
-BESIDE = (RESCORES, WATCHES)
-"""Tables in files of their own, which stay as they are when a log is finished."""
-TABLES += BESIDE
 
 
 def _schema(columns: tuple[Column, ...]) -> pa.Schema:

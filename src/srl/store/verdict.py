@@ -21,7 +21,7 @@ FAULT_SQL = f"""CASE WHEN starts_with(error, '{REWARD_FAULT}') THEN 'failed rewa
 """What made an episode fail that did, as its verdict says unless its answer was right."""
 
 VERDICT_SQL = f"""
-SELECT * REPLACE (coalesce(error, '') AS error), CASE
+SELECT *, CASE
     WHEN em IS NULL THEN NULL
     WHEN em >= 1 THEN 'correct'
     WHEN "end" = 'failed' THEN {FAULT_SQL}

@@ -27,9 +27,8 @@ from srl.files import (
     read_json,
 )
 from srl.store import run_info
-from srl.store.lock import LogLock, left_behind
-from srl.store.parts import FINISHED
-from srl.store.run_info import check_not_written, has_log
+from srl.store.lock import LogLock
+from srl.store.run_info import check_not_written, has_log, is_finished, left_behind
 from srl.train.learning_rate import lr_scale, rate_notes
 from srl.train.make_missing import Note
 from srl.train.run_directory import (
@@ -220,7 +219,7 @@ def only_this_process(run: Path, saved: Sequence[int], backend: BackendName) -> 
 
     Raises UserError where another process is training it, or has trained it since `saved` was read.
     """
-    with LogLock(run / LOG, "written") as lock:
+    with LogLock(run / LOG) as lock:
         check_not_written(run / LOG)
         if list(checkpoints(run, backend)) != list(saved):
             raise UserError(
@@ -250,7 +249,7 @@ def with_steps(run: Path, record: RunRecord, config: Config, steps: int | None, 
 def _ended_early(run: Path, record: RunRecord, config: Config, done: int) -> bool:
     """Whether fine-tuning has ended before its last step, by `sft.patience` or `sft.epochs`."""
     extended = bool(record.extended) and record.extended[-1]["at"] == done
-    if record.algo != SFT or extended or done >= config.sft.steps or not (run / LOG / FINISHED).is_file():
+    if record.algo != SFT or extended or done >= config.sft.steps or not is_finished(run / LOG):
         return False
     with srl.store.open(run) as log:
         return log.execute("SELECT max(step) FROM steps").fetchall() == [(done,)]
@@ -260,7 +259,7 @@ def progress_if_finished(
     run: Path, record: RunRecord, config: Config, done: int, note: Note
 ) -> Progress | None:
     """The progress of a run that has ended and closed its log; None while there is work left."""
-    if not (run / LOG / FINISHED).is_file():
+    if not is_finished(run / LOG):
         return None
     if done >= total_steps(config, record.algo):
         note(f"{run.name} is finished, all {done} steps; to train longer: {resume_command(run)} --steps N")

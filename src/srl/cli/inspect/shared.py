@@ -98,12 +98,17 @@ def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T
 
 def read(logs: Sequence[Path], action: Read[T], *, sealed: bool = True, seconds: float | None = None) -> T:
     """What `action` returns of a connection to these logs; warnings go to stderr."""
-    from srl.store import reading
+    from srl.store import find_logs, reading
+    from srl.store.database import refresh_catalogue
 
     def warn(text: str) -> None:
         output.warn(f"warning: {text}")
 
-    return reading(logs, action, warn=warn, sealed=sealed, seconds=seconds)
+    answer = reading(logs, action, warn=warn, sealed=sealed, seconds=seconds)
+    for path in logs:
+        for log in find_logs(path):
+            refresh_catalogue(log)
+    return answer
 
 
 def print_rows(
