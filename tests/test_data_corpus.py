@@ -50,45 +50,31 @@ def test_title_and_text_get_an_id_from_their_content_and_repeats_are_left_out():
     assert passages[0] == passage_of("Osk", "Osk is a town on the river Osk.")
 
 
-def test_a_json_array_is_a_corpus_too():
-    assert [p.title for p in read_corpus(FIXTURES / "2wiki_corpus.json")] == [
-        "The Salt Road",
-        "Ana Reuss",
-        "Salt",
-    ]
-
-
-def test_a_gzipped_corpus_reads_like_the_plain_one(tmp_path):
-    packed = tmp_path / "corpus.jsonl.gz"
-    packed.write_bytes(gzip.compress((FIXTURES / "corpus.jsonl").read_bytes()))
-    assert list(read_corpus(packed)) == list(read_corpus(FIXTURES / "corpus.jsonl"))
-
-
 def test_spaces_do_not_change_the_id_of_a_passage():
     assert passage_of("Rye", "Rye is\na grass.").id == passage_of("Rye ", " Rye is a  grass.").id
     assert passage_of("Rye", "Rye is a grass").id != passage_of("Rye", "Rye is a grass.").id
 
 
 @pytest.mark.parametrize(
-    ("row", "expected"),
+    "row",
     [
-        ({"contents": "x"}, ":2: expected a field 'id', found contents"),
-        ({"id": "9", "question": "?"}, ":2: expected 'contents', or 'title' and 'text', found id, question"),
-        ({"title": ["x"], "text": "y"}, ":2: expected a text in 'title', found list ['x']"),
-        ({"id": "0", "contents": "again"}, ":2: expected an id that no earlier passage has, found '0'"),
-        ("text", ":2: expected a JSON object"),
+        {"contents": "x"},
+        {"id": "9", "question": "?"},
+        {"title": ["x"], "text": "y"},
+        {"id": "0", "contents": "again"},
+        "text",
     ],
-)  # fmt: skip
-def test_a_broken_row_is_named_with_its_line(row, expected, tmp_path):
+)
+def test_a_broken_row_is_named_with_its_line(row, tmp_path):
     path = lines(tmp_path / "corpus.jsonl", {"id": "0", "contents": "first"}, row)
-    assert f"{path}{expected}" in complaint(path)
+    assert complaint(path).startswith(f"{path}:2: ")
 
 
 @pytest.mark.parametrize("ids", [["0", "1", "0"], ["1", "0", "1"], ["b", "a", "b"], ["1", "x", "0", "1"]])
 def test_a_repeated_id_is_found_whether_ids_count_rows_or_not(ids, tmp_path):
     rows = [{"id": name, "contents": f"passage {n}"} for n, name in enumerate(ids)]
     path = lines(tmp_path / "corpus.jsonl", *rows)
-    assert f":{len(ids)}: expected an id that no earlier passage has" in complaint(path)
+    assert complaint(path).startswith(f"{path}:{len(ids)}: ")
 
 
 def test_ids_that_look_alike_are_not_the_same(tmp_path):
@@ -98,15 +84,12 @@ def test_ids_that_look_alike_are_not_the_same(tmp_path):
     assert len(list(read_corpus(path))) == 5
 
 
-@pytest.mark.parametrize("content", ["", "\n", "[]"])
-def test_an_empty_corpus_is_refused(content, tmp_path):
+@pytest.mark.parametrize("content", [None, "", "\n", "[]"])
+def test_no_corpus_and_an_empty_one_are_refused(content, tmp_path):
     path = tmp_path / "corpus.jsonl"
-    path.write_text(content)
-    assert complaint(path).startswith(f"{path}: expected passages, one")
-
-
-def test_a_missing_corpus_is_named(tmp_path):
-    assert complaint(tmp_path / "no.jsonl") == f"{tmp_path / 'no.jsonl'}: no such file"
+    if content is not None:
+        path.write_text(content)
+    assert complaint(path).startswith(f"{path}: ")
 
 
 def test_numbered_lines_take_no_memory_however_many(tmp_path):
@@ -144,17 +127,14 @@ def test_an_interrupted_corpus_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_passage_that_comes_again_is_written_once(tmp_path):
-    passage = Passage("a", "text")
+def test_a_passage_is_written_once_and_two_have_no_id_in_common(tmp_path):
+    passage = Passage("a", "text", "http://wiki/a")
     assert write_corpus(tmp_path / "corpus.jsonl", [passage, passage]) == 1
-
-
-def test_two_passages_with_one_id_are_not_written(tmp_path):
-    with pytest.raises(UserError, match="two passages have the id 'a'"):
-        write_corpus(tmp_path / "corpus.jsonl", [Passage("a", "text"), Passage("a", "other")])
-    with pytest.raises(UserError, match="there are no passages"):
-        write_corpus(tmp_path / "corpus.jsonl", [])
-    assert list(tmp_path.iterdir()) == []
+    assert list(read_corpus(tmp_path / "corpus.jsonl")) == [passage]
+    for wrong in ([passage, Passage("a", "other")], []):
+        with pytest.raises(UserError):
+            write_corpus(tmp_path / "other.jsonl", wrong)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
 
 
 ROWS = [
@@ -237,12 +217,6 @@ def test_an_empty_passage_is_left_out_and_counted(row, tmp_path):
     path, skipped = lines(tmp_path / "c.jsonl", ROWS[0], row, ROWS[1]), Counter[str]()
     assert [passage.id for passage in read_corpus(path, skipped)] == ["1", "2"]
     assert skipped.total() == 1
-
-
-def test_web_addresses_are_written_and_read_back(tmp_path):
-    passages = [Passage("1", "a", "http://wiki/a"), Passage("2", "b")]
-    write_corpus(tmp_path / "c.jsonl", passages)
-    assert list(read_corpus(tmp_path / "c.jsonl")) == passages
 
 
 def test_the_digest_of_a_folder_follows_names_and_bytes_of_its_texts(tmp_path):

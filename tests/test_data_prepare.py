@@ -190,40 +190,26 @@ def test_the_manifest_says_what_was_read(tmp_path):
     assert str(FIXTURES) not in json.dumps(manifest)
 
 
-def test_an_existing_directory_is_kept_unless_told_otherwise(tmp_path):
-    inputs = [given_file("nq", "nq-open.train.jsonl")]
-    prepare(inputs, tmp_path / "out")
-    with pytest.raises(UserError):
-        prepare(inputs, tmp_path / "out")
-    assert prepare(inputs, tmp_path / "out", limit=1, overwrite=True).questions == {"train": 1}
-
-
-def test_overwrite_leaves_alone_what_prepare_did_not_write(tmp_path):
-    inputs, mine = [given_file("nq", "nq-open.train.jsonl")], tmp_path / "mine"
-    (mine / ".git").mkdir(parents=True)
-    (mine / ".git" / "HEAD").write_text("ref: refs/heads/main")
-    with pytest.raises(UserError):
-        prepare(inputs, mine, overwrite=True)
-    assert (mine / ".git" / "HEAD").is_file()
-
-
-@pytest.mark.parametrize("foreign", ["notes.txt", "sub/thesis.tex", "train.csv", "sub/manifest.json"])
-def test_overwrite_leaves_alone_a_file_that_somebody_put_into_prepared_data(tmp_path, foreign):
+@pytest.mark.parametrize(
+    "foreign", ["notes.txt", "sub/thesis.tex", "train.csv", "sub/manifest.json", "a link", "no manifest"]
+)
+def test_overwrite_replaces_what_prepare_wrote_and_nothing_else(tmp_path, foreign):
     inputs, out = [given_file("nq", "nq-open.train.jsonl")], tmp_path / "out"
     prepare(inputs, out)
-    (out / foreign).parent.mkdir(exist_ok=True)
-    (out / foreign).write_text("years of work")
+    with pytest.raises(UserError):
+        prepare(inputs, out)
+    assert prepare(inputs, out, limit=1, overwrite=True).questions == {"train": 1}
+    if foreign == "no manifest":
+        (out / "manifest.json").unlink()
+    elif foreign == "a link":
+        (out / foreign).symlink_to(tmp_path)
+    else:
+        (out / foreign).parent.mkdir(exist_ok=True)
+        (out / foreign).write_text("years of work")
+    before = sorted(out.rglob("*"))
     with pytest.raises(UserError):
         prepare(inputs, out, overwrite=True)
-    assert (out / foreign).read_text() == "years of work"
-
-
-def test_overwrite_leaves_alone_a_link_in_prepared_data(tmp_path):
-    inputs, out = [given_file("nq", "nq-open.train.jsonl")], tmp_path / "out"
-    prepare(inputs, out)
-    (out / "link").symlink_to(tmp_path)
-    with pytest.raises(UserError):
-        prepare(inputs, out, overwrite=True)
+    assert sorted(out.rglob("*")) == before
 
 
 def test_overwrite_leaves_alone_a_directory_of_another_kind(tmp_path):
@@ -327,11 +313,6 @@ def test_a_part_with_the_id_of_another_passage_is_refused(tmp_path):
             prepare(own_files(tmp_path, [asked("a")], rows), tmp_path / "out", passage_words=3)
 
 
-def test_no_validation_set_comes_from_no_training_questions(tmp_path):
-    with pytest.raises(UserError):
-        prepare([given_file("popqa", "popqa.tsv")], tmp_path / "out", validation=1)
-
-
 @settings(deadline=None)
 @given(
     st.lists(
@@ -350,11 +331,6 @@ def test_splitting_neither_loses_nor_shares(pairs):
     assert len(held) >= 5
 
 
-@pytest.mark.parametrize(("share", "count"), [(0.1, 3), (0.05, 2), (0.2, 6), (0.5, 15), (0.95, 28)])
-def test_a_share_of_the_questions_is_that_many(share, count):
-    assert len(split_off([question(f"q{n}") for n in range(30)], share)[1]) == count
-
-
 def test_a_share_is_taken_of_each_source_in_proportion():
     questions = [*of("squad", 70), *of("hotpotqa", 20), *of("nq", 10)]
     _, held = split_off(questions, 0.1)
@@ -366,8 +342,8 @@ def test_the_order_of_the_questions_does_not_matter_to_the_split():
     assert {q.id for q in split_off(questions, 7)[1]} == {q.id for q in split_off(questions[::-1], 7)[1]}
 
 
-@pytest.mark.parametrize(("amount", "what"), [(9, "leaves none for training"), (0.0001, "sets none aside")])
-def test_a_split_that_leaves_one_side_empty_is_refused(amount, what):
+@pytest.mark.parametrize("amount", [9, 0.0001, {"nq": 2}, {"squad": 1}])
+def test_a_split_that_leaves_one_side_empty_or_names_no_source_is_refused(amount):
     with pytest.raises(UserError):
         split_off([question("a"), question("b")], amount)
 
@@ -378,12 +354,6 @@ def of(source: str, count: int, per_paragraph: int = 1) -> list[Question]:
                  metadata={"supporting_ids": [f"{source}-{n // per_paragraph}"]})
         for n in range(count)
     ]  # fmt: skip
-
-
-def test_a_number_of_held_out_questions_is_divided_among_the_data_sources():
-    questions = [*of("squad", 700), *of("hotpotqa", 200), *of("musique", 94), *of("nq", 6)]
-    _, held = split_off(questions, 100)
-    assert Counter(q.data_source for q in held) == {"squad": 70, "hotpotqa": 20, "musique": 9, "nq": 1}
 
 
 @settings(deadline=None, max_examples=60)
@@ -404,10 +374,6 @@ def test_each_source_gives_what_is_asked_of_it():
     found = Counter(q.data_source for q in held)
     assert found == {"squad": 30, "hotpotqa": 100}
     assert len(rest) + len(held) == len(questions)
-    with pytest.raises(UserError):
-        split_off(questions, {"nq": 3})
-    with pytest.raises(UserError):
-        split_off(of("musique", 94), {"musique": 94})
 
 
 @pytest.mark.parametrize(
@@ -417,22 +383,10 @@ def test_amounts_to_hold_out_are_read_by_source(texts, found):
     assert parse_amounts(texts) == found
 
 
-@pytest.mark.parametrize(
-    ("texts", "complaint"),
-    [
-        (["x"], "--val x: expected a share"),
-        (["nq="], "--val nq=: expected a share"),
-        (["-1"], "--val -1: expected a share"),
-        (["nq=nan"], "--val nq=nan: expected a share"),
-        (["inf"], "--val inf: expected a share"),
-        (["1", "2"], "--val 2: there is another amount for all sources"),
-        (["nq=1", "nq=2"], "--val nq=2: there is another amount for nq"),
-        (["1", "nq=2"], "not both"),
-    ],
-)
-def test_an_amount_that_is_none_is_one_line(texts, complaint):
+@pytest.mark.parametrize("text", ["x", "nq=", "-1", "nq=nan", "inf", "1 2", "nq=1 nq=2", "1 nq=2"])
+def test_an_amount_that_is_none_is_refused(text):
     with pytest.raises(UserError):
-        parse_amounts(texts)
+        parse_amounts(text.split())
 
 
 def test_whole_paragraphs_are_held_out_of_every_source():

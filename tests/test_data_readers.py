@@ -55,24 +55,72 @@ def complaint(name: str, path: Path) -> str:
     return message
 
 
-def test_nq_open_takes_all_answers_once_and_numbers_its_questions():
-    first, second, third = read("nq", "nq-open.train.jsonl")
-    assert first == Question(
-        "nq/train/0",
-        "who founded the village of lower thorne",
-        ("Maud Ashby",),
-        "nq",
-        "train",
-        metadata={"hops": 1},
-    )
-    assert second.golden_answers == ("1871", "4 May 1871")
-    assert third.text == "what is a köhlerhütte built of — and why"
+READ: dict[str, list[tuple[str, tuple[str, ...], dict]]] = {
+    "nq": [("0", ("Maud Ashby",), {"hops": 1}), ("1", ("1871", "4 May 1871"), {"hops": 1}), ("2", (), {})],
+    "hotpotqa": [
+        ("aa01", (),
+         {"type": "comparison", "level": "hard", "supporting_titles": ["Thorne Mill", "Osk Mill"]}),
+        ("", (), {"hops": 2, "supporting_titles": ["Lower Thorne", "Maud Ashby"]}),
+    ],
+    "2wikimultihopqa": [
+        ("", (), {"type": "compositional", "hops": 2}),
+        ("", (), {"type": "bridge_comparison", "hops": 4}),
+    ],
+    "musique": [
+        ("", ("Norland", "the Norland", "Nordland"),
+         {"hops": 2, "type": "2hop", "supporting_titles": ["Thorne Mill", "Ashby"]}),
+        ("3hop1__7_8_9", (), {"hops": 3}),
+    ],
+    "triviaqa": [
+        ("", ("Rye", "Rye grain", "Secale"), {"hops": 1, "supporting_titles": ["Rye"]}),
+        ("", ("Grey", "Gray", "silver grey"), {}),
+    ],
+    "popqa": [
+        ("501", ("Osk", "Osk (town)"),
+         {"hops": 1, "prop": "place of birth", "s_pop": "120", "supporting_titles": ["Ana Reuss"]}),
+        ("502", ("film director", "director"), {}),
+    ],
+    "bamboogle": [("0", (), {"hops": 2}), ("1", ("1640",), {})],
+    "asearcher": [("q-9", ("The Salt Road", "Salt Road"), {}), ("17", (), {}), ("z", (), {})],
+    "squad": [
+        ("", ("Osk", "river Osk"), {"hops": 1, "supporting_titles": ["Osk (town)"]}), *[("", (), {})] * 3
+    ],
+}  # fmt: skip
+"""What the questions of a published file have: own id, answers, some metadata; empty if not compared."""
 
 
-def test_nq_keeps_the_title_of_the_page_where_a_file_has_it(tmp_path):
-    row = {"question": "who made rye", "answer": ["Ana"]}
-    file = written(tmp_path / "nq.jsonl", row | {"title": "Rye"}, row)
-    assert [q.metadata for q in read("nq", file)] == [{"hops": 1, "supporting_titles": ["Rye"]}, {"hops": 1}]
+@pytest.mark.parametrize("name", READ)
+def test_a_published_file_gives_its_questions(name):
+    questions = read(name, FILES[name])
+    assert len(questions) == len(READ[name])
+    for question, (own, answers, metadata) in zip(questions, READ[name], strict=True):
+        assert question.id.startswith(f"{name}/train/")
+        assert question.id.endswith(own)
+        assert question.golden_answers == (answers or question.golden_answers)
+        assert question.metadata.items() >= metadata.items()
+        assert (question.data_source, question.split) == (name, "train")
+
+
+def test_a_question_is_read_whole():
+    first, *_, last = read("nq", "nq-open.train.jsonl")
+    text = "who founded the village of lower thorne"
+    assert first == Question("nq/train/0", text, ("Maud Ashby",), "nq", "train", metadata={"hops": 1})
+    assert last.text == "what is a köhlerhütte built of — and why"
+    assert read("bamboogle", "bamboogle.csv") == read("bamboogle", "bamboogle.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "metadata"),
+    [
+        ("nq", {"answer": ["Ana"], "title": "Rye"}, {"hops": 1, "supporting_titles": ["Rye"]}),
+        ("hotpotqa", {"answer": "Ana", "supporting_titles": ["A", "B"]},
+         {"hops": 2, "supporting_titles": ["A", "B"]}),
+        ("hotpotqa", {"answer": "Ana", "type": "bridge"}, {"hops": 2, "type": "bridge"}),
+    ],
+)  # fmt: skip
+def test_what_only_some_files_have_is_kept(name, row, metadata, tmp_path):
+    [question] = read(name, written(tmp_path / "a.jsonl", {"question": "who made rye", **row}))
+    assert question.metadata == metadata
 
 
 @pytest.mark.parametrize(
@@ -92,45 +140,19 @@ def test_the_document_of_a_question_is_its_first_gold_title(name, documents):
     assert [document_of(question.metadata) for question in read(name, FILES[name])] == documents
 
 
-def test_full_hotpotqa_knows_type_and_supporting_passages():
-    mill, founder = read("hotpotqa", "hotpot_dev_full.json", "validation")
-    assert mill.id == "hotpotqa/validation/aa01"
-    assert (mill.metadata["type"], mill.metadata["level"]) == ("comparison", "hard")
-    assert founder.metadata["supporting_titles"] == ["Lower Thorne", "Maud Ashby"]
-    passages = {p.id: p for p in SOURCES["hotpotqa"].passages(FIXTURES / "hotpot_dev_full.json")}
-    assert [passages[i].title for i in mill.metadata["supporting_ids"]] == ["Thorne Mill", "Osk Mill"]
-    assert (
-        passages[mill.metadata["supporting_ids"][0]].text == "Thorne Mill was built in 1702. It grinds rye."
-    )
-
-
-def test_a_paragraph_that_comes_with_two_questions_is_one_passage():
-    titles = [passage.title for passage in SOURCES["hotpotqa"].passages(FIXTURES / "hotpot_dev_full.json")]
-    assert titles == ["Thorne Mill", "Osk Mill", "Rye", "Lower Thorne", "Maud Ashby"]
-
-
-def test_simplified_hotpotqa_has_types_and_no_passages():
-    questions = read("hotpotqa", "hotpot_dev_simplified.json")
-    assert [q.metadata for q in questions] == [
-        {"hops": 2, "type": "comparison"},
-        {"hops": 2, "type": "bridge"},
-    ]
-    assert [q.id for q in questions] == ["hotpotqa/train/0", "hotpotqa/train/1"]
-    assert list(SOURCES["hotpotqa"].passages(FIXTURES / "hotpot_dev_simplified.json")) == []
-
-
-def test_gold_titles_may_come_without_sentence_numbers(tmp_path):
-    row = {"question": "Who?", "answer": "Maud", "supporting_titles": ["Lower Thorne", "Maud Ashby"]}
-    path = tmp_path / "dev.json"
-    path.write_text(json.dumps([row]), encoding="utf-8")
-    [question] = SOURCES["hotpotqa"].questions(path, "validation")
-    assert question.metadata == {"hops": 2, "supporting_titles": ["Lower Thorne", "Maud Ashby"]}
-
-
-def test_2wiki_counts_its_hops_by_evidence():
-    two, four = read("2wikimultihopqa", "2wiki_dev.json")
-    assert (two.metadata["type"], two.metadata["hops"]) == ("compositional", 2)
-    assert (four.metadata["type"], four.metadata["hops"]) == ("bridge_comparison", 4)
+@pytest.mark.parametrize(
+    ("name", "titles"),
+    [
+        ("hotpotqa", ["Thorne Mill", "Osk Mill", "Rye", "Lower Thorne", "Maud Ashby"]),  # each once
+        ("squad", ["Osk (town)", "Osk (town)", "Thorne Mill"]),
+    ],
+)
+def test_paragraphs_become_passages_that_questions_name(name, titles):
+    passages = {passage.id: passage for passage in SOURCES[name].passages(FIXTURES / FILES[name])}
+    assert [passage.title for passage in passages.values()] == titles
+    for question in read(name, FILES[name]):
+        named = [passages[own].title for own in question.metadata["supporting_ids"]]
+        assert named == question.metadata["supporting_titles"]
 
 
 def test_2wiki_questions_point_into_the_corpus_that_hipporag_published():
@@ -139,53 +161,11 @@ def test_2wiki_questions_point_into_the_corpus_that_hipporag_published():
     assert question.metadata["supporting_ids"] == [corpus[0].id, corpus[1].id]
 
 
-def test_musique_takes_aliases_and_leaves_unanswerable_rows_out_by_count():
+@pytest.mark.parametrize("name", ["musique", "squad"])
+def test_rows_without_an_answer_are_left_out_by_count(name):
     skipped: Counter[str] = Counter()
-    two, three = read("musique", "musique_full_dev.jsonl", skipped=skipped)
-    assert skipped == {"unanswerable": 1}
-    assert two.golden_answers == ("Norland", "the Norland", "Nordland")
-    assert (two.metadata["hops"], two.metadata["type"]) == (2, "2hop")
-    assert two.metadata["supporting_titles"] == ["Thorne Mill", "Ashby"]
-    assert (three.id, three.metadata["hops"]) == ("musique/train/3hop1__7_8_9", 3)
-
-
-def test_triviaqa_takes_value_aliases_and_what_people_answered():
-    rye, grey = read("triviaqa", "triviaqa-dev.json")
-    assert rye.golden_answers == ("Rye", "Rye grain", "Secale")
-    assert rye.metadata == {"hops": 1, "supporting_titles": ["Rye"]}
-    assert grey.golden_answers == ("Grey", "Gray", "silver grey")
-
-
-def test_popqa_reads_the_json_list_quoted_or_bare():
-    born, job = read("popqa", "popqa.tsv", "test")
-    assert born.golden_answers == ("Osk", "Osk (town)")
-    assert born.metadata == {
-        "hops": 1, "prop": "place of birth", "s_pop": "120", "supporting_titles": ["Ana Reuss"],
-    }  # fmt: skip
-    assert (job.id, job.golden_answers) == ("popqa/test/502", ("film director", "director"))
-
-
-def test_bamboogle_is_the_same_as_a_table_and_as_json():
-    table, json_file = read("bamboogle", "bamboogle.csv"), read("bamboogle", "bamboogle.json")
-    assert table == json_file
-    assert table[1].golden_answers == ("1640",)
-    assert table[0].metadata == {"hops": 2}
-
-
-def test_asearcher_joins_its_two_lists_of_answers():
-    film, ferry, rye = read("asearcher", "asearcher.jsonl")
-    assert film.golden_answers == ("The Salt Road", "Salt Road")
-    assert [q.id for q in (film, ferry, rye)] == [f"asearcher/train/{own}" for own in ("q-9", "17", "z")]
-
-
-def test_squad_makes_each_paragraph_a_passage_and_leaves_impossible_questions_out():
-    skipped: Counter[str] = Counter()
-    questions = read("squad", "squad-train.json", skipped=skipped)
-    passages = list(SOURCES["squad"].passages(FIXTURES / "squad-train.json"))
-    assert [p.title for p in passages] == ["Osk (town)", "Osk (town)", "Thorne Mill"]
-    assert questions[0].golden_answers == ("Osk", "river Osk")
-    assert [q.metadata["supporting_ids"][0] for q in questions] == [passages[i].id for i in (0, 0, 1, 2)]
-    assert skipped == {"impossible (SQuAD 2)": 1}
+    read(name, FILES[name], skipped=skipped)
+    assert skipped.total() == 1
 
 
 @pytest.mark.parametrize("name", ["nq", "hotpotqa", "squad", "popqa"])
@@ -218,24 +198,14 @@ def test_a_byte_order_mark_is_no_part_of_the_first_field(tmp_path):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_named(name, tmp_path):
+def test_a_file_that_is_missing_cut_or_of_another_format_is_named(name, tmp_path):
     path = tmp_path / FILES[name]
-    assert complaint(name, path) == f"{path}: no such file"
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_cut_short_is_named_with_its_line(name, tmp_path):
-    path = tmp_path / FILES[name]
+    assert complaint(name, path).startswith(f"{path}: ")
     content = (FIXTURES / FILES[name]).read_bytes()
     path.write_bytes(content[: int(len(content) * 0.9)].rstrip(b"\n}]"))
     assert complaint(name, path).startswith(f"{path}:")
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_another_format_is_refused_at_its_first_row(name, tmp_path):
-    other = tmp_path / FILES[name]
-    shutil.copy(FIXTURES / ("nq-open.train.jsonl" if name == "popqa" else "popqa.tsv"), other)
-    assert complaint(name, other).startswith(f"{other}:")
+    shutil.copy(FIXTURES / ("nq-open.train.jsonl" if name == "popqa" else "popqa.tsv"), path)
+    assert complaint(name, path).startswith(f"{path}:")
 
 
 @pytest.mark.parametrize(
@@ -286,17 +256,14 @@ def test_a_mistake_is_named_with_its_place(name, file, text, place, tmp_path):
 def test_a_file_without_questions_is_refused(content, tmp_path):
     path = tmp_path / "empty.json"
     path.write_text(content)
-    assert complaint("hotpotqa", path) == f"{path}: expected questions, found none"
+    assert complaint("hotpotqa", path).startswith(f"{path}: ")
 
 
-def test_an_unknown_source_names_the_nearest():
-    with pytest.raises(UserError, match=r"no source 'squat': there are nq, .*did you mean 'squad'\?"):
-        source_of("squat")
-
-
-def test_short_names_of_sources_work():
+def test_sources_are_known_by_short_names_and_an_unknown_one_names_the_nearest():
     assert source_of("2wiki") is SOURCES["2wikimultihopqa"]
     assert source_of("hotpot") is SOURCES["hotpotqa"]
+    with pytest.raises(UserError, match="'squad'"):
+        source_of("squat")
 
 
 def test_a_corpus_source_has_no_questions():

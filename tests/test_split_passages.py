@@ -128,11 +128,5 @@ def test_the_command_splits_after_merging_and_questions_name_a_part_of_the_corpu
     assert {name: [corpus[one].text for one in ids] for name, ids in gold.items()} == {
         "long": [DEATH], "again": [DEATH], "short": ["A short one."],
     }  # fmt: skip
-    assert "4 passages, some of them parts of 1 long ones" in ran.output
     manifest = read_manifest(out, "data")
     assert (manifest["passage_words"], manifest["split"], manifest["passages"]) == (15, 1, 4)
-
-
-def test_the_command_refuses_parts_of_a_few_words(tmp_path):
-    ran = CliRunner().invoke(app, ["data", "prepare", f"squad={squad(tmp_path)}", "--passage-words", "3"])
-    assert "'--passage-words': '3', expected a number ≥ 10" in str(ran.exception)

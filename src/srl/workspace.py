@@ -17,8 +17,7 @@ _LISTED = 5
 EVALUATION = "eval"
 """What the name of an evaluation's run has in the place of the algorithm."""
 _DEFAULT = Path("srl-workspace")
-ELSEWHERE = "name another workspace: srl --workspace DIR …"
-"""The end of an error about a workspace that cannot be used."""
+_ELSEWHERE = "name another workspace: srl --workspace DIR …"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +33,7 @@ class Workspace:
         with parsing(f"the workspace {named}"):
             root = Path(named).expanduser()
         if root.exists() and not root.is_dir():
-            raise UserError(
-                f"the workspace {root} is a file; name a directory: srl --workspace DIR …, or $SRL_WORKSPACE"
-            )
+            raise UserError(f"the workspace {root} is a file", hint=_ELSEWHERE)
         return cls(root.absolute() if ":" in str(root) else root)  # Arrow and DuckDB take `a:b` for a URL
 
     @classmethod
@@ -78,27 +75,24 @@ class Workspace:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         what = re.sub(r"[^\w.-]+", "_", f"{Path(preset).stem}-{algo}")
         while True:
-            run = self.runs / f"{stamp}-{what}-s{seed}-{self._next_tail(stamp):04x}"
+            # random, but increasing within one second, so that names sort by start
+            taken = [int(run.name[-4:], 16) for run in self.all_runs() if run.name.startswith(stamp)]
+            tail = max(taken) + 1 if taken else randbelow(0x8000)
+            run = self.runs / f"{stamp}-{what}-s{seed}-{tail:04x}"
             try:
                 run.mkdir(parents=True)
             except FileExistsError:
                 if not self.runs.is_dir():
-                    raise UserError(f"{self.runs} is not a directory; {ELSEWHERE}") from None
+                    raise UserError(f"{self.runs} is not a directory", hint=_ELSEWHERE) from None
                 continue
             return run
-
-    def _next_tail(self, stamp: str) -> int:
-        """Random, but increasing within one second, so that names sort by start."""
-        taken = [int(run.name[-4:], 16) for run in self.all_runs() if run.name.startswith(stamp)]
-        return max(taken) + 1 if taken else randbelow(0x8000)
 
     def all_runs(self) -> list[Path]:
         """Every run of the workspace, in the order of their starts."""
         if not self.runs.is_dir():
             return []
-        return sorted(
-            (path for path in self.runs.iterdir() if _RUN.match(path.name) and path.is_dir()), key=_start
-        )
+        runs = [path for path in self.runs.iterdir() if _RUN.match(path.name) and path.is_dir()]
+        return sorted(runs, key=lambda run: (run.name[:16], run.name[-4:]))
 
     def find_run(self, name: str = "last", *, trained: bool = False) -> Path:
         """The run called `name`: `last`, a name, its beginning or end, or the path of a run.
@@ -107,17 +101,24 @@ class Workspace:
         message lists them).
         """
         every = self.all_runs()
-        runs = [run for run in every if not is_evaluation(run)] if trained else every
+        wanted = [run for run in every if not (trained and is_evaluation(run))]
         if os.sep in name and Path(name).is_dir():
-            return _checked(Path(name), trained)
-        if not runs:
+            matches = [Path(name)]
+        elif not wanted:
             what = "training runs" if trained else "runs"
-            raise UserError(f"no {what} in {self.runs}; start one with `srl train`, or {ELSEWHERE}")
-        if name == "last":
-            return runs[-1]
-        return (
-            _only_match(name, runs) if _matches(name, runs) else _checked(_only_match(name, every), trained)
-        )
+            raise UserError(f"no {what} in {self.runs}", hint=f"start one with `srl train`, or {_ELSEWHERE}")
+        elif name == "last":
+            return wanted[-1]
+        else:
+            matches = _matches(name, wanted) or _matches(name, every)
+        if not matches:
+            hint = nearest(name, [run.name for run in every])
+            raise UserError(f"no run {name!r} in {self.runs}; the latest are {_listing(wanted)}{hint}")
+        if len(matches) > 1:
+            raise UserError(f"{name!r} matches {len(matches)} runs: {_listing(matches)}")
+        if trained and is_evaluation(matches[0]):
+            raise UserError(f"{matches[0].name} is an evaluation; name a training run")
+        return matches[0]
 
 
 def split_at_step(name: str) -> tuple[str, str | None]:
@@ -125,8 +126,8 @@ def split_at_step(name: str) -> tuple[str, str | None]:
 
     An `@` in the name of a directory is none: where a path goes on after it, or is there as it is typed.
     """
-    run, found, step = name.rpartition("@")
-    return (run, step) if found and os.sep not in step and not os.path.exists(name) else (name, None)
+    run, sign, step = name.rpartition("@")
+    return (run, step) if sign and os.sep not in step and not os.path.exists(name) else (name, None)
 
 
 def is_evaluation(run: Path) -> bool:
@@ -135,36 +136,12 @@ def is_evaluation(run: Path) -> bool:
     return match is not None and match["what"].endswith(f"-{EVALUATION}")
 
 
-def _start(run: Path) -> tuple[str, str]:
-    return run.name[:16], run.name[-4:]
-
-
-def _checked(run: Path, trained: bool) -> Path:
-    """`run`. Raises UserError for an evaluation where a training run is meant."""
-    if trained and is_evaluation(run):
-        raise UserError(f"{run.name} is an evaluation; name a training run: `srl inspect runs` lists them")
-    return run
-
-
 def _matches(name: str, runs: list[Path]) -> list[Path]:
     """The run whose name is `name`, else those whose name begins or ends with it."""
     exact = [run for run in runs if run.name == name]
     return exact or [run for run in runs if name and (run.name.startswith(name) or run.name.endswith(name))]
 
 
-def _only_match(name: str, runs: list[Path]) -> Path:
-    """The only run whose name is, begins with or ends with `name`."""
-    matches = _matches(name, runs)
-    if not matches:
-        hint = nearest(name, [run.name for run in runs])
-        raise UserError(f"no run {name!r} in {runs[0].parent}; the latest are {_listing(runs)}{hint}")
-    if len(matches) > 1:
-        raise UserError(
-            f"{name!r} matches {len(matches)} runs: {_listing(matches)}; give more of the name, or `last`"
-        )
-    return matches[0]
-
-
 def _listing(runs: list[Path]) -> str:
-    shown = ", ".join(run.name for run in runs[-_LISTED:])
-    return f"… {shown}" if len(runs) > _LISTED else shown
+    names = ", ".join(run.name for run in runs[-_LISTED:])
+    return f"… {names}" if len(runs) > _LISTED else names
