@@ -18,7 +18,6 @@ from tests.cli_mistakes import evaluate, fine_tune, place, shell, train
 
 from srl import progress
 from srl.cli import output
-from srl.cli.output import duration
 from srl.safe import safe
 
 __all__ = ["place", "shell"]
@@ -100,13 +99,6 @@ def test_text_wraps_and_nothing_of_it_is_lost(patch, text):
     assert "".join("".join(lines).split())[1:] == "".join(safe(text).split())
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (89, "89 s"), (91, "2 min"), (5000, "83 min"), (11_100, "3 h 05 min")]
-)
-def test_durations_have_two_units_at_most(seconds, text):
-    assert duration(seconds) == text
-
-
 @pytest.mark.parametrize(("total", "shown"), [(None, " 6,228 "), (7000, "6228/7000")])
 def test_a_bar_without_a_total_is_a_count(monkeypatch, total, shown):
     terminal = io.StringIO()
@@ -122,8 +114,8 @@ def test_a_bar_without_a_total_is_a_count(monkeypatch, total, shown):
 @pytest.mark.parametrize(
     ("times", "total", "start", "counts", "lines"),
     [
-        ([0, 4, 11, 14], 300, 0, [50, 100, 200], ["w: 100 of 300, 22 s left", "w: 200 of 300"]),
-        ([0, 5, 40], 80, 40, [41, 42], ["w: 42 of 80, 13 min left", "w: 42 of 80"]),
+        ([0, 4, 11, 14], 300, 0, [50, 100, 200], ["w: 100 of 300, 22s left", "w: 200 of 300"]),
+        ([0, 5, 40], 80, 40, [41, 42], ["w: 42 of 80, 12m 40s left", "w: 42 of 80"]),
         ([0, 31], None, 0, [5000], ["w: 5,000", "w: 5,000"]),
         ([0, 31], 10, 3, [3], ["w: 3 of 10", "w: 3 of 10"]),
     ],
@@ -209,7 +201,6 @@ from srl.cli import output
 from srl.train.report import Terminal
 
 Terminal().note("step 1/2  reward 0.500  searches 1.000  |  equal groups 12%")
-output.paragraph("A: my-index (bm25 stopwords=english, 4 passages)")
 """
 
 
@@ -219,8 +210,6 @@ def test_a_terminal_wraps_what_is_said_between_words():
         "step 1/2  reward 0.500",
         "searches 1.000  |  equal",
         "groups 12%",
-        "A: my-index (bm25",
-        "stopwords=english, 4 passages)",
     ]
 
 

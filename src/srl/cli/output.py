@@ -87,11 +87,6 @@ def piece(text: str, style: str = "") -> None:
     sys.stdout.flush()
 
 
-def paragraph(text: str) -> None:
-    """Print a paragraph; a terminal wraps it between words, elsewhere it is one line."""
-    stdout().print(safe(text), soft_wrap=not sys.stdout.isatty())
-
-
 def verbatim(text: str) -> None:
     """Print a whole file: unchanged in a pipe, escaped on a terminal."""
     sys.stdout.write(safe(text) if sys.stdout.isatty() else text)
@@ -216,26 +211,23 @@ def _is_number(cell: str) -> bool:
 def stdin_lines(prompt: str = "") -> Iterator[str]:
     """The lines of stdin without their ends, each after `prompt` if it is typed on a terminal.
 
-    Bytes that are not text become surrogates (`checked_text`). On a terminal the line can be edited, and
-    earlier ones recalled, where Python has readline.
+    On a terminal the line can be edited, and earlier ones recalled, where Python has readline. Bytes that are
+    not UTF-8 become surrogates, which `checked_text` refuses.
     """
     if not sys.stdin.isatty():
         if isinstance(sys.stdin, TextIOWrapper) and sys.stdin.errors == "strict":
             sys.stdin.reconfigure(errors="surrogateescape")
-        while text := sys.stdin.readline():
-            yield text.rstrip("\n")
+        yield from (text.rstrip("\n") for text in iter(sys.stdin.readline, ""))
         return
     with suppress(ImportError):
         import readline  # noqa: F401 - `input` uses it once it is imported
     beside = sys.stdout if sys.stdout.isatty() else sys.stderr  # in a pipe, stdout has the results alone
-    while True:
-        if beside is sys.stderr:
-            print(prompt, end="", file=beside, flush=True)
-        try:
+    with suppress(EOFError):
+        while True:
+            if beside is sys.stderr:
+                print(prompt, end="", file=beside, flush=True)
             yield input(prompt if beside is sys.stdout else "")
-        except EOFError:
-            print(file=beside)
-            return
+    print(file=beside)
 
 
 def checked_text(text: str, noun: str) -> str:
@@ -280,6 +272,8 @@ def progress(
         last, now = done, monotonic()
         if now - told >= _EVERY_S:
             told = now
+            from srl.browse.formatting import duration
+
             left = (now - began) * (total - done) / (done - start) if total and done > start else 0
             parts = [_share(done, total), f"{duration(left)} left" if left else "", so_far]
             note(f"{description}: {', '.join(filter(None, parts))}")
@@ -300,14 +294,6 @@ def show_counted() -> None:
     from srl.progress import show_with
 
     show_with(partial(progress, passing=True))
-
-
-def duration(seconds: float) -> str:
-    """Two units at most: `3 h 05 min`, `12 min`, `40 s`."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 @contextmanager

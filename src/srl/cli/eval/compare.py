@@ -80,8 +80,8 @@ def compare(
     for number, (run, more) in enumerate(zip(found.runs, found.left_out, strict=True)):
         what = ", ".join(filter(None, (run.model, run.setting)))
         left = f"; {more:,} further questions are left out" if more else ""
-        output.paragraph(f"{'- ' * markdown}{name_of(number)}: {run.run} ({what}){left}")
-    output.paragraph(f"{'- ' * markdown}{found.questions:,} questions that all runs have")
+        output.line(f"{'- ' * markdown}{name_of(number)}: {run.run} ({what}){left}")
+    output.line(f"{'- ' * markdown}{found.questions:,} questions that all runs have")
     cells, before = [], None
     for row in found.rows:
         head = [row.source, f"{row.questions:,}", row.measure]
@@ -93,7 +93,7 @@ def compare(
         output.line("\n".join(["", *lines, ""]))
     else:
         output.table(_HEADS, cells)
-    output.paragraph(
+    output.line(
         f"p: paired randomisation test, corrected for {found.tests} tests (Holm); n.s.: not significant, p "
         f"above {LEVEL}"
     )
