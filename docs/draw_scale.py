@@ -52,7 +52,7 @@ def everywhere() -> list[str]:
             "the episode: turns, searches, reward;", "the same code as the local backend's",
         ]),
         *box(700, 378, 260, 80, "search", "Search server", [
-            "srl serve retriever --replicas N,", "here or on other machines",
+            "srl serve retriever --workers N,", "here or on other machines",
         ]),
         arrow([(620, 116), (700, 116)]),
         text(660, 94, "weights,", anchor="middle"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from srl.serve.server.connections import BoundedConnection, bind, url_of, uvicorn_config
+from srl.serve.server.run import bind, listen, url_of, uvicorn_config
 
 
 def free_port() -> int:
@@ -23,12 +23,12 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(app: Any, http: type[BoundedConnection] | None = None, port: int = 0) -> Iterator[str]:
+def running(app: Any, port: int = 0) -> Iterator[str]:
     """The URL of /retrieve, while the server runs in a thread."""
     with bind(port=port) as listener:
-        server = uvicorn.Server(uvicorn_config(app, http))
+        server = uvicorn.Server(uvicorn_config(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        listener.listen(2048)
+        listen(listener)
         thread.start()
         try:
             yield url_of(listener)

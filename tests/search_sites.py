@@ -1,4 +1,4 @@
-"""Search servers that are none, by host, and a clock that does what it is told."""
+"""Search servers that are functions of a request, by host, and a clock that does what it is told."""
 
 from __future__ import annotations
 
@@ -6,38 +6,26 @@ import asyncio
 import heapq
 import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import httpx
 
-from srl.serve import HttpSearch
+from srl.serve import HttpSearch, LocalSearch
 from srl.trajectory import Search
 
-ONE, TWO = "http://one/retrieve", "http://two/retrieve"
+ONE, TWO, THREE = "http://one/retrieve", "http://two/retrieve", "http://three/retrieve"
 
 
 class Clock:
-    """Time that passes only when somebody sleeps, or not even then."""
-
-    def __init__(self, stands: bool = False) -> None:
-        self.now = 100.0
-        self.stands = stands
-        self.slept: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += 0.0 if self.stands else seconds
-        await asyncio.sleep(0)
-
-
-class Later(Clock):
     """Time that passes for all sleepers at once: on to the next to wake, whenever nothing else happens."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.now = 100.0
+        self.slept: list[float] = []
         self._asleep: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def __call__(self) -> float:
+        return self.now
 
     async def sleep(self, seconds: float) -> None:
         awake = asyncio.get_running_loop().create_future()
@@ -57,49 +45,77 @@ class Later(Clock):
 
 
 class Site:
-    """Servers by host: each has a status, and headers of its answers; who was asked is kept."""
+    """Servers by host: each has a status or raises, and finds the query itself; what was asked is kept."""
 
     def __init__(self, **statuses: int | type[Exception]) -> None:
         self.statuses = dict(statuses)
         self.headers: dict[str, str] = {}
         self.digests: dict[str, str] = {}
         self.asked: list[str] = []
-        self.probed: list[str] = []
+        """The host of each search."""
+        self.queries: list[list[str]] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        host = request.url.host
-        (self.probed if request.url.path == "/health" else self.asked).append(host)
-        status = self.statuses[host]
+        host, status = request.url.host, self.statuses[request.url.host]
+        if request.method == "POST":
+            self.asked.append(host)
         if not isinstance(status, int):
-            raise status("no luck", request=request)
-        headers = {"X-Index-Digest": self.digests.get(host, "d1"), **self.headers}
-        if request.url.path == "/health":
-            return httpx.Response(status, json={"index_digest": headers["X-Index-Digest"]})
+            raise status("no luck")
+        digest = self.digests.get(host, "d1")
+        headers = {"X-Index-Digest": digest, **self.headers}
+        if request.method == "GET":
+            return httpx.Response(status, json={"index_digest": digest})
         queries = json.loads(request.content)["queries"]
-        found = [[{"document": {"id": query, "contents": host}, "score": 1.0}] for query in queries]
-        return httpx.Response(status, json={"result": found}, headers=headers)
+        self.queries.append(queries)
+        result = [[{"document": {"id": query, "contents": host}, "score": 1.5}] for query in queries]
+        return httpx.Response(status, json={"result": result}, headers=headers)
 
 
-def client(site: Callable, *urls: str, clock: Clock | None = None, **options: object) -> HttpSearch:
+def client(site: Any, *urls: str, clock: Clock | None = None, **options: Any) -> HttpSearch:
     clock = clock or Clock()
-    return HttpSearch(
-        urls or [ONE, TWO], transport=httpx.MockTransport(site), clock=clock, sleep=clock.sleep, **options
-    )
+    transport = httpx.MockTransport(site)
+    search = HttpSearch(urls or [ONE, TWO], transport=transport, clock=clock, sleep=clock.sleep, **options)
+    search.clock = clock  # type: ignore[attr-defined]
+    return search
 
 
-def run(*calls: Callable[[], Awaitable[object]]) -> list:
-    """The calls one after the other, in one event loop, with time for what runs in the background."""
+def ask(search: HttpSearch | LocalSearch, *queries: str) -> list[Search]:
+    """The outcomes of queries that are asked in the same tick."""
+    clock = getattr(search, "clock", None) or Clock()
 
-    async def in_turn() -> list:
-        found = []
-        for call in calls:
-            found.append(await call())
-            for _ in range(20):
-                await asyncio.sleep(0)
-        return found
+    async def together() -> list[Search]:
+        try:
+            return await clock.gather(*map(search.search, queries))
+        finally:
+            await search.aclose()
 
-    return asyncio.run(in_turn())
+    return asyncio.run(together())
 
 
-def ask(search: HttpSearch, *queries: str) -> list[Search]:
-    return run(*(lambda query=query: search.search(query) for query in queries))
+def ask_in_turn(search: HttpSearch, *queries: str) -> list[Search]:
+    return [outcome for query in queries for outcome in ask(search, query)]
+
+
+def answers(
+    *handlers: Callable[[httpx.Request], httpx.Response],
+) -> Callable[[httpx.Request], httpx.Response]:
+    """One handler after the other, the last for ever."""
+    left = list(handlers)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return (left.pop(0) if len(left) > 1 else left[0])(request)
+
+    return answer
+
+
+def status(
+    code: int, content: str | bytes = "oops", **headers: str
+) -> Callable[[httpx.Request], httpx.Response]:
+    return lambda request: httpx.Response(code, content=content, headers=headers)
+
+
+def raises(error: Exception) -> Callable[[httpx.Request], httpx.Response]:
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise error
+
+    return fail

@@ -45,7 +45,7 @@ BARE_HELPERS = {
 LIBRARIES = {"numpy", "torch", "transformers"}
 OTHER_ENGINES = {
     Path("rollout/vllm_engine.py"): {"vllm", "psutil"},
-    Path("rollout/openai_engine.py"): {"httpx", "tenacity", "srl.serve.client.retry", "srl.serve.wire"},
+    Path("rollout/openai_engine.py"): {"httpx", "tenacity", "srl.serve.http"},
 }
 """The modules of engines that need more, and what; they are imported late, where their engine is chosen."""
 WITHOUT_GPU = "without_gpu"

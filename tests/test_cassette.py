@@ -1,15 +1,20 @@
-"""Record and replay: a run repeats from its cassette alone, and one that does not fit is refused."""
+"""Record and replay: a run repeats from its cassette alone, which survives a kill and is of one kind."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.scripted_search import Scripted, ask, hit, ok
 from tests.tiny_models import byte_level_tokenizer
 
-from srl.errors import EXIT_USER
+from srl.errors import EXIT_USER, UserError
 from srl.index.retriever import Fault
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
@@ -17,9 +22,9 @@ from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.many_episodes import rollout
 from srl.serve import LocalSearch
-from srl.serve.cassette import MissingFromCassette, Recorder, Replay
+from srl.serve.cassette import MissingFromCassette, Recorder, Replay, read_cassette
 from srl.serve.named_retrievers import NamedRetrievers
-from srl.trajectory import Hit, NamedSearchTool, Question, Search, Trajectory
+from srl.trajectory import Hit, NamedSearchTool, Passage, Question, Search, Trajectory, current_episode
 
 
 def test_a_cassette_answers_as_the_search_did(tmp_path):
@@ -55,21 +60,9 @@ def test_an_episode_gets_what_it_got_whatever_the_order(tmp_path):
 def test_a_query_that_is_not_on_the_cassette_is_the_users_mistake(tmp_path):
     ask(Recorder(Scripted(a=[ok("a")]), tmp_path / "t"), "a")
     with pytest.raises(MissingFromCassette) as raised:
-        ask(Replay(tmp_path / "t"), "x" * 1000)
-    message = str(raised.value)
-    assert message.startswith(f"the cassette {tmp_path}/t has no answer to '{'x' * 40} … {'x' * 40}': ")
-    assert "record again: --set 'search.cassette=record FILE'" in message
-    assert "\n" not in message
-    assert raised.value.exit_code == EXIT_USER
-
-
-def test_closing_closes_the_search_and_another_query_opens_the_cassette_again(tmp_path):
-    search = Scripted(a=[ok("a", "one")], b=[ok("b", "two")])
-    recorder = Recorder(search, tmp_path / "t")
-    ask(recorder, "a")
-    ask(recorder, "b")
-    assert search.closed == 2
-    assert len(ask(Replay(tmp_path / "t"), "a", "b")) == 2
+        ask(Replay(tmp_path / "t"), "x\n" * 1000)
+    assert (raised.value.key, raised.value.exit_code) == ("search.cassette", EXIT_USER)
+    assert str(raised.value).isprintable()
 
 
 @pytest.mark.parametrize("torn", [0, 1, 9])
@@ -171,6 +164,182 @@ def test_a_query_missing_from_the_cassette_ends_the_run_and_blames_no_episode(tm
         done.append(request)
         return "<search>what else</search>"
 
-    with pytest.raises(MissingFromCassette, match="has no answer to 'what else'"):
+    with pytest.raises(MissingFromCassette, match="what else"):
         episodes(codec, Replay(tmp_path / "t"), other)
     assert not any(request.endswith("/1") for request in done)  # no episode is sampled again
+
+
+# The file
+
+ENDLESS = """
+import asyncio, itertools, sys
+from srl.serve.cassette import Recorder
+from srl.trajectory import Hit, Passage, Search
+
+class Endless:
+    index_digest = "d"
+
+    async def search(self, query):
+        return Search(query, (Hit(Passage(query, query * 1000), 1.0),))
+
+async def main():
+    search = Recorder(Endless(), sys.argv[1])
+    for number in itertools.count():
+        await search.search(str(number))
+        print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_kill_loses_no_search_that_was_answered(tmp_path):
+    command = [sys.executable, "-c", ENDLESS, str(tmp_path / "t")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        answered = [int(process.stdout.readline()) for _ in range(50)]
+        process.kill()
+    found = ask(Replay(tmp_path / "t"), *map(str, answered))
+    lengths = [len(search.hits[0].passage.contents) for search in found]
+    assert lengths == [1000 * len(str(number)) for number in range(50)]
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_a_torn_last_line_is_left_out(tmp_path, cut):
+    ask(Recorder(Scripted(a=[ok("a", "one")], b=[ok("b", "two")]), tmp_path / "t"), "a", "b")
+    (tmp_path / "t").write_bytes((tmp_path / "t").read_bytes()[:-cut])
+    replay = Replay(tmp_path / "t")
+    assert ask(replay, "a") == [ok("a", "one")]
+    with pytest.raises(MissingFromCassette):
+        ask(replay, "b")
+
+
+@pytest.mark.parametrize("left", [0, 5])
+def test_a_run_killed_before_its_first_line_begins_its_cassette_anew(tmp_path, left):
+    ask(Recorder(Scripted(a=[ok("a", "one")]), tmp_path / "t"), "a")
+    (tmp_path / "t").write_bytes((tmp_path / "t").read_bytes()[:left])
+    with pytest.raises(UserError):
+        Replay(tmp_path / "t")
+    ask(Recorder(Scripted(a=[ok("a", "one")]), tmp_path / "t", append=True), "a")
+    assert ask(Replay(tmp_path / "t"), "a") == [ok("a", "one")]
+
+
+def test_a_cassette_is_not_overwritten_and_goes_on_only_with_the_same_searches(tmp_path):
+    search = Scripted(a=[ok("a")])
+    ask(Recorder(search, tmp_path / "t", topk=3), "a")
+    before = (tmp_path / "t").read_bytes()
+
+    def mistake(make: Any, *given: Any, **options: Any) -> str | None:
+        with pytest.raises(UserError) as raised:
+            make(*given, **options)
+        assert (tmp_path / "t").read_bytes() == before
+        return raised.value.key
+
+    assert mistake(Recorder, search, tmp_path / "t", topk=3) == "search.cassette"
+    assert mistake(Recorder, search, tmp_path / "t", topk=5, append=True) == "search.topk"
+    assert mistake(Replay, tmp_path / "t", topk=5) == "search.topk"
+    search.index_digest = "e" * 32
+    assert mistake(Recorder, search, tmp_path / "t", topk=3, append=True) == "search.cassette"
+
+
+def test_a_place_where_no_cassette_can_be_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    for make in (lambda: Recorder(Scripted(), tmp_path / "file" / "t"), lambda: Replay(tmp_path)):
+        with pytest.raises(UserError):
+            make()
+    with pytest.raises(UserError):
+        Replay(tmp_path / "nowhere")
+
+
+def header(**changes: Any) -> str:
+    plain = {
+        "format": 1,
+        "kind": "search cassette",
+        "srl": "0",
+        "topk": 3,
+        "digests": {"": "d"},
+        "retrievers": None,
+    }
+    return json.dumps({**plain, **changes})
+
+
+BAD_LINES = (
+    "{", "3", "{}", '{"passage": 0}', '{"query": "a", "hits": [[0, 1.0]]}', '{"query": "a", "hits": 3}',
+    '{"query": "a", "colour": "red"}', '{"session": "x"}',
+)  # fmt: skip
+NO_HEADERS = ("a letter", "\x00\x01", '{"query": "a"}', "[1]", "[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [*NO_HEADERS, header(format=2), header(digests=3), *(f"{header()}\n{line}" for line in BAD_LINES)],
+)
+def test_what_is_no_cassette_is_refused_in_one_line_and_left_alone(tmp_path, text):
+    (tmp_path / "t").write_text(text + "\n")
+    for make in (lambda: Replay(tmp_path / "t"), lambda: Recorder(Scripted(), tmp_path / "t", append=True)):
+        with pytest.raises(UserError) as raised:
+            make()
+        assert "\n" not in str(raised.value)
+    assert (tmp_path / "t").read_text() == text + "\n"
+
+
+def test_a_full_disk_stops_the_run_in_one_line(tmp_path):
+    recorder = Recorder(Scripted(a=[ok("a")]), tmp_path / "t")
+    (tmp_path / "t").unlink()
+    (tmp_path / "t").symlink_to("/dev/full")
+    with pytest.raises(UserError):
+        asyncio.run(recorder.search("a"))
+
+
+texts = st.text(st.characters(), max_size=20) | st.text('\ud800\udc00\n\r\u2028\x00a"\\', max_size=6)
+passages = st.builds(Passage, texts, texts, st.sampled_from(["", "http://a"]))
+searches = st.builds(
+    Search,
+    query=texts,
+    hits=st.lists(st.builds(Hit, passages, st.floats(allow_nan=False)), max_size=4).map(tuple),
+    status=st.sampled_from(["ok", "empty", "rejected", "timed_out", "refused", "failed"]),
+    latency_s=st.floats(0, allow_nan=False),
+    attempts=st.integers(0),
+    error=texts,
+    index_digest=st.sampled_from(["", "d", "e"]),
+    retriever=st.sampled_from(["", "web"]),
+)
+
+
+class Next:
+    """A search tool with the outcome that is put into it."""
+
+    retrievers = ("web",)
+    outcome: Search
+
+    @property
+    def digests(self) -> dict[str, str]:
+        return {"": "d", "web": "e"}
+
+    async def search(self, query: str, retriever: str = "") -> Search:
+        return self.outcome
+
+
+@given(st.lists(st.tuples(searches, texts), max_size=5))
+def test_every_outcome_comes_back_as_it_was(tmp_path_factory, recorded):
+    path = tmp_path_factory.mktemp("cassette") / "t"
+    tool = Next()
+    recorder = Recorder(tool, path, topk=3)
+
+    async def record() -> None:
+        for tool.outcome, episode in recorded:
+            current_episode.set(episode)
+            await recorder.search(tool.outcome.query, tool.outcome.retriever)
+
+    asyncio.run(record())
+    cassette = read_cassette(path)
+    assert cassette is not None
+    assert [(entry.search, entry.episode) for entry in cassette.searches] == recorded
+    assert cassette.length == path.stat().st_size
+
+
+def test_a_passage_is_on_the_cassette_once(tmp_path):
+    text = "a long passage " * 100
+    recorder = Recorder(Scripted(a=[ok("a", text)], b=[ok("b", text, "other")]), tmp_path / "t")
+    ask(recorder, *"aabbaabb")
+    assert (tmp_path / "t").read_text().count(text) == 3  # in its id, its title and its text
+    assert len((tmp_path / "t").read_text().splitlines()) == 1 + 2 + 8

@@ -11,7 +11,6 @@ from srl.errors import UserError
 from srl.protocol import list_retrievers
 
 WEB = "search.retrievers.web"
-CASSETTE = "expected 'record FILE', 'replay FILE' or null"
 
 
 def refused(sets: list[str]) -> str:
@@ -49,29 +48,29 @@ def test_every_key_of_a_named_retriever_is_resolved_and_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sets", "message"),
+    ("sets", "setting"),
     [
-        (["search.retrievers=3"], "search.retrievers is 3, expected mapping of names to sections"),
-        ([f"{WEB}=3"], "search.retrievers.web is 3, expected keys under it"),
-        ([f"{WEB}.topk=0"], "search.retrievers.web.topk is 0, expected integer ≥ 1 or null"),
-        ([f"{WEB}.ulr=http://h/"], "did you mean 'search.retrievers.<name>.url'?"),
-        ([f"{WEB}.description='a <b>'", f"{WEB}.index=i"], "search.retrievers.web.description is 'a <b>'"),
-        ([f"{WEB}={{}}"], "--set: search.retrievers.web is empty; give it a url, an index or a retriever"),
-        ([f"{WEB}.topk=2"], "search.retrievers.web has none of url, index and retriever; give one"),
-        ([f"{WEB}.url=http://h/", f"{WEB}.index=i"], "search.retrievers.web has url and index of"),
-        (["search.retrievers.My Web.index=i"], "expected a name of a-z, 0-9, - and _"),
-        ([f"{WEB}.url=https://me:secret@h/"], "search.retrievers.web.url for h has a password"),
-        ([f"{WEB}.url=https://h/?api_key=secret"], "and the server's key in the environment: export"),
-        ([f"{WEB}.retriever=nope"], "no retriever 'nope': installed are "),
-        ([f"{WEB}.retriever=bm25", f"{WEB}.options.k2=1"], "no option search.retrievers.web.options.k2"),
-        (["search.cassette=cassette.jsonl"], f"search.cassette is 'cassette.jsonl', {CASSETTE}"),
-        (["search.cassette=record"], f"search.cassette is 'record', {CASSETTE}"),
-        (["search.digest=abc"], "search.digest is 'abc', expected 12 to 32 digits of 0-9 and a-f, or null"),
+        (["search.retrievers=3"], "search.retrievers"),
+        ([f"{WEB}=3"], WEB),
+        ([f"{WEB}.topk=0"], f"{WEB}.topk"),
+        ([f"{WEB}.ulr=http://h/"], "search.retrievers.<name>.url"),
+        ([f"{WEB}.description='a <b>'", f"{WEB}.index=i"], f"{WEB}.description"),
+        ([f"{WEB}={{}}"], WEB),
+        ([f"{WEB}.topk=2"], WEB),
+        ([f"{WEB}.url=http://h/", f"{WEB}.index=i"], WEB),
+        (["search.retrievers.My Web.index=i"], "search.retrievers"),
+        ([f"{WEB}.url=https://me:secret@h/"], f"{WEB}.url"),
+        ([f"{WEB}.url=https://h/?api_key=secret"], f"{WEB}.url"),
+        ([f"{WEB}.retriever=nope"], "nope"),
+        ([f"{WEB}.retriever=bm25", f"{WEB}.options.k2=1"], f"{WEB}.options.k2"),
+        (["search.cassette=cassette.jsonl"], "search.cassette"),
+        (["search.cassette=record"], "search.cassette"),
+        (["search.digest=abc"], "search.digest"),
     ],
 )
-def test_retrievers_and_cassettes_that_cannot_be_are__refused(sets, message):
+def test_retrievers_and_cassettes_that_cannot_be_are_refused_by_their_name(sets, setting):
     said = refused(sets)
-    assert message in said
+    assert setting in said
     assert "secret" not in said
 
 

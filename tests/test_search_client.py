@@ -1,225 +1,621 @@
-"""The search client against servers that answer well, badly, late, half or not at all."""
+"""The search client: whatever a server does, a search has a typed outcome, and healthy servers are used."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
-from tests.search_handlers import URL, Recorder, ask, client, echo, raises, status
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.live_server import running
+from tests.search_sites import ONE, THREE, TWO, Clock, Site, answers, ask, ask_in_turn, client, raises, status
 
-from srl.serve import HttpSearch
-from srl.trajectory import Passage
+from srl.errors import UserError
+from srl.index import Index, build_index, open_index
+from srl.serve import HttpSearch, request
+from srl.serve.client import COOL_DOWN_S, FAILURES, MAX_WAIT_S, check_servers
+from srl.serve.http import is_loopback, retry_after
+from srl.serve.request import health_url, new_client, page_url, retrieve_url, without_secrets
+from srl.serve.server import bind, create_app, url_of
+from srl.trajectory import Passage, Search
+
+GOOD = b'{"result": [[{"document": {"id": "1", "contents": "c"}, "score": 1.0}]]}'
+TOKEN = "a-secret-that-nobody-may-read"
 
 
-def test_queries_of_one_tick_are_one_request():
-    server = Recorder(echo)
-    found = ask(client(server), "a", "b", "a")
-    assert server.asked == [["a", "b"]]
+def outcomes(searches: list[Search]) -> list[tuple[str, int]]:
+    return [(search.status, search.attempts) for search in searches]
+
+
+# One request
+
+
+def test_queries_of_one_tick_are_one_request_in_search_r1s_form():
+    site, sent = Site(one=200), []
+
+    def keep(request: httpx.Request) -> httpx.Response:
+        sent.append((str(request.url), json.loads(request.content)))
+        return site(request)
+
+    found = ask(client(keep, ONE, topk=7), "a", "b", "a")
+    assert sent == [(ONE, {"queries": ["a", "b"], "topk": 7, "return_scores": True})]
     assert [search.hits[0].passage.id for search in found] == ["a", "b", "a"]
     assert {(search.status, search.attempts, search.index_digest) for search in found} == {("ok", 1, "d1")}
     assert all(search.latency_s > 0 for search in found)
 
 
-def test_the_request_is_search_r1s():
-    def check(request: httpx.Request) -> httpx.Response:
-        assert request.url == URL
-        assert json.loads(request.content) == {"queries": ["a"], "topk": 7, "return_scores": True}
-        return echo(request)
-
-    assert ask(client(check, topk=7), "a")[0].status == "ok"
+def test_large_ticks_are_cut_into_requests_and_odd_queries_are_not_sent():
+    site = Site(one=200)
+    ask(client(site, ONE, max_batch=2), *"abcde")
+    assert site.queries == [["a", "b"], ["c", "d"], ["e"]]
+    site.queries.clear()
+    found = ask(client(site, ONE, max_query_chars=5), "", "  ", "abcdef", " abcde ")
+    assert outcomes(found) == [("rejected", 0)] * 3 + [("ok", 1)]
+    assert (site.queries, found[3].query) == ([["abcde"]], " abcde ")
 
 
 @pytest.mark.parametrize(
-    ("item", "passage", "score"),
+    ("hit", "passage", "score"),
     [
         ({"document": {"id": "1", "contents": "c"}, "score": 2}, Passage("1", "c"), 2.0),
         ({"document": {"id": 7, "contents": "c", "title": "t"}}, Passage("7", "c"), 0.0),
-        ({"id": "1", "contents": "c"}, Passage("1", "c"), 0.0),
+        ({"id": "1", "contents": "c", "url": "http://x"}, Passage("1", "c", "http://x"), 0.0),
         ({"_id": "1", "title": "T", "text": "x"}, Passage("1", '"T"\nx'), 0.0),
         ({"document": {"url": "http://x", "text": "x"}, "score": 1.0}, Passage("http://x", '""\nx'), 1.0),
+        ({"document": "a rerank server's text", "score": 1}, Passage("", "a rerank server's text"), 1.0),
     ],
 )
-def test_both_forms_of_an_answer_are_understood(item, passage, score):
-    (found,) = ask(client(lambda request: httpx.Response(200, json={"result": [[item]]})), "a")
-    assert [(hit.passage, hit.score) for hit in found.hits] == [(passage, score)]
+def test_every_form_of_a_hit_is_understood(hit, passage, score):
+    (found,) = ask(client(status(200, json.dumps({"result": [[hit, hit, hit]]})), ONE, topk=2), "a")
+    first, second = found.hits
+    assert first == second
+    assert (first.passage.contents, first.passage.url, first.score) == (passage.contents, passage.url, score)
+    assert first.passage.id == passage.id or not passage.id
 
 
-def test_a_rerank_servers_text_gets_an_id_of_its_own():
-    def rerank(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(
-            200, json={"result": [[{"document": "one", "score": 1}, {"document": "two", "score": 0}]]}
-        )
-
-    hits = ask(client(rerank), "a")[0].hits
-    assert [hit.passage.contents for hit in hits] == ["one", "two"]
-    assert len({hit.passage.id for hit in hits}) == 2
+HIT = '{{"document": {{"id": "1", "contents": "c"}}, "score": {}}}'
 
 
-def test_more_hits_than_asked_for_are_cut():
-    result = [[{"id": str(number), "contents": "c"} for number in range(9)]]
-    (found,) = ask(client(lambda request: httpx.Response(200, json={"result": result}), topk=2), "a")
-    assert [hit.passage.id for hit in found.hits] == ["0", "1"]
-
-
-def test_no_hits_are_empty():
-    (found,) = ask(client(lambda request: httpx.Response(200, json={"result": [[]]})), "a")
-    assert (found.status, found.is_fault) == ("empty", False)
+NO_ANSWERS = (
+    "<html>Bad gateway", "", '{"result": [[{"docu', "[" * 10_000, "[]", '{"result": null}',
+    '{"result": [{}]}', '{"result": []}',
+    '{"result": [[], []]}', '{"result": [[3]]}', '{"result": [[{"id": "1"}]]}',
+)  # fmt: skip
+NO_SCORES = ('"x"', "NaN", "null", "[]", "1e400", "9" * 400, "true")
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    "text", [*NO_ANSWERS, *(f'{{"result": [[{HIT.format(score)}]]}}' for score in NO_SCORES)]
+)
+def test_an_answer_that_is_none_is_a_fault(text):
+    (found,) = ask(client(status(200, text), ONE, retries=1), "a")
+    assert (found.status, found.is_fault, found.attempts, found.hits) == ("failed", True, 2, ())
+    assert found.error.startswith(ONE)
+    assert found.error.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [(413, "rejected"), (422, "rejected"), (503, "refused"), (504, "timed_out")]
+    + [(code, "failed") for code in (204, 301, 400, 401, 403, 404, 429, 500, 501, 502, 999)],
+)
+def test_each_http_status_has_its_outcome_and_what_may_pass_is_tried_again(code, outcome):
+    (found,) = ask(client(status(code, b"<h1>no\nway</h1>"), ONE, retries=2), "a")
+    may_pass = code >= 500 or code == 429
+    assert outcomes([found]) == [(outcome, 3 if may_pass else 1)]
+    assert f"HTTP {code}: <h1>no way</h1>" in found.error
+    (found,) = ask(client(answers(status(code), status(code), Site(one=200)), ONE), "a")
+    assert outcomes([found]) == [("ok", 3) if may_pass else (outcome, 1)]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
     [
-        ("<html><body>Bad gateway", "not JSON; it begins '<html><body>Bad gateway'"),
-        ("", "not JSON"),
-        ('{"result": [[{"docu', "not JSON"),
-        ("[]", 'not {"result": [[…], …]}'),
-        ('{"result": null}', 'not {"result": [[…], …]}'),
-        ('{"result": [{}]}', 'not {"result": [[…], …]}'),
-        ('{"result": []}', "0 lists for 1 queries"),
-        ('{"result": [[], []]}', "2 lists for 1 queries"),
-        ('{"result": [[3]]}', "a document is 3"),
-        ('{"result": [[{"id": "1"}]]}', "neither contents nor text, only id"),
-        ('{"result": [[{"document": {"id": "1", "contents": "c"}, "score": "high"}]]}', "a score is 'high'"),
-        ('{"result": [[{"document": {"id": "1", "contents": "c"}, "score": NaN}]]}', "a score is nan"),
-        (
-            f'{{"result": [[{{"document": {{"id": "1", "contents": "c"}}, "score": 1{"0" * 400}}}]]}}',
-            "a score is 1000",
+        (httpx.ConnectError("no"), "refused"),
+        (httpx.ReadTimeout("no"), "timed_out"),
+        (httpx.ReadError("no"), "failed"),
+        (httpx.RemoteProtocolError("no"), "failed"),
+        (httpx.InvalidURL("no URL"), "failed"),
+        (UnicodeError("label too long"), "failed"),
+        (RuntimeError("the client has been closed"), "failed"),
+        (RecursionError("too deep"), "failed"),
+        (OSError(24, "Too many open files"), "failed"),
+        (MemoryError(), "failed"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value,
+)
+def test_whatever_a_library_raises_is_an_outcome(error, outcome):
+    (found,) = ask(client(raises(error), ONE, retries=2), "a")
+    assert (found.status, found.is_fault, found.attempts) == (outcome, True, 3)
+    assert ask(client(answers(raises(error), Site(one=200)), ONE), "a")[0].status == "ok"
+
+
+def head(length: int | str, *more: str) -> bytes:
+    return "\r\n".join(["HTTP/1.1 200 OK", f"Content-Length: {length}", *more, "", ""]).encode()
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def raw(data: bytes, then_hang: bool = False) -> Search:
+    """What comes of a query to a server that sends `data`, whatever it is asked."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(data)
+        await writer.drain()
+        if then_hang:
+            await reader.read()
+        writer.close()
+
+    async def once() -> Search:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        search = HttpSearch(f"http://127.0.0.1:{port}", retries=0, timeout_s=0.2 if then_hang else 30)
+        found = await search.search("a")
+        await search.aclose()
+        server.close()
+        return found
+
+    return asyncio.run(once())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\x16\x03\x01\x00\xff" * 40, id="bytes of another protocol"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-", id="half a head"),
+        pytest.param(head(500) + GOOD, id="half a body"),
+        pytest.param(head("many") + GOOD, id="a length that is none"),
+        pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", id="no content"),
+        pytest.param(CHUNKED + b"zz\r\n{", id="a chunk that is none"),
+        pytest.param(head(len(GOOD), "Content-Encoding: gzip") + GOOD, id="gzip that is none"),
+        pytest.param(head(20, "Content-Encoding: gzip") + gzip.compress(GOOD)[:20], id="half of a gzip"),
+        pytest.param(head(len(GOOD), "X: " + "x" * 200_000) + GOOD, id="an endless head"),
+        pytest.param(
+            b"HTTP/1.1 302 Found\r\nLocation: ftp://x/\r\n\r\n", id="a redirect to another protocol"
         ),
     ],
 )
-def test_an_answer_that_is_none_is_a_fault_with_its_reason(text, reason):
-    (found,) = ask(client(status(200, text), retries=1), "a")
-    assert (found.status, found.is_fault, found.attempts, found.hits) == ("failed", True, 2, ())
-    assert reason in found.error
-    assert URL in found.error
+def test_what_is_no_answer_on_the_wire_is_a_fault(data):
+    found = raw(data)
+    assert (found.status, found.hits, found.attempts) == ("failed", (), 1)
+    assert found.error.isprintable()
+    assert raw(head(len(GOOD)) + GOOD).status == "ok"
 
 
-@pytest.mark.parametrize("code", [500, 502, 503, 429, 408])
-def test_what_may_pass_is_tried_again(code):
-    server = Recorder(status(code), status(code), echo)
-    (found,) = ask(client(server), "a")
-    assert (found.status, found.attempts) == ("ok", 3)
+@pytest.mark.parametrize("data", [b"", b"HTTP/1.1 200 OK\r\n", head(500) + GOOD])
+def test_no_answer_in_time_is_a_time_out(data):
+    assert raw(data, then_hang=True).status == "timed_out"
 
 
-@pytest.mark.parametrize("code", [400, 401, 404, 501])
-def test_attempts_end(code):
-    server = Recorder(status(code, "<h1>no\nway</h1>"))
-    (found,) = ask(client(server, retries=2), "a")
-    assert found.status == "failed"
-    assert found.attempts == len(server.asked) == (3 if code >= 500 else 1)
-    assert f"HTTP {code}: <h1>no way</h1>" in found.error
+def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(request, "MAX_ANSWER_BYTES", 1000)
+    assert ask(client(status(200, b" " * 1001), ONE, retries=0), "a")[0].status == "failed"
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (httpx.ConnectError, "refused"),
-        (httpx.ReadTimeout, "timed_out"),
-        (httpx.ConnectTimeout, "timed_out"),
-        (httpx.ReadError, "failed"),
-        (httpx.RemoteProtocolError, "failed"),
-    ],
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["result", "document", "id", "contents", "text", "score"]), inner, max_size=3
+        )
+    ),
+    max_leaves=12,
 )
-def test_broken_connections_are_faults_after_the_last_attempt(error, expected):
-    server = Recorder(raises(error))
-    (found,) = ask(client(server, retries=2), "a")
-    assert (found.status, found.is_fault, found.attempts, len(server.asked)) == (expected, True, 3, 3)
-    assert ask(client(Recorder(raises(error), echo)), "a")[0].status == "ok"
+bodies = st.binary(max_size=60) | json_values.map(lambda value: json.dumps({"result": [[value]]}).encode())
 
 
-def test_an_empty_or_overlong_query_is_rejected_and_not_sent():
-    server = Recorder(echo)
-    found = ask(client(server, max_query_chars=5), "", "  ", "abcdef", "abcde")
-    assert [search.status for search in found] == ["rejected", "rejected", "rejected", "ok"]
-    assert server.asked == [["abcde"]]
-    assert found[2].error == "the query has 6 characters; at most 5 are allowed"
-    assert found[2].attempts == 0
+@given(st.integers(200, 599), bodies, st.sampled_from(["", "3", "soon"]), st.text(max_size=8))
+def test_no_answer_raises_and_none_is_silent(code, body, wait, query):
+    (found,) = ask(client(status(code, body, **{"Retry-After": wait}), ONE, retries=0), query)
+    assert found.query == query
+    assert bool(found.error) == (found.status not in ("ok", "empty"))
+    assert bool(found.hits) == (found.status == "ok")
 
 
-def test_a_query_that_the_server_finds_too_long_is_rejected_alone():
-    def strict(request: httpx.Request) -> httpx.Response:
-        long = any(len(query) > 3 for query in json.loads(request.content)["queries"])
-        return httpx.Response(413, text="too long") if long else echo(request)
+def test_a_slow_request_does_not_hold_up_the_next_and_closing_ends_it():
+    async def overtake() -> Search:
+        arrived = asyncio.Event()
 
-    found = ask(client(strict), "abc", "abcd", "ab")
-    assert [search.status for search in found] == ["ok", "rejected", "ok"]
+        async def serve(request: httpx.Request) -> httpx.Response:
+            if json.loads(request.content)["queries"] == ["slow"]:
+                arrived.set()
+                await asyncio.Event().wait()
+            return Site(one=200)(request)
+
+        search = HttpSearch(ONE, transport=httpx.MockTransport(serve), timeout_s=0.3, retries=0)
+        slow = asyncio.create_task(search.search("slow"))
+        await arrived.wait()
+        assert (await search.search("fast")).status == "ok"
+        await search.aclose()
+        return await slow
+
+    assert asyncio.run(overtake()).status == "timed_out"
+
+
+# A batch
 
 
 @pytest.mark.parametrize(
-    "broken", [status(500), status(400), status(503), raises(httpx.ReadTimeout), status(200, "<html>")]
+    "broken",
+    [status(500), status(400), status(422), status(503), raises(httpx.ReadTimeout("no")), status(200, "<")],
 )
 def test_one_poisonous_query_does_not_spoil_the_batch(broken):
     def poisoned(request: httpx.Request) -> httpx.Response:
-        return (broken if "boom" in json.loads(request.content)["queries"] else echo)(request)
+        return (broken if b"boom" in request.content else Site(one=200))(request)
 
-    found = ask(client(poisoned, retries=1), "a", "boom", "b")
-    assert [search.is_fault for search in found] == [False, True, False]
-
-
-def test_a_dead_server_is_not_asked_query_by_query():
-    server = Recorder(raises(httpx.ConnectError))
-    found = ask(client(server, retries=1), *"abc")
-    assert {search.status for search in found} == {"refused"}
-    assert server.asked == [["a", "b", "c"]] * 2
+    found = ask(client(poisoned, ONE, retries=1), "a", "boom", "b")
+    assert [search.status == "ok" for search in found] == [True, False, True]
 
 
-def test_a_server_that_counts_requests_is_not_asked_query_by_query():
-    server = Recorder(status(429))
-    assert {search.status for search in ask(client(server, retries=1), *"abc")} == {"failed"}
-    assert server.asked == [["a", "b", "c"]] * 2
+def test_a_poisonous_query_does_not_take_the_server_from_the_others():
+    def poisoned(request: httpx.Request) -> httpx.Response:
+        return (status(500) if b"boom" in request.content else Site(one=200))(request)
+
+    found = ask_in_turn(client(poisoned, ONE), "boom", "boom", "boom", "a")
+    assert [search.status for search in found] == ["failed"] * 3 + ["ok"]
 
 
-def test_a_server_without_room_for_a_batch_is_asked_query_by_query():
-    def small(request: httpx.Request) -> httpx.Response:
-        return status(503)(request) if len(json.loads(request.content)["queries"]) > 1 else echo(request)
-
-    assert [search.status for search in ask(client(small), *"abc")] == ["ok"] * 3
-
-
-def test_large_ticks_are_cut_into_requests():
-    server = Recorder(echo)
-    found = ask(client(server, max_batch=2), *"abcde")
-    assert server.asked == [["a", "b"], ["c", "d"], ["e"]]
-    assert [search.hits[0].passage.id for search in found] == list("abcde")
+@pytest.mark.parametrize(("broken", "outcome"), [(httpx.ConnectError, "refused"), (429, "failed")])
+def test_a_dead_server_and_one_that_counts_requests_are_not_asked_query_by_query(broken, outcome):
+    site = Site(one=broken)
+    assert outcomes(ask(client(site, ONE, retries=1), *"abc")) == [(outcome, 2)] * 3
+    assert site.asked == ["one"] * 2
 
 
-def test_a_slow_request_does_not_hold_up_the_next():
-    async def overtake() -> list[str]:
-        order: list[str] = []
-        arrived, gate = asyncio.Event(), asyncio.Event()
+# Several servers
 
-        async def slow(request: httpx.Request) -> httpx.Response:
-            if json.loads(request.content)["queries"] == ["slow"]:
+
+def test_requests_go_to_the_server_with_the_fewest_in_turn():
+    site = Site(one=200, two=200)
+    ask_in_turn(client(site), *"abcdef")
+    assert site.asked == ["one", "two"] * 3
+
+    async def one_hangs() -> list[str]:
+        hosts, arrived, gate = [], asyncio.Event(), asyncio.Event()
+
+        async def serve(request: httpx.Request) -> httpx.Response:
+            hosts.append(request.url.host)
+            if request.url.host == "one":
                 arrived.set()
                 await gate.wait()
-            return echo(request)
+            return site(request)
 
-        search = HttpSearch(URL, transport=httpx.MockTransport(slow))
-
-        async def one(query: str) -> None:
-            await search.search(query)
-            order.append(query)
-
-        first = asyncio.create_task(one("slow"))
+        search = HttpSearch([ONE, TWO], transport=httpx.MockTransport(serve))
+        stuck = asyncio.create_task(search.search("stuck"))
         await arrived.wait()
-        await one("fast")
+        for query in "abc":
+            await search.search(query)
         gate.set()
-        await first
-        return order
+        await stuck
+        return hosts
 
-    assert asyncio.run(overtake()) == ["fast", "slow"]
+    assert asyncio.run(one_hangs()) == ["one", "two", "two", "two"]
 
 
-def test_several_servers_take_turns_and_stand_in_for_each_other():
-    hosts: list[str] = []
+@pytest.mark.parametrize("broken", [httpx.ConnectError, httpx.ReadError, 500, 502, 429, 503, 401, 404])
+def test_another_server_answers_at_once_for_one_that_does_not(broken):
+    clock, site = Clock(), Site(one=broken, two=200)
+    assert outcomes(ask(client(site, clock=clock), "a")) == [("ok", 2)]
+    assert (site.asked, clock.slept) == (["one", "two"], [])
 
-    def one_is_dead(request: httpx.Request) -> httpx.Response:
-        hosts.append(request.url.host)
-        return (raises(httpx.ConnectError) if request.url.host == "one" else echo)(request)
 
-    transport = httpx.MockTransport(one_is_dead)
-    search = HttpSearch(["http://one", "http://two"], transport=transport, backoff_s=0)
-    (found,) = ask(search, "a")
-    assert (found.status, found.attempts, hosts) == ("ok", 2, ["one", "two"])
+@pytest.mark.parametrize(("broken", "asked"), [(httpx.ConnectError, 1), (401, 1), (500, FAILURES)])
+def test_a_server_that_keeps_failing_is_left_alone_and_tried_now_and_then_until_it_is_back(broken, asked):
+    site = Site(one=broken, two=200)
+    search = client(site)
+    searches = ask_in_turn(search, *map(str, range(20)))
+    assert {found.status for found in searches} == {"ok"}
+    assert site.asked.count("one") == asked
+    for _ in range(3):
+        site.asked.clear()
+        search.clock.now += COOL_DOWN_S
+        ask_in_turn(search, *"abcd")
+        assert site.asked.count("one") == 1
+    site.statuses["one"] = 200
+    search.clock.now += COOL_DOWN_S
+    site.asked.clear()
+    ask_in_turn(search, *"abcdef")
+    assert site.asked.count("one") == 3
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("other", [500, 401])
+def test_every_healthy_server_is_asked_before_a_pause_however_few_the_retries(retries, other):
+    clock, site = Clock(), Site(one=other, two=500, three=500)
+    (found,) = ask(client(site, ONE, TWO, THREE, clock=clock, retries=retries), "a")
+    assert (found.status, len(clock.slept)) == ("failed", retries)
+    assert site.asked[:3] == ["one", "two", "three"]
+    assert site.asked.count("two") == site.asked.count("three") == retries + 1
+
+
+def test_a_query_that_one_server_rejects_is_not_taken_to_the_next():
+    site = Site(one=422, two=200)
+    assert outcomes(ask(client(site), "a")) == [("rejected", 1)]
+
+
+# Waits
+
+
+@pytest.mark.parametrize(
+    ("wait", "low", "high"), [("3", 3, 3), ("0", 1, 2), ("86400", MAX_WAIT_S, MAX_WAIT_S), ("nonsense", 1, 2)]
+)
+@pytest.mark.parametrize("code", [429, 503])
+def test_a_busy_server_is_asked_again_when_it_says_within_limits(code, wait, low, high):
+    clock, site = Clock(), Site(one=code)
+    site.headers["Retry-After"] = wait
+    ask(client(site, ONE, clock=clock, retries=1), "a")
+    (slept,) = clock.slept
+    assert low <= slept <= high
+
+
+def test_a_busy_server_is_spared_while_another_has_time():
+    site = Site(one=503, two=200)
+    site.headers["Retry-After"] = "60"
+    ask_in_turn(client(site), *"abcd")
+    assert site.asked == ["one", "two", "two", "two", "two"]
+
+
+def test_waits_grow_and_have_jitter():
+    clock = Clock()
+    ask(client(Site(one=500), ONE, clock=clock, retries=6), "a")
+    for slept, least in zip(clock.slept, (1, 2, 4, 8, 10, 10), strict=True):
+        assert least <= slept <= min(least + 1, MAX_WAIT_S)
+    assert len(set(clock.slept)) > 3
+
+
+def test_retry_after_may_be_a_date():
+    assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+    assert retry_after("Wed, 21 Oct 2199 07:28:00 GMT") > 1e9
+    assert [retry_after(value) for value in ("", "soon", "-3", "1.5")] == [None] * 4
+
+
+@pytest.mark.parametrize(("retries", "away_s"), [(3, 7), (5, 15), (8, 30)])
+def test_no_search_is_lost_while_the_only_server_is_started_again(retries, away_s):
+    clock = Clock()
+    back = clock.now + away_s
+    site = Site(one=httpx.ConnectError)
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        site.statuses["one"] = 200 if clock.now >= back else httpx.ConnectError
+        return site(request)
+
+    search = client(serve, ONE, clock=clock, retries=retries, max_batch=1)
+
+    async def later(number: int) -> Search:
+        await clock.sleep(number * away_s / 40)
+        return await search.search(str(number))
+
+    found = asyncio.run(clock.gather(*map(later, range(40))))
+    assert {each.status for each in found} == {"ok"}
+
+
+conditions = st.sampled_from([200, 401, 422, 429, 500, 503, httpx.ConnectError, httpx.ReadError])
+
+
+@given(st.lists(st.tuples(conditions, conditions, st.floats(0, 40)), max_size=12))
+def test_after_whatever_happened_healthy_servers_are_used_again(history):
+    site = Site(one=200, two=200)
+    site.headers["Retry-After"] = "60"
+    search = client(site, retries=1)
+    for number, (one, two, pause) in enumerate(history):
+        site.statuses.update(one=one, two=two)
+        search.clock.now += pause
+        before = len(site.asked)
+        (found,) = ask(search, str(number))
+        assert found.attempts == len(site.asked) - before <= 4
+        assert found.status == "ok" or found.error
+    site.statuses.update(one=200, two=200)
+    assert {found.status for found in ask_in_turn(search, *"abcdef")} == {"ok"}
+    search.clock.now += MAX_WAIT_S
+    site.asked.clear()
+    ask_in_turn(search, *"abcdef")
+    assert set(site.asked) == {"one", "two"}
+
+
+# The index
+
+
+def test_an_answer_from_another_index_is_a_fault_and_its_server_is_left_alone():
+    site = Site(one=200, two=200)
+    search = client(site, ONE)
+    assert search.index_digest == ""
+    assert ask(search, "a")[0].index_digest == search.index_digest == "d1"
+    site.digests["one"] = "d2"
+    assert outcomes(ask(search, "b")) == [("failed", 1)]
+    site.digests.update(one="d1", two="d2")
+    found = ask_in_turn(client(site, digest="d1"), *map(str, range(12)))
+    assert {(each.status, each.index_digest) for each in found} == {("ok", "d1")}
+    assert site.asked.count("two") == 1
+    assert outcomes(ask(client(site, ONE, digest="0123456789abcdef"), "a")) == [("failed", 1)]
+
+
+def connect(site: Any, *urls: str, **options: Any) -> str:
+    async def once() -> str:
+        search = client(site, *urls, **options)
+        try:
+            return await search.connect()
+        finally:
+            await search.aclose()
+
+    return asyncio.run(once())
+
+
+def test_connecting_asks_every_server_for_its_index_and_an_empty_answer():
+    site = Site(one=200, two=200, three=200)
+    assert connect(site, ONE, TWO, THREE) == "d1"
+    assert (sorted(site.asked), site.queries) == (["one", "three", "two"], [[]] * 3)
+    assert connect(site, digest="d1") == "d1"
+
+
+@pytest.mark.parametrize(
+    "health",
+    [status(404), status(200, "<html>"), status(200, "[]"), status(200, "{}"), status(200, b" " * 70_000)],
+)
+def test_a_server_without_health_is_asked_a_query_and_may_have_no_digest(health):
+    def server(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return health(request)
+        assert len(json.loads(request.content)["queries"]) == 1
+        return httpx.Response(200, json={"result": [[]]})
+
+    assert connect(server, ONE) == ""
+
+
+def but(site: Site, host: str, method: str, answer: Callable[[httpx.Request], httpx.Response]) -> Any:
+    """`site`, with another answer to requests of a method to a host."""
+    return lambda request: (answer if (request.url.host, request.method) == (host, method) else site)(request)
+
+
+@pytest.mark.parametrize(
+    ("answer", "method"),
+    [
+        (raises(httpx.ConnectError("no luck")), "GET"),
+        (raises(httpx.ReadTimeout("no luck")), "GET"),
+        (status(401), "POST"),
+        (status(200, "<html>"), "POST"),
+        (status(500), "POST"),
+        (raises(UnicodeError("label too long")), "POST"),
+    ],
+)
+def test_the_servers_that_answer_no_searches_are_named_in_one_line(answer, method):
+    site = Site(one=200, two=200, three=200)
+    with pytest.raises(UserError) as caught:
+        connect(but(site, "two", method, answer), ONE, TWO, THREE)
+    line = str(caught.value)
+    assert (TWO in line, ONE in line, "\n" in line) == (True, False, False)
+
+
+def test_a_server_that_is_busy_is_one_and_one_with_another_index_is_not():
+    site = Site(one=200, two=200, three=200)
+    assert connect(but(site, "two", "POST", status(503)), ONE, TWO, THREE) == "d1"
+    site.digests["two"] = "d2"
+    for options in ({}, {"digest": "d1"}):
+        with pytest.raises(UserError, match=TWO) as caught:
+            connect(site, ONE, TWO, THREE, **options)
+        assert ONE not in str(caught.value)
+    with pytest.raises(UserError, match=ONE):
+        connect(site, ONE, digest="f" * 32)
+
+
+def test_a_health_page_that_never_ends_is_no_answer():
+    async def drip():
+        while True:
+            yield b" "
+            await asyncio.sleep(0)
+
+    def endless(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=drip()) if request.method == "GET" else Site(one=200)(request)
+
+    with pytest.raises(UserError, match=ONE):
+        connect(endless, ONE, timeout_s=0.1)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    directory = tmp_path_factory.mktemp("index") / "i"
+    build_index([Passage("p", '"T"\nred fox')], directory)
+    return open_index(directory)
+
+
+def test_a_machine_checks_the_servers_that_it_would_ask_also_where_an_event_loop_runs(index):
+    async def within(url: str) -> list[str]:
+        return check_servers(url)
+
+    with running(create_app(index)) as url, bind(port=0) as unused:
+        assert check_servers(url) == check_servers([url], index.digest[:12]) == asyncio.run(within(url)) == []
+        silent = url_of(unused)
+        (line,) = check_servers([url, silent])
+        (other,) = check_servers(url, "f" * 12)
+    assert (line.startswith(f"{socket.gethostname()}: "), silent in line) == (True, True)
+    assert (url in other, index.digest[:12] in other) == (True, True)
+
+
+# Addresses, the token, the proxy
+
+
+@pytest.mark.parametrize(
+    ("typed", "used", "health"),
+    [
+        ("http://h:1", "http://h:1/retrieve", "http://h:1/health"),
+        ("http://h:1/", "http://h:1/retrieve", "http://h:1/health"),
+        ("https://h/v2/search", "https://h/v2/search", "https://h/v2/health"),
+        ("http://h/v1/retrieve/a%20b", "http://h/v1/retrieve/a%20b", "http://h/v1/health/a%20b"),
+        ("http://retrieve/retrieve?key=1", "http://retrieve/retrieve?key=1", "http://retrieve/health"),
+    ],
+)
+def test_the_addresses_of_a_server(typed, used, health):
+    assert (retrieve_url(typed), health_url(used)) == (used, health)
+    assert page_url(used, "metrics").endswith("/metrics")
+
+
+@pytest.mark.parametrize("typed", ["", "localhost:8000", "ftp://h/x", "http://", "http://h:port/"])
+def test_what_is_no_url_is_refused(typed):
+    with pytest.raises(UserError):
+        HttpSearch(typed)
+
+
+def test_messages_show_no_password_and_no_key_of_a_url():
+    assert without_secrets("http://user:secret@h:1/retrieve?key=secret#secret") == "http://h:1/retrieve"
+    search = client(Site(h=500), "http://user:secret@h/retrieve?key=secret", retries=0)
+    assert "secret" not in ask(search, "a")[0].error
+
+
+def test_a_proxy_is_for_the_servers_elsewhere_alone(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    http = new_client(["http://127.0.0.1:8000", "http://[::1]:8000", "http://node2:8000"], "")
+
+    def pool(url: str) -> str:
+        return type(http._transport_for_url(httpx.URL(url))._pool).__name__
+
+    assert pool("http://node2:8000/retrieve") == "AsyncHTTPProxy"
+    assert {pool(f"http://{host}:8000/") for host in ("127.0.0.1", "[::1]")} == {"AsyncConnectionPool"}
+    hosts = ("127.0.0.1", "localhost", "::1", "10.0.0.1", "example.org")
+    assert [is_loopback(host) for host in hosts] == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("target", "arrives"),
+    [("http://one/elsewhere", True), ("http://two/retrieve", False), ("http://one:81/retrieve", False)],
+)
+def test_the_token_goes_to_the_server_alone(monkeypatch, target, arrives):
+    monkeypatch.setenv("SRL_SEARCH_TOKEN", f" {TOKEN}\n")
+    seen: dict[str, str | None] = {}
+
+    def redirect(request: httpx.Request) -> httpx.Response:
+        seen[str(request.url)] = request.headers.get("Authorization")
+        if str(request.url) == target:
+            return httpx.Response(200, content=GOOD)
+        return httpx.Response(307, headers={"Location": target})
+
+    assert ask(client(redirect, ONE), "a")[0].status == "ok"
+    assert seen == {ONE: f"Bearer {TOKEN}", target: f"Bearer {TOKEN}" if arrives else None}
+    monkeypatch.delenv("SRL_SEARCH_TOKEN")
+    ask(client(redirect, ONE), "a")
+    assert set(seen.values()) == {None}
+
+
+def test_the_token_is_in_no_error_and_no_log(monkeypatch, caplog):
+    monkeypatch.setenv("SRL_SEARCH_TOKEN", TOKEN)
+    caplog.set_level(logging.DEBUG)
+
+    def repeat(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(500, text=f"headers: {request.headers['Authorization']}")
+
+    (found,) = ask(client(repeat, ONE), "a")
+    assert "Bearer [hidden]" in found.error
+    with pytest.raises(UserError) as caught:
+        connect(repeat, ONE)
+    assert TOKEN not in found.error + caplog.text + str(caught.value)

@@ -1,28 +1,26 @@
-"""`srl serve` as it is typed: it says where it listens, and stops when told to."""
+"""`srl serve` as it is typed: it says where it listens, in one process or several, and stops when told."""
 
 from __future__ import annotations
 
 import json
-import resource
+import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
+import httpx
 import pytest
 
-from srl.cli import main, output
-from srl.errors import UserError
+from srl.cli import main
 from srl.index import build_index
-from srl.serve import check, server
-from srl.serve.server import bind
-from srl.serve.server.connections import allow_connections
+from srl.serve import server
+from srl.serve.server import bind, url_of
 from srl.trajectory import Passage
 
 
@@ -34,10 +32,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process and its URL, once it takes requests; killed at the end if it still runs."""
     command = [sys.executable, "-c", "import sys; from srl.cli import main; sys.exit(main())"]
-    command += ["serve", "retriever", "--index", str(directory), "--port", "0"]
+    command += ["serve", "retriever", "--index", str(directory), "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -48,217 +46,186 @@ def serving(directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_it_serves_until_a_signal_and_ends_with_its_code(directory, sent, code):
-    with serving(directory) as (process, url):
-        with urlopen(url.replace("/retrieve", "/healthz")) as answer:
-            assert json.load(answer)["passages"] == 5
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_it_serves_until_a_signal_and_ends_with_its_code(directory, sent, code, workers):
+    with serving(directory, "--workers", workers) as (process, url):
         assert main(["serve", "check", url, "--query", "red fox", "--query", "fox"]) == 0
         process.send_signal(sent)
         _, err = process.communicate(timeout=120)
     assert process.returncode == code
-    assert "serving 5 passages by bm25" in err
+    assert "5 passages" in err
     assert "Traceback" not in err
+    with bind(port=urlsplit(url).port):
+        pass  # no worker holds the port
+
+
+def children(process: subprocess.Popen[str]) -> set[int]:
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
+    found = {int(child) for task in tasks for child in task.read_text().split()}
+    return {child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()}
 
 
 @pytest.mark.slow
-def test_a_signal_is_obeyed_while_a_request_is_odd(directory):
-    body = json.dumps({"queries": ["red fox"], "topk": "a." * 300_000 + "://"}).encode()
-    with serving(directory) as (process, url):
-        parts = urlsplit(url)
-        with socket.create_connection((parts.hostname, parts.port), timeout=60) as raw:
-            head = (
-                f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
+def test_a_worker_that_dies_is_started_again_and_metrics_are_of_all_workers(directory):
+    with serving(directory, "--workers", "2") as (process, url), httpx.Client(trust_env=False) as client:
+        before = children(process)
+        assert len(before) == 2
+        for _ in range(20):  # a connection each, so that both get some
+            httpx.post(
+                url, json={"query": "red"}, trust_env=False, headers={"Connection": "close"}, timeout=60
             )
-            raw.sendall(head.encode() + body)
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
-    assert process.returncode == 143
+        text = client.get(url.replace("/retrieve", "/metrics"), timeout=60).text
+        assert 'srl_search_queries_total{index="i"} 20.0' in text
+        os.kill(min(before), signal.SIGKILL)
+        while len(children(process)) < 2 or min(before) in children(process):
+            threading.Event().wait(0.05)
+        assert httpx.post(url, json={"query": "red"}, trust_env=False, timeout=60).status_code == 200
 
 
-def test_listening_to_the_network_is_said_aloud(directory, capsys, monkeypatch):
-    monkeypatch.setattr(server, "run_server", lambda app, listener, ready: ready(server.url_of(listener)))
-    assert main(["serve", "retriever", "--index", str(directory), "--port", "0"]) == 0
-    assert "without a token" not in capsys.readouterr().err
-    assert main(["serve", "retriever", "--index", str(directory), "--port", "0", "--host", "0.0.0.0"]) == 0
-    out, err = capsys.readouterr()
-    assert out.startswith("http://0.0.0.0:")
-    assert "listening on 0.0.0.0: anyone who can reach this machine can search without a token" in err
+@pytest.mark.slow
+def test_workers_that_cannot_start_end_the_command(directory, tmp_path):
+    """Each worker opens the index; one that went meanwhile is one line of theirs and exit code 2."""
+    copy = tmp_path / "copy"
+    build_index([Passage("a", "red fox")], copy)
+    program = (
+        "import sys, shutil; from srl.cli import main; from srl.serve.server import run; "
+        f"listen = run.listen; run.listen = lambda one: (shutil.rmtree({str(copy)!r}), listen(one)); "
+        "sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, "serve", "retriever", "--index", str(copy), "--port", "0"]
+    done = subprocess.run([*command, "--workers", "2"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
 
 
-def served(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[int, list]:
-    """The exit code and the apps that would run."""
-    apps: list = []
-    monkeypatch.setattr(server, "run_server", lambda app, listener, ready: apps.append(app))
-    return main(["serve", "retriever", "--port", "0", *map(str, arguments)]), apps
+def served(
+    monkeypatch: pytest.MonkeyPatch, *arguments: object, quiet: Sequence[str] = ()
+) -> tuple[int, list[Any]]:
+    """The exit code, and the arguments of `create_app` with which servers would run."""
+    apps: list[Any] = []
+    monkeypatch.setattr(server.run, "create_app", lambda indexes, **settings: (indexes, settings))
 
+    def run_server(app: Any, listener: Any, ready: Any) -> None:
+        apps.append(app)
+        ready(url_of(listener))
 
-def names(app: object) -> list[str]:
-    return list(app.handler.served)  # type: ignore[attr-defined]
+    monkeypatch.setattr(server, "run_server", run_server)
+    return main([*quiet, "serve", "retriever", "--port", "0", *map(str, arguments)]), apps
 
 
 def test_an_open_door_is_said_whatever_q_says_and_a_token_closes_it(directory, capsys, monkeypatch):
     wide = ("--index", directory, "--host", "0.0.0.0")
-    served(monkeypatch, *wide)
-    assert "without a token; to require one, type: export SRL_SEARCH_TOKEN=" in capsys.readouterr().err
-    monkeypatch.setattr(server, "run_server", lambda app, listener, ready: None)
-    assert main(["-q", "serve", "retriever", "--port", "0", *map(str, wide)]) == 0
-    assert "without a token" in capsys.readouterr().err
+    served(monkeypatch, "--index", directory)
+    assert "SRL_SEARCH_TOKEN" not in capsys.readouterr().err
+    for quiet in ([], ["-q"]):
+        served(monkeypatch, *wide, quiet=quiet)
+        out, err = capsys.readouterr()
+        assert "SRL_SEARCH_TOKEN" in err
+        assert out.startswith("http://0.0.0.0:")
     monkeypatch.setenv("SRL_SEARCH_TOKEN", "s3cret")
-    _, (app,) = served(monkeypatch, *wide)
+    _, ((_, settings),) = served(monkeypatch, *wide)
     err = capsys.readouterr().err
-    assert "without a token" not in err
+    assert "SRL_SEARCH_TOKEN" not in err
     assert "s3cret" not in err
-    assert app.guard.token == b"s3cret"
-
-
-def test_a_token_in_another_variable_is_kept_secret_too(directory, capsys, monkeypatch):
-    monkeypatch.setenv("MINE", "s3cret-of-mine")
-    _, (app,) = served(monkeypatch, "--index", directory, "--token-env", "MINE")
-    assert app.guard.token == b"s3cret-of-mine"
-    output.warn("it is s3cret-of-mine")
-    said = capsys.readouterr()
-    assert "s3cret-of-mine" not in said.out + said.err
+    assert settings["token"] == "s3cret"
 
 
 @pytest.mark.parametrize(
-    ("token", "message"),
-    [("", "$MINE has no token"), ("två ord", "contains characters that a header cannot carry")],
-)
-def test_a_token_that_cannot_be_is_one_line(directory, capsys, monkeypatch, token, message):
-    monkeypatch.setenv("MINE", token)
-    assert served(monkeypatch, "--index", directory, "--token-env", "MINE")[0] == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert len(err.splitlines()) == 1
-
-
-def test_indexes_have_their_directory_s_name_or_the_one_given(directory, tmp_path, capsys, monkeypatch):
-    odd = tmp_path / "my index=1"
-    odd.symlink_to(directory)
-    code, (app,) = served(monkeypatch, "--index", f"wiki={directory}", "--index", directory, "--index", odd)
-    assert code == 0
-    assert names(app) == ["wiki", "i", "my-index-1"]
-    assert "serving 5 passages by bm25 as wiki" in capsys.readouterr().err
-    assert served(monkeypatch, "--index", directory, "--index", directory)[0] == 2
-    assert "duplicate name 'i'; give another: --index NAME=" in capsys.readouterr().err
-    assert served(monkeypatch, "--index", f"a/b={directory}")[0] == 2
-    assert "is not a valid index name" in capsys.readouterr().err
-
-
-def test_indexes_whose_directories_give_no_name_do_not_replace_each_other(
-    directory, tmp_path, capsys, monkeypatch
-):
-    here, there = tmp_path / "索引", tmp_path / "индекс"
-    for link in (here, there):
-        link.symlink_to(directory)
-    _, (app,) = served(monkeypatch, "--index", here, "--index", f"other={there}")
-    assert names(app) == ["index", "other"]
-    assert served(monkeypatch, "--index", here, "--index", there)[0] == 2
-    assert "duplicate name 'index'; give another: --index NAME=" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "expected"),
+    ("options", "token", "hosts"),
     [
-        (1024, 4096, [(4096, 4096)]),
-        (1024, resource.RLIM_INFINITY, [(65536, resource.RLIM_INFINITY)]),
-        (100_000, 200_000, []),
-        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, []),
+        ([], "", []),
+        (["--host", "localhost"], "", []),
+        (["--allow-host", "A.test"], "", ["A.test"]),
+        ([], "s3cret", None),
+        (["--allow-host", "a.test"], "s3cret", ["a.test"]),
+        (["--host", "0.0.0.0"], "", None),
+        (["--host", "0.0.0.0", "--allow-host", "a.test"], "", ["a.test", "0.0.0.0"]),
     ],
 )
-def test_as_many_connections_are_allowed_as_the_system_gives(monkeypatch, soft, hard, expected):
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (soft, hard))
-    monkeypatch.setattr(resource, "setrlimit", lambda what, limits: asked.append(limits))
-    allow_connections()
-    assert asked == expected
+def test_a_loopback_server_without_a_token_is_guarded(directory, monkeypatch, options, token, hosts):
+    monkeypatch.setenv("SRL_SEARCH_TOKEN", token)
+    code, ((_, settings),) = served(monkeypatch, "--index", directory, *options)
+    assert (code, settings["hosts"]) == (0, hosts)
 
 
-def test_a_setting_is_for_all_or_for_the_index_it_names(directory, monkeypatch):
-    both = ("--index", f"a={directory}", "--index", f"b={directory}")
-    _, (app,) = served(monkeypatch, *both, "--set", "n_threads=2", "--set", "b.n_threads=3")
-    threads = [one.index._retriever.options.n_threads for one in app.handler.served.values()]
-    assert threads == [2, 3]
+def test_indexes_have_their_directory_s_name_or_the_one_given(directory, tmp_path, monkeypatch):
+    odd, foreign = tmp_path / "my index=1", tmp_path / "索引"
+    for link in (odd, foreign):
+        link.symlink_to(directory)
+    given = ("--index", f"wiki={directory}", "--index", directory, "--index", odd, "--index", foreign)
+    _, ((indexes, _),) = served(monkeypatch, *given)
+    assert list(indexes) == ["wiki", "i", "my-index-1", "index"]
+    assert served(monkeypatch, "--index", directory, "--index", directory)[0] == 2
+    assert served(monkeypatch, "--index", foreign, "--index", f"index={directory}")[0] == 2
 
 
-def test_a_setting_is_for_the_longest_name_that_it_begins_with(directory, monkeypatch):
+def test_a_setting_is_for_all_or_for_the_longest_name_that_it_begins_with(directory, monkeypatch):
     both = ("--index", f"wiki={directory}", "--index", f"wiki.v2={directory}")
-    given = ("--set", "wiki.v2.n_threads=4", "--set", "wiki.n_threads=2")
-    for indexes in (both, both[2:] + both[:2]):
-        _, (app,) = served(monkeypatch, *indexes, *given)
-        threads = {name: one.index._retriever.options.n_threads for name, one in app.handler.served.items()}
-        assert threads == {"wiki": 2, "wiki.v2": 4}
-
-
-def test_a_busy_port_is_one_line_and_exit_code_2(directory, capsys):
-    with bind(port=0) as taken:
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        assert main(["serve", "retriever", "--index", str(directory), "--port", port]) == 2
-    err = capsys.readouterr().err
-    assert f"cannot listen on 127.0.0.1:{port}" in err
-    assert len(err.splitlines()) == 1
-
-
-def test_serving_what_is_no_index_is_exit_code_2(tmp_path, capsys):
-    assert main(["serve", "retriever", "--index", str(tmp_path / "nowhere"), "--port", "0"]) == 2
-    assert "does not exist" in capsys.readouterr().err
-
-
-def test_checking_sends_the_token_that_training_sends(capsys, monkeypatch):
-    sent: list[str] = []
-
-    def check_server(*_: object, token: str) -> None:
-        sent.append(token)
-        raise UserError("no search server answers")
-
-    monkeypatch.setattr(check, "check_server", check_server)
-    monkeypatch.setenv("SRL_SEARCH_TOKEN", " s3cret\n")
-    main(["serve", "check", "http://127.0.0.1:1"])
-    assert sent == ["s3cret"]
-    capsys.readouterr()
-    monkeypatch.setenv("SRL_SEARCH_TOKEN", "två ord")
-    assert main(["serve", "check", "http://127.0.0.1:1"]) == 2
-    err = capsys.readouterr().err
-    assert "SRL_SEARCH_TOKEN is not a valid token" in err
-    assert len(err.splitlines()) == len(sent) == 1
-
-
-def test_checking_nobody_is_exit_code_2_and_a_wrong_server_1(capsys):
-    with bind(port=0) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        assert main(["serve", "check", url]) == 2
-        assert "no search server answers" in capsys.readouterr().err
-        silent.listen()
-        hanging_up = threading.Thread(target=_hang_up, args=(silent,), daemon=True)
-        hanging_up.start()
-        assert main(["serve", "check", url, "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert report["conforms"] is False
-    assert report["findings"][0]["required"] is True
+    for settings, expected in (
+        (("n_threads=3",), {"wiki": 3, "wiki.v2": 3}),
+        (("n_threads=3", "wiki.n_threads=2"), {"wiki": 2, "wiki.v2": 3}),
+        (("wiki.v2.n_threads=4", "wiki.n_threads=2"), {"wiki": 2, "wiki.v2": 4}),
+    ):
+        sets = [text for setting in settings for text in ("--set", setting)]
+        _, ((indexes, _),) = served(monkeypatch, *both, *sets)
+        assert {name: each._retriever.options.n_threads for name, each in indexes.items()} == expected
 
 
 @pytest.mark.parametrize(
     "command",
     [
+        ["serve", "retriever", "--index", "nowhere", "--port", "0"],
+        ["serve", "retriever", "--index", "a/b=INDEX", "--port", "0"],
+        ["serve", "retriever", "--index", "INDEX", "--port", "TAKEN"],
+        ["serve", "retriever", "--index", "INDEX", "--port", "0", "--host", "no.such.host.invalid"],
+        ["serve", "retriever", "--index", "INDEX", "--port", "0", "--allow-host", "http://a.test"],
+        ["serve", "check", "http://127.0.0.1:TAKEN"],
         ["serve", "check", "http://h.test/retrieve?api_key=s3cret"],
         ["serve", "check", "http://s3cret@h.test/"],
-        ["index", "eval", "http://h.test/retrieve?api_key=s3cret", "--questions", "q.jsonl"],
+        ["index", "eval", "http://h.test/retrieve?api_key=s3cret", "--questions", "QUESTIONS"],
     ],
 )
-def test_a_key_in_a_url_is_refused_wherever_one_is_typed(tmp_path, monkeypatch, capsys, command):
+def test_mistakes_are_one_line_and_exit_code_2(directory, tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     question = {"id": "1", "question": "red?", "golden_answers": ["fox"]}
-    Path("q.jsonl").write_text(json.dumps(question), encoding="utf-8")
-    assert main(command) == 2
+    (tmp_path / "q.jsonl").write_text(json.dumps(question), encoding="utf-8")
+    with bind(port=0) as taken:
+        names = {"INDEX": str(directory), "TAKEN": str(taken.getsockname()[1]), "QUESTIONS": "q.jsonl"}
+        for name, value in names.items():
+            command = [word.replace(name, value) for word in command]
+        if "retriever" in command:
+            taken.listen()
+        assert main(command) == 2
     err = capsys.readouterr().err
-    assert "for h.test has a" in err
-    assert "export SRL_SEARCH_TOKEN=…" in err
-    assert "s3cret" not in err
     assert len(err.splitlines()) == 1
+    assert "s3cret" not in err
 
 
-def _hang_up(listener) -> None:
+@pytest.mark.parametrize("token", ["two words", "line\nbreak", "schlüssel", "nul\x7f"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(directory, monkeypatch, capsys, token):
+    monkeypatch.setenv("SRL_SEARCH_TOKEN", token)
+    for command in (
+        ["serve", "check", "http://127.0.0.1:1"],
+        ["serve", "retriever", "--index", str(directory)],
+    ):
+        assert main(command) == 2
+        err = capsys.readouterr().err
+        assert "SRL_SEARCH_TOKEN" in err
+        assert token not in err
+
+
+def test_a_server_that_is_none_is_exit_code_1(capsys):
+    with bind(port=0) as listener:
+        listener.listen()
+        threading.Thread(target=_hang_up, args=(listener,), daemon=True).start()
+        assert main(["serve", "check", f"http://127.0.0.1:{listener.getsockname()[1]}", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["conforms"] is False
+    assert report["findings"][0]["required"] is True
+
+
+def _hang_up(listener: Any) -> None:
     """Take connections and close them without a word, until the listener is closed."""
     while True:
         try:

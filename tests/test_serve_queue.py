@@ -1,4 +1,4 @@
-"""The line in front of an index: what is searched together, once, not at all, and in whose turn."""
+"""The queue of an index: what is searched together, once, not at all, and in whose turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from srl.index import Fault, timing
-from srl.serve.server.answer_cache import AnswerCache, EncodedHits
+from srl.serve.server.answers import AnswerCache, EncodedHits
 from srl.serve.server.queue import Answered, Batch, SearchQueue
 from srl.trajectory import Hit, Passage
 
@@ -99,26 +99,6 @@ def test_a_query_that_is_being_searched_is_not_searched_again():
     assert (ids(first), ids(second), second.shared) == (["a"], ["a", "b"], 1)
 
 
-def test_a_thread_that_searches_does_not_delay_the_end_of_the_process():
-    index, before = Index(is_open=False), set(threading.enumerate())
-
-    async def searching() -> list[threading.Thread]:
-        queue = SearchQueue(index, threads=2)
-        first = asyncio.create_task(queue.search(["a"], 3))
-        await asyncio.to_thread(index.busy.wait, 60)
-        started = set(threading.enumerate()) - before
-        found = [thread for thread in started if thread.name.startswith("search-")]
-        queue.close()
-        index.gate.set()
-        await first
-        return found
-
-    (thread,) = asyncio.run(searching())
-    assert thread.daemon
-    thread.join(60)
-    assert not thread.is_alive()
-
-
 def test_what_waits_is_shared_among_the_free_threads():
     index = Index()
     in_line(index, (list("abcd"), 3), threads=2)
@@ -129,10 +109,7 @@ def test_a_fault_is_its_query_s_alone_and_is_asked_again():
     index, cache = Index(), AnswerCache(1 << 20)
     (found,) = in_line(index, (["a", "boom", "nan"], 3), cache=cache)
     assert ids(Answered(found.outcomes[:1])) == ["a"]
-    assert [str(fault) for fault in found.outcomes[1:]] == [
-        "it broke",
-        "the retriever returned the scores [nan]",
-    ]
+    assert [fault.status for fault in found.outcomes[1:]] == ["failed", "failed"]
     in_line(index, (["a", "boom"], 3), cache=cache)
     assert index.batches[1:] == [(["boom"], 3)]
 
@@ -164,17 +141,17 @@ def test_who_waits_too_long_is_told_and_leaves_the_line():
         searched = asyncio.create_task(queue.search(["a"], 3))
         await asyncio.to_thread(index.busy.wait, 60)
         (late,) = await asyncio.gather(queue.search(["b", "a"], 3), return_exceptions=True)
-        waiting = queue.waiting
         index.gate.set()
         (gone,) = await asyncio.gather(searched, return_exceptions=True)
-        return gone, late, waiting
+        assert ids(await queue.search(["c"], 3)) == ["c"]
+        return gone, late, queue.waiting
 
     gone, late, waiting = asyncio.run(impatient())
     assert isinstance(late, Fault)
-    assert (late.status, str(late)) == ("timed_out", "no answer within 0.01 s")
+    assert late.status == "timed_out"
     assert isinstance(gone, Fault)
     assert waiting == 0
-    assert index.batches == [(["a"], 3)]
+    assert index.batches == [(["a"], 3), (["c"], 3)], "nobody waited for b any more"
 
 
 def test_a_query_stays_in_line_while_somebody_else_waits_for_it():
@@ -221,42 +198,9 @@ def test_the_seconds_of_a_batch_go_to_their_phase():
     batches: list[Batch] = []
     (found,) = in_line(Dense(), (["a"], 3), report=batches.append)
     (batch,) = batches
-    assert (found.embed_s, found.search_s) == (batch.embed_s, batch.search_s)
+    assert found.queue_s >= 0
     assert batch.embed_s > 0
     assert batch.search_s >= 0
-
-
-def test_a_wait_for_company_gathers_what_comes_in_it(monkeypatch):
-    index = Index()
-    waits: list[tuple[float, Callable[[], object]]] = []
-
-    def call_later(seconds: float, call: Callable[..., object], *given: object) -> None:
-        waits.append((seconds, lambda: call(*given)))
-
-    async def apart() -> None:
-        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", call_later)
-        queue = SearchQueue(index, batch_wait_s=0.02)
-        asked = []
-        for query in "ab":
-            asked.append(asyncio.create_task(queue.search([query], 3)))
-            for _ in range(5):
-                await asyncio.sleep(0)
-        assert index.batches == []
-        ((seconds, over),) = waits
-        assert seconds == 0.02
-        over()
-        await asyncio.gather(*asked)
-
-    asyncio.run(apart())
-    assert index.batches == [(["a", "b"], 3)]
-
-
-def test_a_queue_that_was_closed_opens_again():
-    index = Index()
-    queue = SearchQueue(index)
-    for query in "ab":
-        assert ids(asyncio.run(queue.search([query], 3))) == [query]
-        queue.close()
 
 
 def answer(text: str) -> EncodedHits:

@@ -24,7 +24,7 @@ from srl.evaluate.retrieval_metrics import (
 )
 from srl.index import Fault
 from srl.serve.client import HttpSearch
-from srl.serve.wire import Limits
+from srl.serve.wire import MAX_QUERY_CHARS
 from srl.trajectory import Hit, Question
 
 Labels = Literal["judgements", "answers"]
@@ -68,7 +68,7 @@ class ServedIndex:
             await client.aclose()
 
     async def _search(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
-        client = HttpSearch(self.url, k, max_query_chars=Limits().query_chars)
+        client = HttpSearch(self.url, k, max_query_chars=MAX_QUERY_CHARS)
         try:
             searches = await asyncio.gather(*(client.search(query) for query in queries))
         finally:

@@ -25,8 +25,7 @@ from srl.errors import UserError, in_words
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, EngineFault, Sampling, check_turn, stop_reason
 from srl.safe import header_secret, quoted, refusal
-from srl.serve.client.retry import retry_after
-from srl.serve.wire import is_loopback
+from srl.serve.http import is_loopback, retry_after
 
 log = logging.getLogger(__name__)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from statistics import median
-from time import perf_counter
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
 from srl.errors import UserError
+from srl.process import run_async
 from srl.safe import quoted, refusal
-from srl.serve.client import is_loopback, retrieve_url
-from srl.serve.client.request import MAX_ANSWER_BYTES, page_url
-from srl.serve.wire import DIGEST_HEADER, read_answer, read_digest
+from srl.serve.request import bearer_token, exchange, new_client, page_url, retrieve_url
+from srl.serve.wire import DIGEST_HEADER, TOKEN_VARIABLE, read_answer, read_digest
 from srl.trajectory import Hit
 
 QUERIES = ("Where was the first president of the country born?", "Who is the mayor of the capital city?")
@@ -36,243 +35,183 @@ class ServerCheck:
     url: str
     findings: list[Finding]
     index_digest: str = ""
-    latency_s: list[float] = field(default_factory=list)
 
     @property
     def conforms(self) -> bool:
         """Whether everything that episodes require has passed."""
         return all(finding.passed for finding in self.findings if finding.required)
 
-    @property
-    def median_latency_s(self) -> float:
-        return median(self.latency_s) if self.latency_s else float("nan")
+
+class _WrongError(Exception):
+    """What is wrong with an answer, in one line."""
+
+
+class _UnclearError(Exception):
+    """Why a probe tells nothing."""
 
 
 def check_server(
     url: str,
     queries: Sequence[str] = QUERIES,
     topk: int = 3,
-    calls: int = 10,
     timeout_s: float = 30.0,
-    transport: httpx.BaseTransport | None = None,
-    token: str = "",
+    transport: httpx.AsyncBaseTransport | None = None,
 ) -> ServerCheck:
-    """Probe the server at `url` with `queries`, at least two if possible. Raises UserError if none answers.
+    """Probe the server at `url` with `queries`, at least two if possible, with the token if there is one.
 
-    `token` is sent with every request as `Authorization: Bearer`.
+    Blocks. Raises UserError if no server answers.
     """
     url = retrieve_url(url)
-    with httpx.Client(
-        timeout=timeout_s,
-        trust_env=not is_loopback(httpx.URL(url).host),
-        transport=transport,
-        follow_redirects=True,
-        headers={"Authorization": f"Bearer {token}"} if token else {},
-    ) as client:
-        probe = _Probe(client, url, list(queries), topk)
-        findings = list(probe.findings())
-        return ServerCheck(url, findings, probe.digest, list(probe.latencies(calls)))
+
+    async def run() -> ServerCheck:
+        async with new_client([url], bearer_token(), transport) as client:
+            return await _Probes(client, url, list(queries), topk, timeout_s).run()
+
+    return run_async(run())
 
 
-class _ProblemError(Exception):
-    """What is wrong with an answer, in one line that is safe to show."""
+class _Probes:
+    """The requests of a check. What Search-R1's clients send is required, the rest is optional."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(quoted(message))
+    def __init__(
+        self, client: httpx.AsyncClient, url: str, queries: list[str], topk: int, timeout_s: float
+    ) -> None:
+        self._client, self._url, self._timeout_s = client, url, timeout_s
+        self._queries, self._topk = queries, topk
+        self._digest = ""
+        self._batch: list[list[Hit]] = []
+        """What the first probe found: what the others compare with."""
 
+    async def run(self) -> ServerCheck:
+        findings = [await self._try("answers with documents and scores", self._answers, required=True)]
+        if findings[0].passed:
+            findings += [
+                await self._try("orders hits by score", self._ordered, required=True),
+                await self._try("answers a query alone as in a batch", self._alone, required=True),
+                await self._try("return_scores: false gives bare documents", self._bare),
+                await self._try("query: one text", self._one_text),
+                await self._try("top_k", lambda: self._k(top_k=1)),
+                await self._try("k", lambda: self._k(k=1)),
+                await self._try(
+                    "topk_retrieval, topk_rerank", lambda: self._k(topk_retrieval=10, topk_rerank=1)
+                ),
+                await self._try("a bad request gets a 4xx", self._refuses),
+                await self._try("an empty query fails no batch", self._empty),
+                await self._try("/health", self._health),
+                await self._try("/metrics", self._metrics),
+                await self._try("/access", self._access),
+            ]
+        return ServerCheck(self._url, findings, self._digest)
 
-@dataclass
-class _Probe:
-    """The requests of a check; `digest` is that of the answers' header, or else of /health."""
-
-    client: httpx.Client
-    url: str
-    queries: list[str]
-    topk: int
-    digest: str = ""
-
-    def findings(self) -> Iterator[Finding]:
-        """Probes of Search-R1's dialect, which is required, then of the others."""
-        name = "answers with documents and scores"
+    async def _try(self, name: str, probe: Callable[[], Awaitable[None]], required: bool = False) -> Finding:
         try:
-            batch = self.ask({"queries": self.queries, "topk": self.topk, "return_scores": True})
-        except _ProblemError as problem:
-            yield Finding(name, False, str(problem), required=True)
-            return
-        if not any(batch):
-            yield Finding(name, None, "no hits; give --query with words from the corpus", required=True)
-            return
-        yield Finding(name, True, f"{sum(map(len, batch))} hits for {len(batch)} queries", required=True)
-        yield self._try("orders hits by score", lambda: _in_order(batch, self.topk), required=True)
-        yield self._try("answers a query alone as in a batch", lambda: self._alone(batch), required=True)
-        yield from self._dialects(batch[0])
+            await probe()
+        except _UnclearError as error:
+            return Finding(name, None, str(error), required)
+        except (_WrongError, ValueError) as error:
+            return Finding(name, False, quoted(str(error)), required)
+        return Finding(name, True, "", required)
 
-    def _dialects(self, hits: list[Hit]) -> Iterator[Finding]:
-        first, ask = self.queries[0], {"topk": self.topk, "return_scores": True}
-        bare = {"queries": [first], "topk": self.topk}
-        yield self._try("return_scores: false gives bare documents", lambda: self._bare(bare, hits))
-        yield self._try("query: one text", lambda: _same(self.ask({"query": first, **ask})[0], hits))
-        for name in ("top_k", "k"):
-            yield self._k(name, {name: 1}, hits)
-        yield self._k("topk_retrieval, topk_rerank", {"topk_retrieval": 10, "topk_rerank": 1}, hits)
-        yield self._try("a bad request gets a 4xx", self._refusal)
-        yield self._try("an empty query fails no batch", lambda: self._empty(hits))
-        yield self._try("/health", self._health)
-        yield self._try("/metrics", self._metrics)
-        yield self._try("/access", self._access)
+    async def _answers(self) -> None:
+        self._batch = await self._ask(queries=self._queries, topk=self._topk)
+        if not any(self._batch):
+            raise _UnclearError("no hits; give --query with words from the corpus")
 
-    def _try(self, name: str, probe: Callable[[], str | None], required: bool = False) -> Finding:
-        try:
-            detail = probe()
-        except _ProblemError as problem:
-            return Finding(name, False, str(problem), required)
-        return Finding(name, True, detail or "", required)
+    async def _ordered(self) -> None:
+        for hits in self._batch:
+            scores = [hit.score for hit in hits]
+            _expect(len(hits) <= self._topk, f"{len(hits)} hits, expected at most {self._topk}")
+            _expect(scores == sorted(scores, reverse=True), f"scores out of order: {scores}")
 
-    def ask(self, body: dict[str, Any]) -> list[list[Hit]]:
-        """The hits of an answer with scores. Raises _ProblemError."""
-        expected = len(body.get("queries", [""]))
-        answer = self._post(body)
-        try:
-            found = read_answer(answer, expected, topk=10_000)
-        except ValueError as error:
-            raise _ProblemError(str(error)) from error
-        items = [item for hits in json.loads(answer)["result"] for item in hits]
-        if not all(isinstance(item, dict) and {"document", "score"} <= set(item) for item in items):
-            raise _ProblemError('a hit is not {"document": …, "score": …}')
-        return found
+    async def _alone(self) -> None:
+        for query, expected in zip(self._queries, self._batch, strict=True):
+            (hits,) = await self._ask(queries=[query], topk=self._topk)
+            _same(hits, expected)
 
-    def _post(self, body: dict[str, Any]) -> bytes:
-        response = self._send("POST", self.url, body)
-        self._name(response.headers.get(DIGEST_HEADER))
+    async def _bare(self) -> None:
+        content = await self._post({"queries": self._queries[:1], "topk": self._topk})
+        (hits,) = read_answer(content, 1, self._topk)
+        wrapped = any("document" in hit for hit in json.loads(content)["result"][0] if isinstance(hit, dict))
+        _expect(not wrapped, "the documents are wrapped as if scores had been requested")
+        _same_passages(hits, self._batch[0])
+
+    async def _one_text(self) -> None:
+        _same((await self._ask(query=self._queries[0], topk=self._topk))[0], self._batch[0])
+
+    async def _k(self, **k: int) -> None:
+        if len(self._batch[0]) < 2:
+            raise _UnclearError("too few hits to tell; give --query with words from the corpus")
+        (hits,) = await self._ask(queries=self._queries[:1], **k)
+        _expect(len(hits) == 1, f"{len(hits)} hits, expected 1")
+
+    async def _refuses(self) -> None:
+        code = (await self._send("POST", self._url, {"queries": 7})).status_code
+        _expect(400 <= code < 500, f"HTTP {code}")
+
+    async def _empty(self) -> None:
+        hits, none = await self._ask(queries=[self._queries[0], ""], topk=self._topk)
+        _same(hits, self._batch[0])
+        _expect(not none, "an empty query has hits")
+
+    async def _health(self) -> None:
+        said = json.loads(await self._page("GET", "health"))
+        _expect(isinstance(said, dict) and bool(said), "the answer is not a JSON object")
+        self._digest = self._digest or read_digest(said.get("index_digest"))
+
+    async def _metrics(self) -> None:
+        _expect(b"# TYPE" in await self._page("GET", "metrics"), "not in Prometheus format")
+
+    async def _access(self) -> None:
+        said = json.loads(await self._page("POST", "access", {"urls": ["a-page-that-nobody-has"]}))
+        known = not isinstance(said, dict) or said.get("result") != [None]
+        _expect(not known, "the answer for an unknown page is not null")
+
+    async def _ask(self, **body: Any) -> list[list[Hit]]:
+        """The hits of an answer with scores."""
+        content = await self._post({**body, "return_scores": True})
+        hits = read_answer(content, len(body.get("queries", [""])), topk=10_000)
+        items = [item for each in json.loads(content)["result"] for item in each]
+        scored = all(isinstance(item, dict) and {"document", "score"} <= item.keys() for item in items)
+        _expect(scored, 'a hit is not {"document": …, "score": …}')
+        return hits
+
+    async def _post(self, body: dict[str, Any]) -> bytes:
+        response = await self._send("POST", self._url, body)
+        self._digest = read_digest(response.headers.get(DIGEST_HEADER)) or self._digest
         if response.status_code == 401:
-            raise _ProblemError("HTTP 401: the server needs a token; type: export SRL_SEARCH_TOKEN=…")
-        if response.status_code != 200:
-            raise _ProblemError(refusal(response.status_code, response.content, 100))
+            raise _WrongError(f"HTTP 401: the server needs a token; type: export {TOKEN_VARIABLE}=…")
+        _expect(response.status_code == 200, refusal(response.status_code, response.content, 100))
         return response.content
 
-    def _send(self, method: str, url: str, body: Any = None) -> httpx.Response:
-        """The answer. Raises UserError where no server is, _ProblemError for what never ends."""
-        answer = bytearray()
+    async def _page(self, method: str, page: str, body: Any = None) -> bytes:
+        response = await self._send(method, page_url(self._url, page), body)
+        _expect(response.status_code == 200, f"HTTP {response.status_code}")
+        return response.content
+
+    async def _send(self, method: str, url: str, body: Any = None) -> httpx.Response:
         try:
-            with self.client.stream(method, url, json=body) as response:
-                for chunk in response.iter_bytes():
-                    answer += chunk
-                    if len(answer) > MAX_ANSWER_BYTES:
-                        _fail(f"the answer is larger than {MAX_ANSWER_BYTES:,} bytes")
+            async with asyncio.timeout(self._timeout_s):
+                return await exchange(
+                    self._client, method, url, None if body is None else json.dumps(body).encode()
+                )
         except httpx.ConnectError as error:
-            raise UserError(
-                f"no search server answers at {self.url} ({quoted(str(error))}); "
-                "type: srl serve retriever --index DIR"
-            ) from error
-        except httpx.HTTPError as error:
-            raise _ProblemError(f"{type(error).__name__}: {error}") from error
-        headers = {name: text for name, text in response.headers.items() if name != "content-encoding"}
-        return httpx.Response(response.status_code, headers=headers, content=bytes(answer))
-
-    def _name(self, digest: object) -> None:
-        try:
-            self.digest = read_digest(digest) or self.digest
-        except ValueError as error:
-            raise _ProblemError(str(error)) from error
-
-    def _alone(self, batch: list[list[Hit]]) -> str | None:
-        for query, hits in zip(self.queries, batch, strict=True):
-            _same(self.ask({"queries": [query], "topk": self.topk, "return_scores": True})[0], hits)
-        return None
-
-    def _empty(self, hits: list[Hit]) -> str | None:
-        """Models sometimes write empty queries; Search-R1's client sends them in the batch."""
-        body = {"queries": ["", self.queries[0]], "topk": self.topk, "return_scores": True}
-        return _same(self.ask(body)[1], hits)
-
-    def _bare(self, body: dict[str, Any], hits: list[Hit]) -> str | None:
-        for extra in ({}, {"return_scores": False}):
-            answer = self._post(body | extra)
-            try:
-                (found,) = read_answer(answer, 1, self.topk)
-            except ValueError as error:
-                raise _ProblemError(str(error)) from error
-            if any(isinstance(item, dict) and "document" in item for item in json.loads(answer)["result"][0]):
-                raise _ProblemError("the documents are wrapped as if scores had been requested")
-            _same_passages(found, hits)
-        return None
-
-    def _k(self, name: str, asked: dict[str, int], hits: list[Hit]) -> Finding:
-        if len(hits) < 2:
-            return Finding(name, None, "too few hits to tell; give --query with words from the corpus")
-
-        def probe() -> str | None:
-            (found,) = self.ask({"queries": self.queries[:1], "return_scores": True, **asked})
-            return None if len(found) == 1 else _fail(f"{len(found)} hits, expected 1")
-
-        return self._try(name, probe)
-
-    def _refusal(self) -> str | None:
-        code = self._send("POST", self.url, {"queries": 7}).status_code
-        return f"HTTP {code}" if 400 <= code < 500 else _fail(f"HTTP {code}")
-
-    def _metrics(self) -> str | None:
-        response = self._beside("GET", "metrics")
-        return None if "# TYPE" in response.text else _fail("not in Prometheus format")
-
-    def _access(self) -> str | None:
-        unknown = "srl-serve-check-asks-for-a-page-that-nobody-has"
-        said = _json(self._beside("POST", "access", {"urls": [unknown]}))
-        told = isinstance(said, dict) and said.get("result") == [None]
-        return None if told else _fail("the answer for an unknown page is not null")
-
-    def _beside(self, method: str, page: str, body: Any = None) -> httpx.Response:
-        response = self._send(method, page_url(self.url, page), body)
-        return response if response.status_code == 200 else _fail(f"HTTP {response.status_code}")
-
-    def _health(self) -> str:
-        found = _json(self._beside("GET", "health"))
-        if not isinstance(found, dict) or not found:
-            _fail("the answer is not a JSON object")
-        self._name(self.digest or found.get("index_digest"))
-        return "ok"
-
-    def latencies(self, calls: int) -> Iterator[float]:
-        """Seconds that each of `calls` sequential requests takes."""
-        body = {"queries": self.queries, "topk": self.topk, "return_scores": True}
-        for _ in range(calls):
-            start = perf_counter()
-            try:
-                self._post(body)
-            except _ProblemError:
-                return
-            yield perf_counter() - start
+            why = f"no search server answers at {self._url} ({quoted(str(error))})"
+            raise UserError(why, hint="type: srl serve retriever --index DIR") from error
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise _WrongError(f"{type(error).__name__}: {error}") from error
 
 
-def _json(response: httpx.Response) -> Any:
-    """The parsed answer; None if it is not JSON."""
-    try:
-        return response.json()
-    except (ValueError, RecursionError):
-        return None
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise _WrongError(otherwise)
 
 
-def _fail(why: str) -> NoReturn:
-    raise _ProblemError(why)
+def _same(hits: list[Hit], expected: list[Hit]) -> None:
+    _same_passages(hits, expected)
+    gap = max((abs(a.score - b.score) for a, b in zip(hits, expected, strict=True)), default=0.0)
+    _expect(gap <= 1e-3, f"the scores differ by {gap:.3g}")
 
 
-def _in_order(batch: list[list[Hit]], topk: int) -> str | None:
-    for hits in batch:
-        scores = [hit.score for hit in hits]
-        if len(hits) > topk:
-            raise _ProblemError(f"{len(hits)} hits, expected at most {topk}")
-        if scores != sorted(scores, reverse=True):
-            raise _ProblemError(f"scores out of order: {scores}")
-    return None
-
-
-def _same(found: list[Hit], expected: list[Hit]) -> str | None:
-    _same_passages(found, expected)
-    gap = max((abs(a.score - b.score) for a, b in zip(found, expected, strict=True)), default=0.0)
-    return None if gap <= 1e-3 else _fail(f"the scores differ by {gap:.3g}")
-
-
-def _same_passages(found: list[Hit], expected: list[Hit]) -> None:
-    ids = [hit.passage.id for hit in found], [hit.passage.id for hit in expected]
-    if ids[0] != ids[1]:
-        raise _ProblemError(f"found {ids[0]}, but {ids[1]} in the batch")
+def _same_passages(hits: list[Hit], expected: list[Hit]) -> None:
+    ids = [hit.passage.id for hit in hits], [hit.passage.id for hit in expected]
+    _expect(ids[0] == ids[1], f"found {ids[0]}, but {ids[1]} in the batch")

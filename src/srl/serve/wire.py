@@ -1,78 +1,148 @@
-"""The wire format: search requests and answers as JSON, in the dialects in use.
+"""The search protocol: one model of a request and one of an answer, and a reader of every server's answers.
 
-Search-R1's `POST /retrieve {"queries", "topk", "return_scores"}`, `topk_retrieval` and `topk_rerank` of its
-rerank server, SkyRL's single `query`, rLLM's `top_k` or `k` (whose answer is a flat list called `results`);
-answers with and without scores.
+`POST /retrieve` as Search-R1 speaks it, with `topk_retrieval` and `topk_rerank` of its rerank server, SkyRL's
+single `query`, rLLM's `top_k` or `k` and its flat `results`; answers with and without scores.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
-from ipaddress import ip_address
-from typing import Any, NoReturn
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
 from srl.data.corpus import contents_of
 from srl.safe import quoted
+from srl.serve.query_batcher import clean
 from srl.trajectory import Hit, Passage
 
 DIGEST_HEADER = "X-Index-Digest"
-_DIGEST = re.compile(r"[0-9a-f]{1,128}")
-TOPK_NAMES = ("topk", "top_k", "k", "topk_rerank", "topk_retrieval")
-"""The names of k; the first one present counts: a rerank server returns `topk_rerank` passages."""
+TOKEN_VARIABLE = "SRL_SEARCH_TOKEN"
+"""The environment variable with the bearer token of servers and clients."""
+
+MAX_QUERIES = 4096
+"""Queries in a request: Search-R1 sends those of a whole batch of episodes."""
+MAX_QUERY_CHARS = 10_000
+MAX_TOPK = 1000
+MAX_HITS = 100_000
+"""Queries × k of a request, which bounds the size of its answer."""
+MAX_BODY_BYTES = 8 << 20
+
+Query = Annotated[
+    str,
+    BeforeValidator(lambda text: clean(text) if isinstance(text, str) else text),
+    Field(max_length=MAX_QUERY_CHARS),
+]
+K = Annotated[int, Field(ge=1, le=MAX_TOPK)]
 
 
-def is_loopback(host: str) -> bool:
-    """Whether `host` is this machine; such connections never use a proxy."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+class SearchRequest(BaseModel):
+    """Queries, as a list or as a single text, and how many hits each gets; other fields are ignored."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {"queries": ["who wrote the origin of species"], "topk": 3, "return_scores": True},
+            "oneOf": [
+                {"required": ["queries"], "properties": {"query": {"type": "null"}}},
+                {"required": ["query"], "properties": {"query": {"type": "string"}, "queries": False}},
+            ],
+        }
+    )
+
+    queries: Annotated[list[Query], FailFast(), Field(max_length=MAX_QUERIES)] = []
+    query: Query | None = None
+    """One query, instead of `queries`."""
+    topk: K | None = None
+    """Hits per query, at most. The first of this and the following that is given counts."""
+    top_k: K | None = None
+    k: K | None = None
+    topk_rerank: K | None = None
+    topk_retrieval: K | None = None
+    return_scores: bool | None = False
+    """Whether a hit is `{"document", "score"}` or the bare document."""
+    index: str | None = None
+    """Which index, where several are served."""
+
+    @model_validator(mode="after")
+    def _has_queries(self) -> SearchRequest:
+        if ("queries" in self.model_fields_set) == (self.query is not None):
+            raise ValueError("give either queries (a list of texts) or query (one text)")
+        return self
+
+    @property
+    def texts(self) -> list[str]:
+        return self.queries if self.query is None else [self.query]
+
+    def hits_per_query(self, default: int) -> int:
+        asked = (self.topk, self.top_k, self.k, self.topk_rerank, self.topk_retrieval)
+        return next((k for k in asked if k is not None), default)
 
 
-class RequestError(ValueError):
-    """What is wrong with a request, in one line, and the HTTP status of the answer."""
+class Document(BaseModel):
+    """A passage; the first line of `contents` is its title. `url` is its address, if it has one."""
 
-    def __init__(self, message: str, status: int = 422) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of the server: sizes of a request, of all requests together, and time-outs."""
-
-    queries: int = 1024
-    """Queries in one request."""
-    query_chars: int = 10_000
-    topk: int = 1000
-    hits: int = 100_000
-    """Queries × k of one request, which bounds the size of its answer."""
-    body_bytes: int = 4 << 20
-    waiting: int = 8192
-    """Queries queued for one index; further requests get a 503."""
-    timeout_s: float = 25.0
-    """For a search, queueing included; below the 30 s time-out of common clients."""
-    body_s: float = 20.0
-    """For the body of a request to arrive."""
-    buffered_bytes: int = 256 << 20
-    """Bytes of all bodies that are still arriving."""
+    id: str
+    contents: str
+    url: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A search request; `single` if it had one `query` instead of `queries`."""
+class ScoredDocument(BaseModel):
+    """A passage with the retriever's own score."""
 
-    queries: list[str]
-    topk: int
-    return_scores: bool
-    index: str = ""
-    single: bool = False
+    document: Document
+    score: float
+
+
+class FlatDocument(ScoredDocument):
+    """A hit as rLLM's clients read it: `content` flat, and `document` as its earlier ones."""
+
+    id: str
+    content: str
+    url: str | None = None
+
+
+class Unsearched(BaseModel):
+    """Why the query at a position (from 0) was not searched."""
+
+    query: int
+    detail: str
+
+
+class SearchAnswer(BaseModel):
+    """One list of hits per query, best first. `results` repeats those of a single `query`."""
+
+    result: list[list[ScoredDocument | Document]]
+    results: list[FlatDocument] | None = None
+    errors: list[Unsearched] | None = None
+
+
+class PagesRequest(BaseModel):
+    """Passages by their ids or web addresses."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"urls": ["p7"]}})
+
+    urls: Annotated[list[str], FailFast(), Field(max_length=MAX_QUERIES)]
+
+
+class UnknownPage(BaseModel):
+    url: str
+    detail: str
+
+
+class PagesAnswer(BaseModel):
+    """One passage per address, null where there is none; `errors` lists those."""
+
+    result: list[Document | None]
+    errors: list[UnknownPage] | None = None
+
+
+class Problem(BaseModel):
+    """An error, in one line."""
+
+    detail: str
 
 
 def write_request(queries: Sequence[str], topk: int) -> bytes:
@@ -80,135 +150,55 @@ def write_request(queries: Sequence[str], topk: int) -> bytes:
     return json.dumps({"queries": list(queries), "topk": topk, "return_scores": True}).encode()
 
 
-def read_request(body: bytes, topk: int, limits: Limits) -> Request:
-    """The request in `body`; `topk` is the default. Raises RequestError."""
-    found = read_json(body)
-    if not isinstance(found, dict):
-        raise RequestError('the body must be a JSON object like {"queries": ["…"], "topk": 3}')
-    scores, index = found.get("return_scores", False), found.get("index")
-    if scores is not None and not isinstance(scores, bool):
-        raise RequestError(f"return_scores must be true or false, not {_shown(scores)}")
-    if index is not None and not isinstance(index, str):
-        raise RequestError(f"index must be the name of an index, not {_shown(index)}")
-    queries, k = _queries(found, limits), _topk(found, topk, limits)
-    if len(queries) * k > limits.hits:
-        raise RequestError(
-            f"{len(queries):,} queries × {k} hits; at most {limits.hits:,} hits per request", 413
-        )
-    return Request(queries, k, bool(scores), index or "", "query" in found)
-
-
-def read_json(body: bytes) -> Any:
-    """The parsed body, which must be JSON in UTF-8 without NaN and Infinity. Raises RequestError."""
-    try:
-        return _DECODER.decode(body.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        raise RequestError("the body is not JSON", 400) from None
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_number)
-
-
-def _queries(found: Mapping[str, Any], limits: Limits) -> list[str]:
-    if ("queries" in found) == ("query" in found):
-        raise RequestError("give either queries (a list of texts) or query (one text)")
-    queries = found["queries"] if "queries" in found else [found["query"]]
-    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
-        raise RequestError("queries must be a list of texts, query one text")
-    if len(queries) > limits.queries:
-        raise RequestError(f"{len(queries):,} queries; at most {limits.queries:,} per request", 413)
-    longest = max(map(len, queries), default=0)
-    if longest > limits.query_chars:
-        raise RequestError(
-            f"a query has {longest:,} characters; at most {limits.query_chars:,} are allowed", 413
-        )
-    return queries
-
-
-def _topk(found: Mapping[str, Any], default: int, limits: Limits) -> int:
-    """The first k given; all others must be valid too. 3.0 counts as 3."""
-    asked = [_k(name, found[name], limits) for name in TOPK_NAMES if found.get(name) is not None]
-    return asked[0] if asked else default
-
-
-def _k(name: str, value: Any, limits: Limits) -> int:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
-    if not number or not 1 <= value <= limits.topk:
-        raise RequestError(f"{name} must be a whole number from 1 to {limits.topk}, not {_shown(value)}")
-    return int(value)
-
-
-def _shown(value: object) -> str:
-    return quoted(reprlib.repr(value), 40)
-
-
 def read_answer(body: bytes, queries: int, topk: int) -> list[list[Hit]]:
-    """The hits for each query in a server's answer, in its order, at most `topk`.
+    """The hits for each query in a server's answer, in its order, at most `topk`, in any dialect.
 
     Hits without a score get 0. Raises ValueError with a one-line message.
     """
     try:
-        found = json.loads(body)
+        answer = json.loads(body)
     except (ValueError, RecursionError):
         raise ValueError(f"the answer is not JSON; it begins {quoted(body, 60)!r}") from None
-    result = found.get("result") if isinstance(found, dict) else None
+    result = answer.get("result") if isinstance(answer, dict) else None
     if not isinstance(result, list) or not all(isinstance(hits, list) for hits in result):
         raise ValueError('the answer is not {"result": [[…], …]}')
     if len(result) != queries:
         raise ValueError(f"the answer has {len(result)} lists for {queries} queries")
-    return [[read_hit(item) for item in hits[:topk]] for hits in result]
+    return [[_hit(hit) for hit in hits[:topk]] for hits in result]
 
 
-class BadDigestError(ValueError):
-    """A server sent an invalid index digest."""
+def _hit(hit: Any) -> Hit:
+    if isinstance(hit, dict) and "document" in hit:
+        document, score = hit["document"], hit.get("score", 0.0)
+    else:
+        document, score = hit, 0.0
+    # Written so that NaN, infinities and integers beyond any float fail too.
+    if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= 1.7e308:
+        raise ValueError(f"a score is {quoted(str(score)[:80], 40)}")
+    return Hit(_passage(document), float(score))
+
+
+def _passage(document: Any) -> Passage:
+    """A passage; without an id, a digest of its contents becomes the id. Raises ValueError."""
+    fields: Mapping[str, Any] = {"contents": document} if isinstance(document, str) else document
+    if not isinstance(fields, dict):
+        raise ValueError("a document is neither a JSON object nor a text")
+    contents = fields.get("contents")
+    if contents is None and "text" in fields:
+        contents = contents_of(str(fields.get("title") or ""), str(fields["text"]))
+    if not isinstance(contents, str):
+        raise ValueError("a document has neither contents nor text")
+    names = (fields.get(key) for key in ("id", "_id", "docid", "url"))
+    name = next((name for name in names if name is not None), None)
+    if name is None:
+        name = blake2b(contents.encode(errors="replace"), digest_size=8).hexdigest()
+    url = fields.get("url")
+    return Passage(str(name), contents, url if isinstance(url, str) and url != name else "")
 
 
 def read_digest(said: object) -> str:
-    """The index digest that a server sent; empty if it sent none. Raises BadDigestError."""
+    """The index digest that a server sent; empty if it sent none. Raises ValueError if it is no digest."""
     digest = "" if said is None else str(said)
-    if digest and not _DIGEST.fullmatch(digest):
-        raise BadDigestError(
-            f"the server sent the index digest {quoted(digest, 40)!r}; expected up to 128 hexadecimal digits"
-        )
+    if digest and not re.fullmatch("[0-9a-f]{1,128}", digest):
+        raise ValueError(f"the server sent the index digest {quoted(digest, 40)!r}")
     return digest
-
-
-def read_hit(item: Any) -> Hit:
-    """One hit, in any dialect. Raises ValueError."""
-    document, score = item, 0.0
-    if isinstance(item, dict) and "document" in item:
-        document, score = item["document"], item.get("score", 0.0)
-    try:
-        value = math.nan if isinstance(score, bool) or not isinstance(score, int | float) else float(score)
-    except OverflowError:  # an integer beyond any float
-        value = math.inf
-    if not math.isfinite(value):
-        raise ValueError(f"a score is {_shown(score)}")
-    return Hit(read_document(document), value)
-
-
-def read_document(document: Any) -> Passage:
-    """A passage; without an id, a digest of its contents becomes the id. Raises ValueError."""
-    if isinstance(document, str):
-        document = {"contents": document}
-    if not isinstance(document, dict):
-        raise ValueError(f"a document is {_shown(document)}")
-    contents = document.get("contents")
-    if contents is None and "text" in document:
-        contents = contents_of(str(document.get("title") or ""), str(document["text"]))
-    if not isinstance(contents, str):
-        names = quoted(", ".join(map(str, document)), 160)
-        raise ValueError(f"a document has neither contents nor text, only {names}")
-    name = next(
-        (document[key] for key in ("id", "_id", "docid", "url") if document.get(key) is not None), None
-    )
-    url = document.get("url")
-    return Passage(
-        blake2b(contents.encode(errors="replace"), digest_size=8).hexdigest() if name is None else str(name),
-        contents,
-        url if isinstance(url, str) and url != name else "",
-    )

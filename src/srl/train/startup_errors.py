@@ -19,7 +19,7 @@ from srl.model import check_directory, load_tokenizer
 from srl.plugins import manager
 from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
-from srl.serve.client.request import retrieve_url
+from srl.serve.request import retrieve_url
 from srl.train.load_components import load_algorithm, load_codec, load_rewards
 from srl.train.make_missing import check_corpus, start_of, unusable_files
 from srl.train.questions import SPLITS, check_training_questions, choose_template, load_split, load_template

@@ -1,338 +1,276 @@
-"""The HTTP search server: /retrieve, /access, /health, /metrics and /docs, for one index or several."""
+"""The HTTP search server, for one index or several: /retrieve, /access, /health, /metrics, /openapi.json."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from math import ceil
+from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from srl import __version__
 from srl.errors import UserError
-from srl.index import Index, open_index
-from srl.serve.server import openapi
-from srl.serve.server.access_endpoint import read_urls, write_pages
-from srl.serve.server.answer_cache import AnswerCache
+from srl.index import Fault, Index
+from srl.safe import quoted
+from srl.serve.openapi import openapi
+from srl.serve.server.answers import AnswerCache, EncodedHits, document, write_answer
 from srl.serve.server.auth import Guard
-from srl.serve.server.metrics import Metrics
-from srl.serve.server.openapi import docs_page
-from srl.serve.server.queue import SearchQueue
-from srl.serve.server.replica_messages import OWN, Peers, whole_health, whole_metrics
-from srl.serve.server.request_log import RequestLog
-from srl.serve.server.retrieve_endpoint import RetrieveHandler, ServedIndex, problem
-from srl.serve.wire import DIGEST_HEADER, Limits, RequestError
+from srl.serve.server.metrics import Metrics, RequestRecord
+from srl.serve.server.queue import RETRY_AFTER_S, Answered, SearchQueue
+from srl.serve.wire import (
+    DIGEST_HEADER,
+    MAX_BODY_BYTES,
+    MAX_HITS,
+    PagesRequest,
+    SearchRequest,
+)
+from srl.trajectory import Passage
 
 CACHE_BYTES = 128 << 20
-DEFAULT_NAME = "default"
-RETRIEVE = "/retrieve"
+TIMEOUT_S = 25.0
+"""For a search, queueing included; below the 30 s time-out of common clients."""
+MAX_WAITING = 8192
+"""Queries queued for one index; further requests get a 503."""
 LIVE_THREADS = 8
 MOST_THREADS = 4
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_ROUTES = "POST /retrieve and /access, GET /health, /healthz, /metrics, /docs and /openapi.json"
-
-
-class SearchApp(FastAPI):
-    """Checks access to every route, and routes searches itself.
-
-    FastAPI's routing takes as long as all the rest of a cached search.
-    """
-
-    guard: Guard
-    handler: RetrieveHandler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            path, method = scope["path"], scope["method"]
-            search = method == "POST" and (path == RETRIEVE or path.startswith(f"{RETRIEVE}/"))
-            if (error := self.guard.refusal(scope)) is not None:
-                if search:
-                    return await self.handler.refuse(error, scope, receive, send)
-                return await problem(str(error), error.status)(scope, receive, send)
-            if search:
-                return await self.handler.serve(path[len(RETRIEVE) + 1 :], scope, receive, send)
-            if method == "HEAD":
-                scope = {**scope, "method": "GET"}
-        return await super().__call__(scope, receive, send)
+_STATUS = {"rejected": 422, "timed_out": 504, "refused": 503, "failed": 502}
+M = TypeVar("M", bound=BaseModel)
 
 
 def create_app(
     indexes: Index | Mapping[str, Index],
     topk: int = 3,
-    limits: Limits | None = None,
     *,
     threads: int | None = None,
+    processes: int = 1,
     max_batch: int = 256,
-    batch_wait_s: float = 0.0,
+    max_waiting: int = MAX_WAITING,
+    timeout_s: float = TIMEOUT_S,
     cache_bytes: int = CACHE_BYTES,
     token: str = "",
     hosts: Iterable[str] | None = None,
-    log: RequestLog | None = None,
-    peers: Peers | None = None,
-) -> SearchApp:
+) -> Starlette:
     """The server of one index, or of several by name, the first of which is the default.
 
     `topk` is the default of requests. Each index is searched by `threads` threads (default:
-    `default_threads`) in batches of at most `max_batch` queries; while the index is idle, a batch is
-    delayed by `batch_wait_s` to let more queries join. The answer cache takes up to `cache_bytes`, 0 for
-    none; answers of a live index are not cached. With a `token`, every route but health requires
-    `Authorization: Bearer`. With `hosts`, only requests to one of them or to loopback are allowed, and none
-    from pages of other origins. With `peers` this is one of several processes at one port, and reports on
-    all of them. Invalid requests get a 4xx with `{"detail": one line}`. Raises UserError for an index name
-    that does not fit in a URL.
+    `default_threads`, of each of the `processes` of a server) in batches of at most `max_batch` queries. The
+    answer cache takes up to `cache_bytes`, 0 for none; answers of a live index are not cached. With a
+    `token`, every route but health requires `Authorization: Bearer`. With `hosts`, only requests to one of
+    them or to loopback are allowed, and none from pages of other origins. Errors are `{"detail": one line}`.
+    Raises UserError for an index name that does not fit in a URL.
     """
-    named = {DEFAULT_NAME: indexes} if isinstance(indexes, Index) else dict(indexes)
-    _check_names(named)
-    limits, metrics, cache = limits or Limits(), Metrics(), AnswerCache(cache_bytes)
-    served = {
-        name: ServedIndex(
-            name,
+    named = {"default": indexes} if isinstance(indexes, Index) else dict(indexes)
+    if not named:
+        raise UserError("no index to serve")
+    for name in named:
+        if not _NAME.fullmatch(name):
+            raise UserError(f"{name!r} is no index name: expected letters, digits, dots, dashes, underscores")
+    first = next(iter(named))
+    metrics, cache = Metrics(), AnswerCache(cache_bytes)
+    queues = {
+        name: SearchQueue(
             index,
-            SearchQueue(
-                index,
-                threads=threads or default_threads(index, peers.count if peers else 1),
-                max_batch=max_batch,
-                batch_wait_s=batch_wait_s,
-                max_waiting=limits.waiting,
-                timeout_s=limits.timeout_s,
-                cache=None if index.live else cache,
-                report=partial(metrics.count_batch, name),
-            ),
+            threads=threads or default_threads(index, processes),
+            max_batch=max_batch,
+            max_waiting=max_waiting,
+            timeout_s=timeout_s,
+            cache=None if index.live else cache,
+            report=partial(metrics.count_batch, name),
         )
         for name, index in named.items()
     }
-    metrics.watch_cache(cache)
-    metrics.watch_indexes(named, {name: one.queue for name, one in served.items()})
-    app = _app(served)
-    app.guard, app.handler = Guard(token, hosts), RetrieveHandler(served, topk, limits, metrics, log)
-    _add_searches(app, app.handler, limits)
-    _add_views(app, served, metrics, peers)
-    return app
+
+    async def retrieve(request: Request) -> Response:
+        record: RequestRecord = request.state.record
+        body = await read_body(request)
+        wanted = read_model(SearchRequest, body)
+        name = request.path_params.get("name") or wanted.index or first
+        index = index_named(name)
+        texts, k = wanted.texts, wanted.hits_per_query(topk)
+        record.index = name
+        if len(texts) * k > MAX_HITS:
+            raise HTTPException(422, f"{len(texts):,} queries × {k} hits; at most {MAX_HITS:,} hits")
+        # Models write empty queries, and one of them must not fail the batch that it came in.
+        record.answered = answered = await queues[name].search([text for text in texts if text], k)
+        hits = iter(_hits(answered))
+        in_place = [next(hits) if text else EncodedHits() for text in texts]
+        unsearched = {place: "the query is empty" for place, text in enumerate(texts) if not text}
+        answer = write_answer(in_place, bool(wanted.return_scores), wanted.query is not None, unsearched)
+        return Response(answer, headers={DIGEST_HEADER: index.digest}, media_type="application/json")
+
+    def index_named(name: str) -> Index:
+        if name not in named:
+            raise HTTPException(404, f"no index {name[:80]!r}; available: {', '.join(named)}")
+        return named[name]
+
+    async def access(request: Request) -> Response:
+        wanted = read_model(PagesRequest, await read_body(request))
+        pages = await to_thread(_write_pages, wanted.urls, named.values())
+        return Response(pages, media_type="application/json")
+
+    async def health(request: Request) -> Response:
+        name = request.path_params.get("name")
+        if name is not None:
+            return JSONResponse(describe(name))
+        return JSONResponse({**describe(first), "indexes": {each: describe(each) for each in named}})
+
+    def describe(name: str) -> dict[str, Any]:
+        """The index `name` for /health. A `live` retriever searches an external service, without passages."""
+        index, manifest = index_named(name), index_named(name).manifest
+        return {
+            "status": "ok",
+            "index_digest": index.digest,
+            "corpus_digest": manifest.corpus_digest,
+            "retriever": manifest.retriever,
+            "options": dict(manifest.options),
+            "passages": len(index),
+            "live": index.live,
+            "waiting": queues[name].waiting,
+            "version": __version__,
+        }
+
+    async def prometheus(request: Request) -> Response:
+        return Response(metrics.text(queues), media_type="text/plain; version=0.0.4")
+
+    async def description(request: Request) -> Response:
+        return JSONResponse(openapi())
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        for queue in queues.values():
+            queue.close()
+
+    guard = Guard(token, hosts)
+    return Starlette(
+        routes=[
+            Route("/retrieve", retrieve, methods=["POST"]),
+            Route("/retrieve/{name}", retrieve, methods=["POST"]),
+            Route("/access", access, methods=["POST"]),
+            Route("/health", health),
+            Route("/health/{name}", health),
+            Route("/metrics", prometheus),
+            Route("/openapi.json", description),
+        ],
+        middleware=[Middleware(Gate, guard=guard, metrics=metrics)],
+        exception_handlers={HTTPException: _problem, Fault: _failed},
+        lifespan=lifespan,
+    )
 
 
-def default_threads(index: Index, replicas: int = 1) -> int:
+def default_threads(index: Index, processes: int = 1) -> int:
     """Threads per index: 1, or one per core up to 4 if the retriever searches in parallel.
 
-    Two encoders at a time are no faster than one. Replicas share the cores.
+    Two encoders at a time are no faster than one. The processes of a server share the cores.
     """
     if index.live:
         return LIVE_THREADS
-    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // replicas)) if index.parallel else 1
+    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // processes)) if index.parallel else 1
 
 
-def _check_names(named: Mapping[str, Index]) -> None:
-    if not named:
-        raise UserError("no index to serve; expected at least one")
-    for name in named:
-        if not _NAME.fullmatch(name):
-            raise UserError(
-                f"{name!r} is not a valid index name: expected letters, digits, dots, dashes and underscores"
-            )
+class Gate:
+    """What every request passes: who may ask, and the metrics of searches."""
+
+    def __init__(self, app: ASGIApp, guard: Guard, metrics: Metrics) -> None:
+        self._app, self._guard, self._metrics = app, guard, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        record = RequestRecord(scope["path"])
+        scope.setdefault("state", {})["record"] = record
+
+        async def send_noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            await send(message)
+
+        app = self._app
+        if (refusal := self._guard.refusal(scope)) is not None:
+            app = JSONResponse({"detail": refusal.detail}, refusal.status_code, refusal.headers)
+        try:
+            await app(scope, receive, send_noted)
+        finally:
+            if record.path.startswith("/retrieve"):
+                self._metrics.count(record)
 
 
-def _app(served: Mapping[str, ServedIndex]) -> SearchApp:
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        for one in served.values():
-            one.queue.close()
-
-    app = SearchApp(title="srl search", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestError, _request_error)
-    app.add_exception_handler(ClientDisconnect, _gone)
-    return app
+async def read_body(request: Request) -> bytes:
+    """The body of a request. Raises HTTPException if it is too large."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+    return body
 
 
-def _add_searches(app: FastAPI, handler: RetrieveHandler, limits: Limits) -> None:
-    names = list(handler.served)
-    body, name = openapi.retrieve_request(limits, names), openapi.name_in_path(names)
-    asked: dict[str, Any] = {
-        "response_model": openapi.Answer,
-        "responses": openapi.answers("The hits of each query.")
-        | openapi.problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 502, 503, 504),
-    }
-
-    @app.post(f"{RETRIEVE}/{{name}}", summary="Search one index.", openapi_extra=body | name, **asked)
-    @app.post(
-        RETRIEVE,
-        summary="Search the default index, or the one that the body names.",
-        openapi_extra=body,
-        **asked,
-    )
-    async def retrieve() -> None:
-        """Declared for OpenAPI; `SearchApp` routes it to the RetrieveHandler."""
-
-    @app.post(
-        "/access",
-        summary="Passages by id, which may be a web address.",
-        response_model=openapi.Pages,
-        openapi_extra=openapi.access_request(limits),
-        responses=openapi.problems(400, 401, 403, 408, 413, 415, 422, 503),
-    )
-    async def access(request: Request) -> Response:
-        urls = read_urls(await handler.bodies.read(request.scope["headers"], request.receive), limits)
-        indexes = [one.index for one in handler.served.values()]
-        return Response(await to_thread(write_pages, urls, indexes), media_type="application/json")
-
-    @app.get(
-        "/health/{name}",
-        summary="One index.",
-        response_model=openapi.NamedHealth,
-        openapi_extra=name,
-        responses=openapi.problems(403, 404),
-    )
-    async def health_of(request: Request) -> Response:
-        served = handler.choose(request.path_params["name"])
-        return _health(describe(served), served)
+def read_model(model: type[M], body: bytes) -> M:
+    """A request, as JSON whatever its type says: curl calls it a form. Raises HTTPException."""
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "the body is not JSON") from None
+    try:
+        return model.model_validate(said)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise HTTPException(422, quoted(f"{where}: {first['msg']}" if where else first["msg"], 200)) from None
 
 
-def _add_views(
-    app: FastAPI, served: Mapping[str, ServedIndex], metrics: Metrics, peers: Peers | None
-) -> None:
-    first = next(iter(served.values()))
-
-    def others(request: Request) -> Peers | None:
-        """The other replicas to ask; None if one of them is asking."""
-        return None if request.url.query == OWN else peers
-
-    @app.get("/healthz", summary="The same as /health.", response_model=openapi.Health)
-    @app.get("/health", summary="The indexes that are served.", response_model=openapi.Health)
-    async def health(request: Request) -> Response:
-        own = {**describe(first), "indexes": {name: describe_index(one) for name, one in served.items()}}
-        if (all_of := others(request)) is not None:
-            own = whole_health(all_of.number, own, *await all_of.get("/health"))
-        return _health(own, first)
-
-    @app.get(
-        "/metrics",
-        summary="Metrics for Prometheus.",
-        response_class=PlainTextResponse,
-        responses=openapi.problems(401, 403),
-    )
-    async def prometheus(request: Request) -> Response:
-        text = metrics.text()
-        if (all_of := others(request)) is not None:
-            text = whole_metrics(all_of.number, text, *await all_of.get("/metrics"))
-        return Response(text, media_type="text/plain; version=0.0.4")
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs(request: Request) -> Response:
-        return HTMLResponse(docs_page(app.openapi(), str(request.base_url)))
+def _hits(answered: Answered) -> list[EncodedHits]:
+    """The hits of all queries. If some failed, raises the first Fault with the number of failures."""
+    faults = [outcome for outcome in answered.outcomes if isinstance(outcome, Fault)]
+    if faults:
+        first, queries = faults[0], len(answered.outcomes)
+        what = "the search" if queries == 1 else f"{len(faults)} of {queries} searches"
+        raise Fault(first.status, f"{what} {first.status.replace('_', ' ')}: {first}", first.retry_after_s)
+    return [outcome for outcome in answered.outcomes if isinstance(outcome, EncodedHits)]
 
 
-def describe_index(served: ServedIndex) -> dict[str, Any]:
-    index, manifest = served.index, served.index.manifest
-    return {
-        "index_digest": index.digest,
-        "corpus_digest": manifest.corpus_digest,
-        "retriever": manifest.retriever,
-        "options": dict(manifest.options),
-        "passages": len(index),
-        "live": index.live,
-        "waiting": served.queue.waiting,
-    }
+def _write_pages(urls: Sequence[str], indexes: Collection[Index]) -> bytes:
+    """A `PagesAnswer` as JSON. A document's `url` is what it was asked by."""
+    pages = [_page(url, indexes) for url in urls]
+    result = b", ".join(b"null" if page is None else document(page) for page in pages)
+    unknown = [url for url, page in zip(urls, pages, strict=True) if page is None]
+    errors = [{"url": url, "detail": "no passage has this id"} for url in unknown]
+    return b'{"result": [%b]%b}' % (result, b', "errors": ' + json.dumps(errors).encode() if errors else b"")
 
 
-def describe(served: ServedIndex) -> dict[str, Any]:
-    """The facts in /health/NAME."""
-    return {"status": "ok", **describe_index(served), "version": __version__}
+def _page(url: str, indexes: Iterable[Index]) -> Passage | None:
+    """The passage with this id in the first index that has it; also tries MediaWiki's other URL form."""
+    for name in dict.fromkeys((url, url.replace("index.php/", "index.php?title="))):
+        for index in indexes:
+            with suppress(KeyError, UnicodeEncodeError):
+                return replace(index.passage(name), url=url)
+    return None
 
 
-def _health(facts: dict[str, Any], served: ServedIndex) -> Response:
-    return JSONResponse(facts, headers={DIGEST_HEADER: served.index.digest})
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """404 and 405 list the routes."""
+async def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = problem(
-        f"no route {request.method} {request.url.path}; available: {_ROUTES}", error.status_code
-    )
-    response.headers.update(error.headers or {})
+    return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A search without an answer."""
+    assert isinstance(error, Fault)
+    response = JSONResponse({"detail": str(error).partition("\n")[0]}, _STATUS[error.status])
+    if error.status == "refused":
+        response.headers["Retry-After"] = str(ceil(error.retry_after_s or RETRY_AFTER_S))
     return response
-
-
-async def _request_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return problem(str(error), error.status)
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    return problem("the client disconnected", 400)
-
-
-@dataclass(frozen=True, slots=True)
-class IndexSource:
-    """An index on disk, and the options of its retriever for this machine."""
-
-    directory: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """Indexes by name, and the arguments of `create_app`; `log_requests` turns the request log on."""
-
-    indexes: Mapping[str, IndexSource]
-    topk: int = 3
-    limits: Limits = field(default_factory=Limits)
-    threads: int | None = None
-    max_batch: int = 256
-    batch_wait_s: float = 0.0
-    cache_bytes: int = CACHE_BYTES
-    token: str = field(default="", repr=False)
-    hosts: tuple[str, ...] | None = None
-    log_requests: bool = False
-    log_queries: bool = False
-
-    def open(self, name: str) -> Index:
-        """Raises UserError."""
-        return open_index(self.indexes[name].directory, self.indexes[name].options)
-
-    def app(self, opened: Mapping[str, Index], peers: Peers | None = None) -> SearchApp:
-        """The server of these indexes; with `peers`, one of several."""
-        replica = peers.number if peers else None
-        wanted = self.log_requests or self.log_queries
-        return create_app(
-            opened,
-            self.topk,
-            self.limits,
-            threads=self.threads,
-            max_batch=self.max_batch,
-            batch_wait_s=self.batch_wait_s,
-            cache_bytes=self.cache_bytes,
-            token=self.token,
-            hosts=self.hosts,
-            log=RequestLog(queries=self.log_queries, replica=replica) if wanted else None,
-            peers=peers,
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """For another process; the inverse of `read`."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, known: Mapping[str, Any]) -> ServerSettings:
-        indexes = {name: IndexSource(**source) for name, source in known["indexes"].items()}
-        hosts = None if known["hosts"] is None else tuple(known["hosts"])
-        return cls(**{**known, "indexes": indexes, "limits": Limits(**known["limits"]), "hosts": hosts})
-
-
-def facts_of(index: Index) -> dict[str, Any]:
-    """What is reported about an index that is served."""
-    return {
-        "passages": len(index),
-        "live": index.live,
-        "retriever": index.manifest.retriever,
-        "digest": index.digest,
-    }

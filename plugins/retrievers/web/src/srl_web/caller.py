@@ -14,7 +14,7 @@ import httpx
 
 from srl.index import Fault
 from srl.safe import quoted
-from srl.serve.client.retry import retry_after
+from srl.serve.http import retry_after
 from srl_web.api import Result, open_part, read_answers, read_results
 from srl_web.hits import cleaned
 from srl_web.keys import SigningTransport

@@ -1,4 +1,4 @@
-"""One request to a search server: its hits, or a typed reason why there are none."""
+"""One request to a search server: its hits, or a typed reason why there are none; and its addresses."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ import httpx
 
 from srl.errors import UserError
 from srl.safe import header_secret, quoted, refusal
-from srl.serve.client.retry import retry_after
-from srl.serve.wire import DIGEST_HEADER, is_loopback, read_answer, read_digest
+from srl.serve.http import is_loopback, retry_after
+from srl.serve.wire import DIGEST_HEADER, TOKEN_VARIABLE, read_answer, read_digest
 from srl.trajectory import Hit
 
-TOKEN_VARIABLE = "SRL_SEARCH_TOKEN"
 MAX_ANSWER_BYTES = 64 << 20
 
 FaultStatus = Literal["timed_out", "refused", "failed", "rejected"]
-Cause = Literal["request", "setup", "answer", "link", "busy", "resting", "waiting"]
-"""Where a fault lies. `request`: in the request itself. `setup`: the server is configured for something
-else. `answer`: the answer is late or invalid. `link`: no connection. `busy`: the server has no capacity now.
-The last two were never sent. `waiting`: all servers are skipped for a while, or until a trial request
-returns. `resting`: the same, and waiting will not help."""
+Cause = Literal["request", "setup", "answer", "link", "busy"]
+"""Where a fault lies. `request`: in the request itself. `setup`: the server is configured for something else.
+`answer`: the answer is late or invalid. `link`: no connection. `busy`: the server has no capacity now."""
 
 _BUSY = {408, 425, 429, 503}
 _SETUP = {401, 403, 404, 405, 407}
@@ -46,17 +43,7 @@ class RequestFault(Exception):  # noqa: N818 - a fault, as in srl.index.Fault
     @property
     def is_retryable(self) -> bool:
         """Whether the same request may succeed at the same server later."""
-        return self.cause in ("answer", "link", "busy", "waiting")
-
-    @property
-    def was_sent(self) -> bool:
-        """Whether a server was contacted."""
-        return self.cause not in ("resting", "waiting")
-
-    @property
-    def may_go_elsewhere(self) -> bool:
-        """Whether another server may answer the request."""
-        return self.cause != "request"
+        return self.cause in ("answer", "link", "busy")
 
     @property
     def may_split(self) -> bool:
@@ -75,9 +62,9 @@ async def post(
     name = without_secrets(url)
     try:
         async with asyncio.timeout(timeout_s):
-            code, headers, answer = await _exchange(client, url, body)
-        check_status(name, code, headers, answer, queries)
-        return read_answer(answer, queries, topk), read_digest(headers.get(DIGEST_HEADER))
+            response = await exchange(client, "POST", url, body)
+        _check_status(name, response.status_code, response.headers, response.content, queries)
+        return read_answer(response.content, queries, topk), read_digest(response.headers.get(DIGEST_HEADER))
     except RequestFault:
         raise
     except (TimeoutError, httpx.TimeoutException):
@@ -90,20 +77,22 @@ async def post(
         raise RequestFault("failed", f"{name}: {type(error).__name__}: {error}", "answer") from error
 
 
-async def _exchange(client: httpx.AsyncClient, url: str, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-    """Status, headers and body of the answer. Raises ValueError for a body that is too large."""
-    answer = bytearray()
-    async with client.stream(
-        "POST", url, content=body, headers={"Content-Type": "application/json"}
-    ) as response:
+async def exchange(
+    client: httpx.AsyncClient, method: str, url: str, body: bytes | None = None
+) -> httpx.Response:
+    """The whole answer. Raises ValueError where it is larger than `MAX_ANSWER_BYTES`."""
+    content = bytearray()
+    headers = {"Content-Type": "application/json"} if body is not None else None
+    async with client.stream(method, url, content=body, headers=headers) as response:
         async for chunk in response.aiter_bytes():
-            answer += chunk
-            if len(answer) > MAX_ANSWER_BYTES:
+            content += chunk
+            if len(content) > MAX_ANSWER_BYTES:
                 raise ValueError(f"the answer is larger than {MAX_ANSWER_BYTES:,} bytes")
-    return response.status_code, response.headers, bytes(answer)
+    plain = {name: text for name, text in response.headers.items() if name != "content-encoding"}
+    return httpx.Response(response.status_code, headers=plain, content=bytes(content))
 
 
-def check_status(name: str, code: int, headers: Mapping[str, str], answer: bytes, queries: int) -> None:
+def _check_status(name: str, code: int, headers: Mapping[str, str], answer: bytes, queries: int) -> None:
     """Raises RequestFault for every HTTP status but 200."""
     if code == 200:
         return
@@ -115,8 +104,8 @@ def check_status(name: str, code: int, headers: Mapping[str, str], answer: bytes
     cause: Cause = (
         "busy" if code in _BUSY else "setup" if code in _SETUP else "answer" if code >= 500 else "request"
     )
-    wait = retry_after(headers.get("Retry-After", "")) if code in _BUSY else None
-    raise RequestFault(_STATUSES.get(code, "failed"), f"{name}: {said}", cause, wait)
+    wait_s = retry_after(headers.get("Retry-After", "")) if code in _BUSY else None
+    raise RequestFault(_STATUSES.get(code, "failed"), f"{name}: {said}", cause, wait_s)
 
 
 def bearer_token() -> str:
@@ -158,15 +147,15 @@ def retrieve_url(url: str) -> str:
 
 def health_url(url: str) -> str:
     """The health page for `url`: /health, or /health/NAME for /retrieve/NAME."""
-    _, found, name = httpx.URL(url).path.rpartition("/retrieve/")
-    return page_url(url, f"health/{name}" if found else "health")
+    _, sign, name = httpx.URL(url).path.rpartition("/retrieve/")
+    return page_url(url, f"health/{name}" if sign else "health")
 
 
 def page_url(url: str, page: str) -> str:
     """A page beside /retrieve, also where `url` names an index."""
     parsed = httpx.URL(url)
-    before, found, _ = parsed.path.rpartition("/retrieve")
-    path = f"{before}/{page}" if found else parsed.join(page).path
+    before, sign, _ = parsed.path.rpartition("/retrieve")
+    path = f"{before}/{page}" if sign else parsed.join(page).path
     return str(parsed.copy_with(path=path, query=None))
 
 
