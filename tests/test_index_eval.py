@@ -22,7 +22,7 @@ from srl.cli import main
 from srl.data.relevance import LabelledQuestions, read_labelled_questions
 from srl.data.trec import read_qrels, read_topics
 from srl.evaluate.index_eval import evaluate_index, measure_diff, overlap_at
-from srl.evaluate.intervals import difference_interval
+from srl.evaluate.paired_tests import paired_test
 from srl.index import Fault, build_index, open_index
 from srl.serve.server import bind, create_app, url_of
 from srl.trajectory import Hit, Passage, Question
@@ -246,7 +246,7 @@ def test_a_server_is_measured_as_its_index_is_with_long_questions_too(here, caps
         assert main(["index", "eval", url, *asked, "--set", "k1=1"]) == 2
     assert there["metrics"] == here_["metrics"] == both["against"]["metrics"]
     assert there["index"] == {"url": url, "digest": here_["index"]["digest"]}
-    assert all(each["change"]["mean"] == 0 for each in both["comparison"]["measures"].values())
+    assert all(each["test"]["difference"] == 0 for each in both["comparison"]["measures"].values())
 
 
 def test_a_server_with_other_ids_is_not_taken_for_a_bad_one():
@@ -344,9 +344,9 @@ def test_overlap_is_the_same_from_either_side(a, b, k):
 
 def test_a_measure_is_compared_on_the_questions_both_were_measured_on():
     found = measure_diff({"a": 0.5, "b": 1.0, "only": 0.0}, {"a": 1.0, "b": 0.75})
-    assert (found.a.mean, found.b.mean, found.change.mean) == (0.75, 0.875, 0.125)
+    assert (found.a.mean, found.b.mean) == (0.75, 0.875)
     assert (found.better, found.worse) == (1, 1)
-    assert (found.change.low, found.change.high) == difference_interval([0.5, -0.25])
+    assert found.test == paired_test([0.5, 1.0], [1.0, 0.75])
 
 
 def test_questions_of_one_document_count_as_a_cluster():
@@ -354,12 +354,12 @@ def test_questions_of_one_document_count_as_a_cluster():
     nothing = dict.fromkeys(changes, 0.0)
     of_two = {name: "left" if int(name) < 40 else "right" for name in changes}
     alone, two = measure_diff(nothing, changes), measure_diff(nothing, changes, of_two)
-    assert alone.p < 0.05
-    assert two.p == 1
-    assert two.change.mean == alone.change.mean == 0.1
-    assert two.change.in_words() == two.a.in_words() == "-"
+    assert alone.test.p < 0.05
+    assert two.test.p == 1
+    assert two.test.difference == alone.test.difference == 0.1
+    assert (two.test.interval, two.a.in_words()) == (None, "-")
     pairs = {name: str(int(name) // 2) for name in changes}
-    assert measure_diff(nothing, changes, pairs).change.high > alone.change.high
+    assert measure_diff(nothing, changes, pairs).test.interval.high > alone.test.interval.high
 
 
 def test_another_index_is_compared_on_the_same_questions(here, capsys):
@@ -376,7 +376,7 @@ def test_another_index_is_compared_on_the_same_questions(here, capsys):
     command = ["stemmed", "--against", "plain", "--questions", "q.tsv", "--qrels", "q.qrels", "-k", "10"]
     found = evaluated(capsys, *command)
     recall = found["comparison"]["measures"]["recall@10"]
-    assert (recall["a"]["mean"], recall["b"]["mean"], recall["change"]["mean"]) == (0.5, 1, 0.5)
+    assert (recall["a"]["mean"], recall["b"]["mean"], recall["test"]["difference"]) == (0.5, 1, 0.5)
     assert (found["index"]["directory"], found["against"]["index"]["directory"]) == ("stemmed", "plain")
     changed = found["comparison"]["changed"]
     assert [row[0] for row in changed] == ["1", "2"]
@@ -388,4 +388,6 @@ def test_another_index_is_compared_on_the_same_questions(here, capsys):
     assert not re.search(r"^2 .*running$", out, re.M)
     same = evaluated(capsys, "plain", "--against", "./plain", *command[3:])
     assert same["comparison"]["overlap"]["mean"] == 1
-    assert all(each["p"] == 1 and each["worse"] == 0 for each in same["comparison"]["measures"].values())
+    assert all(
+        each["test"]["p"] == 1 and each["worse"] == 0 for each in same["comparison"]["measures"].values()
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from time import perf_counter
 from typing import Any, Literal, Protocol
 
@@ -13,8 +12,8 @@ from srl import process
 from srl.answers import contains_answer, findable
 from srl.data.relevance import LabelledQuestions
 from srl.errors import UserError
-from srl.evaluate.intervals import NO_INTERVAL, Estimate, difference_interval, estimate, too_few_clusters
-from srl.evaluate.paired_tests import paired_p
+from srl.evaluate.intervals import Estimate, estimate, too_few_clusters
+from srl.evaluate.paired_tests import PairedTest, paired_test
 from srl.evaluate.retrieval_metrics import (
     DEPTHS,
     answer_measures,
@@ -240,14 +239,13 @@ def _search(
 
 @dataclass(frozen=True, slots=True)
 class MeasureDiff:
-    """One measure of A and of B over the same questions: B - A, its interval, and a paired test's p."""
+    """One measure of A and of B over the same questions, and the test of B - A."""
 
     a: Estimate
     b: Estimate
-    change: Estimate
+    test: PairedTest
     better: int
     worse: int
-    p: float
 
 
 def measure_diff(
@@ -257,17 +255,15 @@ def measure_diff(
 
     `documents` names for each question the document that it depends on.
     """
-    names = [name for name in a if name in b]
-    changes = [b[name] - a[name] for name in names]
-    clusters = [(documents or {}).get(name, name) for name in names]
-    held = difference_interval(changes, clusters) if len(changes) > 1 else None
+    pairs = {name: (a[name], b[name]) for name in a if name in b}
+    clusters = [(documents or {}).get(name, name) for name in pairs]
+    before, after = (list(values) for values in zip(*pairs.values(), strict=True))
     return MeasureDiff(
-        estimate([a[name] for name in names], clusters),
-        estimate([b[name] for name in names], clusters),
-        Estimate(fmean(changes), *(held or NO_INTERVAL)),
-        sum(change > 0 for change in changes),
-        sum(change < 0 for change in changes),
-        paired_p(changes, clusters),
+        estimate(before, clusters),
+        estimate(after, clusters),
+        paired_test(before, after, clusters),
+        sum(of_b > of_a for of_a, of_b in pairs.values()),
+        sum(of_b < of_a for of_a, of_b in pairs.values()),
     )
 
 

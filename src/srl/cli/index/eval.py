@@ -162,11 +162,13 @@ def _measured(found: IndexEvaluation) -> str:
 
 def _print(comparison: IndexComparison, labelled: LabelledQuestions, show: int) -> None:
     """The measures of both indexes, and the questions that changed most."""
+    from srl.evaluate.intervals import in_words
+
     heads = ("measure", "A", "B", "B - A", "95% interval", "better", "worse", "p")
     rows: list[tuple[object, ...]] = [
         (
-            name, f"{diff.a.mean:.4f}", f"{diff.b.mean:.4f}", f"{diff.change.mean:+.4f}",
-            diff.change.in_words(4, "+"), diff.better, diff.worse, f"{diff.p:.4f}",
+            name, f"{diff.a.mean:.4f}", f"{diff.b.mean:.4f}", f"{diff.test.difference:+.4f}",
+            in_words(diff.test.interval, 4, "+"), diff.better, diff.worse, f"{diff.test.p:.4f}",
         )
         for name, diff in comparison.measures.items()
     ]  # fmt: skip
