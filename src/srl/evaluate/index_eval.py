@@ -132,10 +132,12 @@ def evaluate_index(
     depths: Sequence[int] = DEPTHS,
     labels: Labels | None = None,
     progress: Callable[[int], None] = lambda done: None,
+    least_depth: int = OVERLAP_DEPTH,
 ) -> IndexEvaluation:
     """Evaluate `index` on labelled questions, by relevance judgements or by answers in the passages.
 
-    Without `labels`, judgements are used where there are any. A failed search counts as nothing found.
+    Without `labels`, judgements are used where there are any. A failed search counts as nothing found. So
+    many hits are searched as the largest of `depths`, and `least_depth` at least.
     Raises UserError where there are neither judgements nor answers, or where the index has none of the
     relevant passages.
     """
@@ -144,7 +146,7 @@ def evaluate_index(
     judged = {question.id: labelled.judged.get(question.id, {}) for question in questions}
     if labels == "judgements":
         notes += _lacking(index, judged)
-    depth = max(*depths, OVERLAP_DEPTH)
+    depth = max(*depths, least_depth)
     searched = _search(index, questions, depth, progress, for_answers=labels == "answers")
     if labels == "judgements":
         values = ranking_measures(searched.rankings(), judged, depths)
@@ -305,7 +307,10 @@ class IndexComparison:
 
 
 def compare_indexes(a: IndexEvaluation, b: IndexEvaluation) -> IndexComparison:
-    """Compare two evaluations on the same questions by the same labels; passages are the same by their id."""
+    """Compare two evaluations on the same questions by the same labels; passages are the same by their id.
+
+    Both should be searched deeper than `OVERLAP_DEPTH`, to see ties at that cut.
+    """
     overlaps = {
         name: overlap_at(hits, b.searched.hits[name], OVERLAP_DEPTH) for name, hits in a.searched.hits.items()
     }

@@ -69,7 +69,7 @@ def evaluate(
       srl index eval stemmed --against plain --questions dev-v1.1.json
     """
     from srl.data.relevance import read_labelled_questions
-    from srl.evaluate.index_eval import compare_indexes, evaluate_index
+    from srl.evaluate.index_eval import OVERLAP_DEPTH, compare_indexes, evaluate_index
 
     depths = _read_depths(k)
     labelled = read_labelled_questions(questions, qrels)
@@ -78,8 +78,9 @@ def evaluate(
     for name, opened in named.items():
         with output.progress("asking questions", len(labelled.questions)) as progress:
             evaluations[name] = evaluate_index(
-                opened, labelled, depths, "answers" if answers else None, progress
-            )
+                opened, labelled, depths, "answers" if answers else None, progress,
+                least_depth=OVERLAP_DEPTH if against is None else 2 * OVERLAP_DEPTH,
+            )  # fmt: skip
     for note in dict.fromkeys(note for each in evaluations.values() for note in each.notes):
         output.note(f"note: {note}")
     found, other = evaluations[index], evaluations.get(against or "")
