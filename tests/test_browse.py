@@ -16,7 +16,7 @@ import srl.store
 from srl.browse.curve import Series, curve, verdicts_over_steps
 from srl.browse.figure import bars, save_figure
 from srl.browse.formatting import csv_text, duration, json_line, number
-from srl.browse.listing import SORTS, facets, listing, neighbours, page
+from srl.browse.listing import SORTS, facets, neighbours, page
 from srl.browse.runs import runs
 from srl.browse.sql import sql
 from srl.browse.trajectories import COLUMNS, Filter
@@ -54,9 +54,13 @@ CONDITIONS = [
 ]  # fmt: skip
 
 
+def listing(log, chosen, sort="-step", limit=None):
+    return page(log, chosen, sort, limit).rows
+
+
 @pytest.mark.parametrize(("conditions", "numbers"), CONDITIONS)
 def test_a_filter_lets_through_what_it_names(log, conditions, numbers):
-    listed = listing(log, Filter(**conditions), sort="question_id", limit=None)
+    listed = listing(log, Filter(**conditions), sort="question_id")
     assert [row["question_id"] for row in listed] == [f"nq-{number}" for number in numbers]
     assert facets(log, Filter(**conditions)).total == len(numbers)
 
@@ -99,8 +103,9 @@ def many(log):
         CREATE TABLE trajectories AS SELECT * REPLACE (
             printf('%012x', n) AS id, 'run' AS run_id, (n * 7 % 5 % 3)::INTEGER AS step,
             ['train', 'val'][n % 2 + 1] AS phase, [NULL, 'reader', 'correct'][n * 5 % 3 + 1] AS verdict,
-            [NULL, 0.0, 0.5, 1.0, 'nan'::DOUBLE][n * 3 % 5 + 1] AS reward, [NULL, 1, 2][n % 3 + 1] AS hops
-        ), (n % 4)::INTEGER AS position FROM (SELECT {columns}), range(40) AS numbers(n)
+            [NULL, 0.0, 0.5, 1.0, 'nan'::DOUBLE][n * 3 % 5 + 1] AS reward, [NULL, 1, 2][n % 3 + 1] AS hops,
+            (n % 4)::INTEGER AS position
+        ) FROM (SELECT {columns}), range(40) AS numbers(n)
     """)
     return connection
 
@@ -137,9 +142,9 @@ def test_pages_are_the_listing_in_either_direction(many, sort, size):
 )
 def test_counts_are_those_of_the_listing_with_another_value(many, chosen):
     counted = facets(many, chosen)
-    assert counted.total == len(listing(many, chosen, limit=None))
+    assert counted.total == len(listing(many, chosen))
     for name, values in {"phase": ("train", "val"), "verdict": ("reader", "correct"), "hops": (1, 2)}.items():
-        listed = {value: len(listing(many, replace(chosen, **{name: value}), limit=None)) for value in values}
+        listed = {value: len(listing(many, replace(chosen, **{name: value}))) for value in values}
         here = {value: count for value, count in counted.counts[name] if value is not None}
         assert here == {value: count for value, count in listed.items() if count}
 

@@ -52,30 +52,19 @@ class Facets:
     counts: dict[str, list[tuple[Any, int]]]
 
 
-def listing(
-    connection: duckdb.DuckDBPyConnection, chosen: Filter, sort: str = "-step", limit: int | None = 20
-) -> list[dict[str, Any]]:
-    """The trajectories that match `chosen`, with `COLUMNS`; all of them where `limit` is None.
-
-    `sort` is one of `SORTS`, with `-` before it for descending order. Rows without a value are last. Raises
-    UserError for an unknown column.
-    """
-    order = _order(*_column(sort))
-    return _select(connection, COLUMNS, chosen.where(), order, limit)
-
-
 def page(
     connection: duckdb.DuckDBPyConnection,
     chosen: Filter,
     sort: str = "-step",
-    size: int = 50,
+    size: int | None = 50,
     *,
     after: str | None = None,
     before: str | None = None,
 ) -> Page:
-    """The `size` rows of a listing that follow the cursor `after`, or precede `before`; else the first ones.
+    """The `size` rows that match `chosen` and follow the cursor `after`, or precede `before`; else the first.
 
-    Raises UserError for an unknown column, and for a cursor that is not from a page with this `sort`.
+    All rows where `size` is None. `sort` is one of `SORTS`, with `-` before it for descending order; rows
+    without a value are last. Raises UserError for another column, and for a cursor of another `sort`.
     """
     column, descending = _column(sort)
     backwards = before is not None
@@ -84,9 +73,12 @@ def page(
     if cursor is not None:
         condition, values = _beyond(column, descending, backwards, _read_cursor(cursor))
         where, parameters = f"({where}) AND ({condition})", [*parameters, *values]
+    names = ", ".join(f'"{name}"' for name in COLUMNS)
+    count = "" if size is None else f"LIMIT {size + 1}"
     order = _order(column, descending, backwards)
-    listed = _select(connection, (*COLUMNS, "position"), (where, parameters), order, size + 1)
-    more, listed = len(listed) > size, listed[:size]
+    query = f"SELECT {names} FROM trajectories WHERE {where} ORDER BY {order} {count}"
+    listed = rows(connection, query, parameters)
+    more, listed = size is not None and len(listed) > size, listed[:size]
     if backwards:
         listed.reverse()
     first, last = (_cursor(listed[at], column) if listed else None for at in (0, -1))
@@ -123,19 +115,6 @@ def facets(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Facets:
                 counts[place][values[place]] += count
     ranked = [sorted(some.items(), key=lambda pair: (-pair[1], str(pair[0]))) for some in counts]
     return Facets(total, dict(zip(FACETS, ranked, strict=True)))
-
-
-def _select(
-    connection: duckdb.DuckDBPyConnection,
-    columns: Sequence[str] | dict[str, str],
-    where: Condition,
-    order: str,
-    limit: int | None,
-) -> list[dict[str, Any]]:
-    names = ", ".join(f'"{name}"' for name in columns)
-    count = "" if limit is None else f"LIMIT {int(limit)}"
-    query = f"SELECT {names} FROM trajectories WHERE {where[0]} ORDER BY {order} {count}"
-    return rows(connection, query, where[1])
 
 
 def _column(sort: str) -> tuple[str, bool]:

@@ -12,10 +12,10 @@ from srl.store.verdict import VERDICTS
 from srl.trajectory import EndReason
 
 COLUMNS = {
-    "id": "id", "run_id": "", "step": "step", "phase": "phase", "sample": "", "question_id": "",
-    "data_source": "source", "hops": "hops", "em": "em", "f1": "", "reward": "reward", "searches": "searches",
-    "turns": "", "tokens": "", "end": "", "gold_in_passages": "", "verdict": "verdict", "answer": "answer",
-    "golden_answers": "gold", "question": "question",
+    "id": "id", "run_id": "", "step": "step", "phase": "phase", "position": "", "sample": "",
+    "question_id": "", "data_source": "source", "hops": "hops", "em": "em", "f1": "", "reward": "reward",
+    "searches": "searches", "turns": "", "tokens": "", "end": "", "gold_in_passages": "",
+    "verdict": "verdict", "answer": "answer", "golden_answers": "gold", "question": "question",
 }  # fmt: skip
 """The columns of a listing in JSON, in this order; those with a heading are in tables and on the page too.
 

@@ -13,11 +13,13 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from srl import __version__
+from srl.browse.transcript import NoTrajectoryError
 from srl.browse.web.pages import MissingError, Page, Pages
 from srl.browse.web.rendering import HERE
 from srl.errors import UserError
@@ -25,7 +27,6 @@ from srl.workspace import Workspace
 
 _logger = logging.getLogger(__name__)
 
-ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 AT_ONCE = 2
 """Pages that are made at the same time: each reads the log with all cores."""
 
@@ -100,7 +101,7 @@ def create_app(workspace: Workspace) -> Guarded:
         route("/question", pages.question),
         route("/compare", pages.compare),
         route("/sql", pages.sql),
-        Route("/assets/{name}", _asset, methods=["GET"]),
+        Mount("/assets", StaticFiles(directory=HERE / "static")),
     ]
     handlers: dict[Any, Any] = {404: missing, 405: refused}
     return Guarded(Starlette(routes=routes, exception_handlers=handlers))
@@ -119,20 +120,12 @@ def _answer(
         with slots:
             return HTMLResponse(pages.html(view(request), request), headers=headers)
     except (UserError, OSError) as error:
-        status = 404 if isinstance(error, MissingError | FileNotFoundError) else 400
+        status = 404 if isinstance(error, MissingError | NoTrajectoryError | FileNotFoundError) else 400
         why = str(error).removeprefix("--")
     except Exception:
         _logger.exception("the page %s failed", request.url.path)
         status, why = 500, "this page failed; the terminal of `srl inspect web` has the error"
     return HTMLResponse(pages.html(pages.problem(why), request), status)
-
-
-def _asset(request: Request) -> Response:
-    name = request.path_params["name"]
-    if name not in ASSETS:
-        return PlainTextResponse("no such file\n", 404)
-    headers = {"cache-control": "no-cache"}
-    return FileResponse(HERE / "static" / name, media_type=ASSETS[name], headers=headers)
 
 
 def serve_pages(workspace: Workspace, port: int, ready: Callable[[str], None]) -> None:

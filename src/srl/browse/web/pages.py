@@ -20,7 +20,7 @@ from srl.browse.runs import runs
 from srl.browse.sql import Answer, sql
 from srl.browse.token_text import tokenizer_of
 from srl.browse.trajectories import Filter
-from srl.browse.transcript import Transcript, transcript
+from srl.browse.transcript import transcript
 from srl.browse.web.charts import OVERVIEW, PANELS, charts, verdict_charts
 from srl.browse.web.heat import LEGENDS, Heat, kinds, legend
 from srl.browse.web.rendering import LONGEST, environment, turns
@@ -146,7 +146,7 @@ class Pages:
         chosen, sort = _filter(given), given.get("sort") or "-step"
 
         def read(log: Log) -> Values:
-            shown = _transcript(log, request.path_params["id"])
+            shown = transcript(log, request.path_params["id"])
             previous, following = neighbours(log, chosen, sort, shown.row)
             available = kinds(shown.steps)
             heat: Heat | None = next((kind for kind in available if kind == given.get("heat")), None)
@@ -165,7 +165,7 @@ class Pages:
         run, path = self._chosen(request)
 
         def read(log: Log) -> Values:
-            samples = group(log, _transcript(log, request.path_params["id"]).row)
+            samples = group(log, transcript(log, request.path_params["id"]).row)
             shown = [(one, summary(one)) for one in samples]
             words = in_words([own for _, own in shown])
             return {"run": run, "row": samples[0].row, "shown": shown, "words": words}
@@ -319,10 +319,3 @@ def _filter(given: Mapping[str, str]) -> Filter:
     """The conditions of a listing in an address. Raises UserError."""
     conditions: Values = {name: text for name, text in _conditions(given).items() if name != "sort"}
     return Filter(**conditions | {"hops": _number(given, "hops")})
-
-
-def _transcript(log: Log, wanted: str) -> Transcript:
-    try:
-        return transcript(log, wanted)
-    except UserError as error:
-        raise MissingError(f"no trajectory {wanted!r} in this run") from error

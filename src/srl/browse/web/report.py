@@ -12,7 +12,7 @@ import duckdb
 from srl.browse.curve import curves, verdicts_over_steps
 from srl.browse.diff import run_of
 from srl.browse.groups import KEYS, group_of, in_words, summary
-from srl.browse.listing import facets, listing
+from srl.browse.listing import facets, page
 from srl.browse.trajectories import Filter
 from srl.browse.transcript import transcripts
 from srl.browse.web.charts import PANELS, charts, verdict_charts
@@ -49,7 +49,7 @@ def write_report(log: duckdb.DuckDBPyConnection, run: Path, choice: Choice, out:
         chosen = [one.row for one in group_of(log, choice.group)]
         words = f"The {len(chosen)} samples of one group."
     else:
-        chosen = listing(log, choice.filter, choice.sort, choice.limit)
+        chosen = page(log, choice.filter, choice.sort, choice.limit).rows
         total = facets(log, choice.filter).total
         words = f"{len(chosen):,} of {total:,} trajectories{_words(choice.filter)}, sorted by {choice.sort}."
     if not chosen:

@@ -72,10 +72,10 @@ def trajectories(
     Example:
       srl inspect trajectories last --phase val --em 0 --searches '>=2' --sort -searches
     """
-    from srl.browse.listing import listing
+    from srl.browse.listing import page
     from srl.browse.trajectories import HEADINGS
 
-    listed = read(paths([run]), lambda log: listing(log, filters.condition(), sort, limit or None))
+    listed = read(paths([run]), lambda log: page(log, filters.condition(), sort, limit or None)).rows
     if not listed:
         output.note("no matching trajectory; try fewer filters")
         return
