@@ -31,7 +31,7 @@ TRAIN = "-q train --config {place}/small.yaml"
 EVAL = "-q eval run {place}/model --config {place}/small.yaml --index {place}/index"
 
 TYPED = [
-    ("trian", "trian"),
+    ("trian", "'train'"),
     ("data frob", "frob"),
     ("data prepare --zzz", "--zzz"),
     ("data show a -n x", "--number"),

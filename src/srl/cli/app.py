@@ -43,6 +43,10 @@ class Group(TyperGroup):
 class LazyGroup(Group):
     """The sub-commands of `srl`; each is imported when it is called."""
 
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # typer names the nearest of them
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 

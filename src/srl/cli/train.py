@@ -19,6 +19,8 @@ from srl.workspace import Workspace
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False, subcommand_metavar="[COMMAND]")
 
 SFT, RFT = "sft", "rft"
+_WITH_RESUME = ("resume", "run", "steps", "sets", "as_json")
+"""The parameters that a resumed run takes."""
 
 
 @app.callback()
@@ -82,24 +84,25 @@ def train(
       srl train --algo grpo --set trainer.total_training_steps=60
       srl train --preset one-gpu --model Qwen/Qwen2.5-0.5B-Instruct
     """
+    typed = _typed(context)
     if command := context.invoked_subcommand:
-        if typed := _typed(context):
-            raise UserError(f"{typed} before {command} has no effect: its options follow its name")
+        if typed:
+            flags = ", ".join(typed.values())
+            raise UserError(f"{flags} before {command} has no effect: its options follow its name")
         return
     if resume:
-        if typed := _typed(context, besides=("resume", "run", "steps", "sets", "as_json")):
-            raise UserError(
-                f"{typed}: a resumed run keeps its configuration; leave it out, or start a new run"
-            )
+        kept = [flag for name, flag in typed.items() if name not in _WITH_RESUME]
+        if kept:
+            raise UserError(f"{', '.join(kept)}: a resumed run keeps its configuration; leave it out")
         _resume(run, steps, sets or [], as_json)
         return
     exclude({"--dry-run": dry_run, "--print-config": print_config}, "one prints the plan, the other the keys")
     logged: dict[str, Any] = {}
     if from_log is not None:
         logged = _log_settings(algo, run, from_log)
-        if config is None and not _typed(context, only=("preset",)):
+        if config is None and "preset" not in typed:
             config = _config_of_log(Path(logged["sft.log"]))
-    elif _typed(context, only=("run",)):
+    elif "run" in typed:
         raise UserError("--run goes with --resume or --from-log; add one of them, or leave it out")
     if dry_run and not logged and algo in (SFT, RFT):
         raise UserError(f"--dry-run does not plan --algo {algo}; with --from-log it counts the episodes")
@@ -225,15 +228,13 @@ def init(
     output.line(f"{model.directory}  {model.parameters:,} parameters, {model.vocabulary:,} tokens")
 
 
-def _typed(context: typer.Context, besides: tuple[str, ...] = (), only: tuple[str, ...] | None = None) -> str:
-    """The options of `srl train` that were typed: those of these parameters only, or all `besides` these."""
-    options = [
-        parameter.opts[-1]
+def _typed(context: typer.Context) -> dict[str, str]:
+    """The parameters of `srl train` that were typed, with their flags."""
+    return {
+        str(parameter.name): parameter.opts[-1]
         for parameter in context.command.params
-        if "COMMANDLINE" in str(context.get_parameter_source(parameter.name or ""))
-        and (parameter.name not in besides if only is None else parameter.name in only)
-    ]
-    return ", ".join(options)
+        if "COMMANDLINE" in str(context.get_parameter_source(str(parameter.name)))
+    }
 
 
 def _configured(
