@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -22,12 +23,13 @@ import typer
 from tests.plugin_site import hook, site
 
 from srl import __version__
-from srl.cli import main, output
+from srl.cli import command, main, output
 from srl.cli.app import COMMANDS
 from srl.errors import CheckFailed, UserError
 
 __all__ = ["site"]
 
+MOST_OPTIONS = 240
 HEAVY = {"torch", "transformers", "numpy", "duckdb", "pyarrow", "fastapi", "httpx", "rich", "yaml"}
 
 
@@ -66,6 +68,23 @@ def test_command_describes_itself_as_the_help_does_and_no_line_of_it_is_cut(name
     assert out.startswith(f"Usage: srl {name} ")
     assert COMMANDS[name] in out
     assert "..." not in out.partition("Commands:")[2]
+
+
+def options_of(command: Any) -> Iterator[tuple[str, int]]:
+    """Each command below `command` that does something, with the number of its options."""
+    context = command.context_class(command, info_name=command.name)
+    names = command.list_commands(context) if hasattr(command, "list_commands") else []
+    for name in names:
+        yield from options_of(command.get_command(context, name))
+    if not names or command.invoke_without_command:
+        options = [one for one in command.params if one.param_type_name == "option"]
+        yield str(command.name), len(options)
+
+
+def test_there_are_no_more_commands_and_options_than_one_can_know() -> None:
+    counts = list(options_of(command()))
+    assert len(counts) <= 40, counts
+    assert sum(count for _, count in counts) <= MOST_OPTIONS, counts
 
 
 def replace_eval(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:

@@ -145,15 +145,6 @@ def test_retriever_with_three_methods_builds_an_index_that_names_it_and_opens(fo
     assert hit.passage.contents == '"T"\ntext'
 
 
-def test_index_makes_nothing_in_the_current_directory_run(folder, tmp_path, monkeypatch):
-    write(folder, "mine.py", RETRIEVER)
-    import_path.look_in(folder)
-    build_index([Passage("p", '"T"\ntext')], tmp_path / "index", "mine:First")
-    forget(monkeypatch)
-    with pytest.raises(UserError, match=r"mine:First.*PYTHONPATH="):
-        open_index(tmp_path / "index")
-
-
 def test_an_index_does_not_choose_what_a_configuration_imports(folder, tmp_path, monkeypatch):
     """The user's directory is searched for what the configuration names, and another index names more."""
     write(folder, "mine.py", RETRIEVER)
@@ -163,9 +154,11 @@ def test_an_index_does_not_choose_what_a_configuration_imports(folder, tmp_path,
     build_index([Passage("p", '"T"\ntext')], index, "mine:First")
     forget(monkeypatch)
     sets = [f"search.index={index}", "reward.weights={'my_rewards:Brevity': 1}"]
-    load_config(sets=sets)
-    with pytest.raises(UserError, match="mine:First"):
-        open_index(index)
+    for given in (None, sets):
+        if given:
+            load_config(sets=given)
+        with pytest.raises(UserError, match=r"mine:First.*PYTHONPATH="):
+            open_index(index)
     assert "mine" not in sys.modules
     load_config(sets=[*sets, "retriever.name=mine:First"])
     assert len(open_index(index)) == 1
