@@ -138,7 +138,7 @@ def trained(place: Path) -> Trained:
     run("data", "tokenizer", "--corpus", "wiki/corpus.jsonl", "--questions", "wiki/train.parquet",
         "--vocab-size", 1024, "--out", "tokenizer")  # fmt: skip
     run("train", "init", "--tokenizer", "tokenizer", "--out", "scratch", "--layers", 2, "--width", 64,
-        "--heads", 2, "--ffn", 128, "--max-length", 1024)  # fmt: skip
+        "--max-length", 1024)  # fmt: skip
     write_settings(place)
     at_the_end = "--set", "trainer.test_freq=0", "--set", "trainer.save_freq=0"
     run("train", "--algo", "sft", "--model", "scratch", "--config", "real.yaml", *at_the_end)
