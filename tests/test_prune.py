@@ -15,7 +15,7 @@ from srl.cli import main
 from srl.errors import UserError
 from srl.store import writer
 from srl.store.beside import rescore_file, writing_rescores
-from srl.store.prune import Rule, plan, prune
+from srl.store.prune import plan, prune
 from srl.store.schema import RESCORE_SCHEMA
 
 RUN = "20250102T030405Z-tiny-grpo-s1-00aa"
@@ -70,14 +70,14 @@ def digest(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("rule", "left"),
     [
-        (Rule(steps=(2, 5), phase="train"), {(1, "train"), (6, "train"), (3, "val"), (6, "val")}),
-        (Rule(keep_every=4), {(4, "train"), (6, "train"), (6, "val")}),
-        (Rule(), set()),
+        ({"steps": (2, 5), "phase": "train"}, {(1, "train"), (6, "train"), (3, "val"), (6, "val")}),
+        ({"keep_every": 4}, {(4, "train"), (6, "train"), (6, "val")}),
+        ({}, set()),
     ],
 )
 def test_the_trajectories_of_the_chosen_steps_go_and_the_metrics_stay(run, rule, left):
     before = content(run)
-    gone = {(row["step"], row["phase"]) for row in plan(run / "log", rule)}
+    gone = {(row["step"], row["phase"]) for row in plan(run / "log", **rule)}
     assert gone == ALL - left
     prune(run / "log", gone)
     after = content(run)
@@ -87,7 +87,7 @@ def test_the_trajectories_of_the_chosen_steps_go_and_the_metrics_stay(run, rule,
         assert rows == [
             row for row in before[table] if left & {(row[place], row[place + 1]) for place in (1, 2)}
         ]
-    assert plan(run / "log", rule) == []
+    assert plan(run / "log", **rule) == []
 
 
 def test_a_pruned_run_goes_on(run):
@@ -130,7 +130,7 @@ def test_evaluations_runs_that_are_written_and_damaged_logs_are_refused(made, wo
     with pytest.raises(UserError, match="running"):
         prune(run / "log", {(1, "train")})
     log.close("interrupted")
-    assert {row["phase"] for row in plan(run / "log", Rule())} == {"train", "val"}
+    assert {row["phase"] for row in plan(run / "log")} == {"train", "val"}
     for file in (run / "log" / "parts").glob("*/segments.parquet"):
         file.write_bytes(b"PAR1")
     before = digest(run)

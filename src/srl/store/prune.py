@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,42 +21,29 @@ SELECT phase, step, count(*) AS trajectories FROM raw.trajectories GROUP BY ALL 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """Which steps are pruned: those that meet every condition that is given.
+def plan(
+    log: Path, steps: tuple[int, int] | None = None, phase: str | None = None, keep_every: int | None = None
+) -> list[dict[str, Any]]:
+    """The `phase`, `step` and number of `trajectories` of each step that meets every condition given.
 
     `steps` are the first and the last. With `keep_every` n, the steps that n divides stay, and the last of
-    each phase.
+    each phase. Evaluations stay, as their scores are computed from their trajectories: raises UserError where
+    they are the `phase`.
     """
+    if phase == EVALUATION:
+        raise UserError("the scores of an evaluation are computed from its trajectories, so none are pruned")
+    logged = reading([log], lambda connection: rows(connection, _QUERY))
+    last = {row["phase"]: row["step"] for row in logged}
 
-    steps: tuple[int, int] | None = None
-    phase: str | None = None
-    keep_every: int | None = None
-
-    def prunes(self, step: int, phase: str, last: int) -> bool:
-        """Whether the trajectories of this step go; `last` is the last step of its phase."""
+    def goes(step: int, of: str) -> bool:
         return (
-            (self.steps is None or self.steps[0] <= step <= self.steps[1])
-            and (self.phase is None or self.phase == phase)
-            and (self.keep_every is None or (step % self.keep_every != 0 and step != last))
+            of != EVALUATION
+            and phase in (None, of)
+            and (steps is None or steps[0] <= step <= steps[1])
+            and (keep_every is None or (step % keep_every != 0 and step != last[of]))
         )
 
-
-def plan(log: Path, rule: Rule) -> list[dict[str, Any]]:
-    """The `phase`, `step` and number of `trajectories` of each step that `rule` prunes.
-
-    Evaluations stay, as their scores are computed from their trajectories. Raises UserError for a rule that
-    is of them.
-    """
-    if rule.phase == EVALUATION:
-        raise UserError("the scores of an evaluation are computed from its trajectories, so none are pruned")
-    found = reading([log], lambda connection: rows(connection, _QUERY))
-    last = {row["phase"]: row["step"] for row in found}
-    return [
-        row
-        for row in found
-        if row["phase"] != EVALUATION and rule.prunes(row["step"], row["phase"], last[row["phase"]])
-    ]
+    return [row for row in logged if goes(row["step"], row["phase"])]
 
 
 def prune(log: Path, pruned: Steps) -> None:

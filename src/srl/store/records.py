@@ -21,6 +21,14 @@ from srl.trajectory import Hit, Passage, Phase, Question, Score, Search, Segment
 Row = dict[str, Any]
 _FEW = 64
 """Trajectories that are looked up by their ids."""
+_OF_TRAJECTORY = (
+    "id", "sample", "attempt", "end", "answer", "valid_actions", "valid_searches", "seconds", "think_is_open",
+    "error",
+)  # fmt: skip
+_OF_SEARCH = (
+    "turn", "retriever", "query", "status", "latency_s", "attempts", "error", "index_digest", "shown", "cut"
+)  # fmt: skip
+"""Columns that are fields of the same name."""
 
 
 @dataclass(slots=True)
@@ -47,16 +55,21 @@ def part_tables(
     """The tables of one finished step. Raises ValueError for records of another step or phase."""
     if step < 0:
         raise ValueError(f"expected a step counted from 0, found {step}")
+    of_step = {"run_id": run_id, "step": step, "phase": phase}
     rows: dict[str, list[Row]] = {name: [] for name in PARTS}
     once = _Once()
     for position, record in enumerate(records):
         _check(record, step, phase)
-        keys = {"run_id": run_id, "step": step, "phase": phase, "trajectory_id": record.trajectory.id}
-        searches = list(_search_rows(record.trajectory, keys, once))
+        keys = of_step | {"trajectory_id": record.trajectory.id}
+        searches = [keys | row for row in _search_rows(record.trajectory, once)]
         rows["searches"] += searches
-        rows["segments"] += _segment_rows(record, keys)
-        rows["trajectories"].append(_trajectory_row(record, position, searches, once) | keys)
-    rows["steps"].append(_step_row(run_id, step, phase, len(records), metrics))
+        rows["segments"] += [keys | row for row in _segment_rows(record)]
+        rows["trajectories"].append(
+            of_step | _trajectory_row(record, searches, once) | {"position": position}
+        )
+    written = datetime.now(UTC).replace(tzinfo=None)
+    values = [(name, float(value)) for name, value in metrics.items()]
+    rows["steps"].append(of_step | {"written": written, "trajectories": len(records), "metrics": values})
     return {name: _table(rows[name], schema) for name, schema in PARTS.items()}
 
 
@@ -84,55 +97,35 @@ def _check(record: Record, step: int, phase: Phase) -> None:
             f"trajectory {trajectory.id} is of {trajectory.phase} step {trajectory.step}, "
             f"but was passed as {phase} step {step}"
         )
-    tokens = _tokens(trajectory)
+    tokens = len(trajectory.token_ids)
     for name in PER_TOKEN:
         values = getattr(record, name)
         if values is not None and len(values) != tokens:
             raise ValueError(f"trajectory {trajectory.id} has {tokens} tokens and {len(values)} {name}")
 
 
-def _tokens(trajectory: Trajectory) -> int:
-    return sum(len(segment.token_ids) for segment in trajectory.segments)
-
-
-def _step_row(run_id: str, step: int, phase: Phase, count: int, metrics: Mapping[str, float]) -> Row:
-    return {
-        "run_id": run_id,
-        "step": step,
-        "phase": phase,
-        "written": datetime.now(UTC).replace(tzinfo=None),
-        "trajectories": count,
-        "metrics": [(name, float(value)) for name, value in metrics.items()],
-    }
-
-
-def _trajectory_row(record: Record, position: int, searches: list[Row], once: _Once) -> Row:
+def _trajectory_row(record: Record, searches: list[Row], once: _Once) -> Row:
     trajectory, score = record.trajectory, record.score
+    golds, parts = trajectory.question.golden_answers, score.parts if score else {}
+    correctness = {
+        name: parts[name] if name in parts else measure(trajectory.answer, golds) if golds else None
+        for name, measure in once.measures.items()
+    }
     return {
-        "id": trajectory.id,
-        "position": position,
-        "sample": trajectory.sample,
-        "attempt": trajectory.attempt,
-        "end": trajectory.end,
-        "answer": trajectory.answer,
-        "reward": None if score is None else score.value,
-        "parts": [] if score is None else list(score.parts.items()),
-        "per_turn": None if score is None else score.per_turn,
-        "valid": trajectory.valid,
+        **once.question(trajectory.question),
+        **{name: getattr(trajectory, name) for name in _OF_TRAJECTORY},
+        **correctness,
+        "reward": score.value if score else None,
+        "parts": list(parts.items()),
+        "per_turn": score.per_turn if score else None,
         "left_out": record.left_out,
         "turns": trajectory.turns,
+        "valid": trajectory.valid,
         "searches": len(searches),
-        "valid_actions": trajectory.valid_actions,
-        "valid_searches": trajectory.valid_searches,
         "tokens": trajectory.policy_tokens,
-        "total_tokens": _tokens(trajectory),
-        "seconds": trajectory.seconds,
+        "total_tokens": len(trajectory.token_ids),
         "gold_in_passages": any(hit["has_answer"] for row in searches for hit in row["hits"][: row["shown"]]),
-        "think_is_open": trajectory.think_is_open,
-        "error": trajectory.error,
         "index_digest": next((row["index_digest"] for row in searches if row["index_digest"]), ""),
-        **once.question(trajectory.question),
-        **_correctness(trajectory, score, once),
     }
 
 
@@ -158,92 +151,63 @@ QUESTION_DIGEST = (
 
 def question_digest(question: Question) -> str:
     """A digest of all that the log holds of a question: text, prompt, answers, metadata, where it is from."""
-    found = _question_columns(question)
+    columns = _question_columns(question)
     names = ("question_id", "question", "prompt", "data_source", "split", "metadata")
-    texts = [*(found[name] for name in names), chr(30).join(found["golden_answers"])]
+    texts = [*(columns[name] for name in names), chr(30).join(columns["golden_answers"])]
     return md5(chr(31).join(texts).encode("utf-8", "replace"), usedforsecurity=False).hexdigest()
 
 
-def _correctness(trajectory: Trajectory, score: Score | None, once: _Once) -> dict[str, float | None]:
-    golds = trajectory.question.golden_answers
-    parts = score.parts if score else {}
-    if not golds:
-        return {name: parts.get(name) for name in once.measures}
-    return {
-        name: parts[name] if name in parts else measure(trajectory.answer, golds)
-        for name, measure in once.measures.items()
-    }
-
-
-def _segment_rows(record: Record, keys: Row) -> Iterator[Row]:
+def _segment_rows(record: Record) -> Iterator[Row]:
+    """What the policy did not write has no numbers. Entropies are rounded to half precision: zstd leaves
+    little of the bytes that are zero then."""
     start = 0
     for position, segment in enumerate(record.trajectory.segments):
         stop = start + len(segment.token_ids)
-        yield keys | {
+        row: Row = {
             "position": position,
             "kind": segment.kind,
             "turn": segment.turn,
             "text": segment.text,
             "token_ids": segment.token_ids,
             "mask": int(segment.is_policy),
-            "logprobs": segment.logprobs if segment.is_policy else None,
-            **{name: _slice(getattr(record, name), segment, start, stop) for name in PER_TOKEN[:-1]},
-            "entropies": _halved(_slice(record.entropies, segment, start, stop)),
         }
+        if segment.is_policy:
+            values = {name: getattr(record, name) for name in PER_TOKEN}
+            row |= {name: of[start:stop] for name, of in values.items() if of is not None}
+            row["logprobs"] = segment.logprobs
+            if "entropies" in row:
+                row["entropies"] = np.asarray(row["entropies"], np.float16).astype(np.float32)
+        yield row
         start = stop
 
 
-def _slice(values: Sequence[float] | None, segment: Segment, start: int, stop: int) -> Sequence[float] | None:
-    return values[start:stop] if values is not None and segment.is_policy else None
-
-
-def _halved(values: Sequence[float] | None) -> np.ndarray | None:
-    """`values` rounded to half precision; zstd leaves little of the bytes that are zero then."""
-    return None if values is None else np.asarray(values, np.float16).astype(np.float32)
-
-
-def _search_rows(trajectory: Trajectory, keys: Row, once: _Once) -> Iterator[Row]:
+def _search_rows(trajectory: Trajectory, once: _Once) -> Iterator[Row]:
     golds = trajectory.question.golden_answers
     asked: set[str] = set()
     for position, search in enumerate(trajectory.searches):
         shown = search.shown_texts
         texts = [*shown, *(hit.passage.contents for hit in search.hits[len(shown) :])]
         hits = [
-            _hit_row(hit, once.contains_answer(text, golds))
+            {
+                "passage_id": hit.passage.id,
+                "title": hit.passage.title,
+                "contents": hit.passage.contents,
+                "score": hit.score,
+                "has_answer": once.contains_answer(text, golds),
+            }
             for hit, text in zip(search.hits, texts, strict=True)
         ]
         query = search.query.strip(" ").lower()
-        yield (
-            keys
-            | _search_columns(search)
-            | {
-                "position": position,
-                "hits": hits,
-                "returned": len(hits),
-                "gold_rank": next(
-                    (rank for rank, hit in enumerate(hits, start=1) if hit["has_answer"]), None
-                ),
-                "judged": bool(golds),
-                "repeated": query in asked,
-            }
-        )
+        yield {
+            **{name: getattr(search, name) for name in _OF_SEARCH},
+            "position": position,
+            "hits": hits,
+            "returned": len(hits),
+            "gold_rank": next((rank for rank, hit in enumerate(hits, start=1) if hit["has_answer"]), None),
+            "judged": bool(golds),
+            "repeated": query in asked,
+        }
         asked.add(query)
-
-
-def _search_columns(search: Search) -> Row:
-    names = ("turn", "retriever", "query", "status", "latency_s", "attempts", "error", "index_digest")
-    return {name: getattr(search, name) for name in (*names, "shown", "cut")}
-
-
-def _hit_row(hit: Hit, has_answer: bool) -> Row:
-    passage = hit.passage
-    return {
-        "passage_id": passage.id,
-        "title": passage.title,
-        "contents": passage.contents,
-        "score": hit.score,
-        "has_answer": has_answer,
-    }
 
 
 def _json(value: object) -> str:
@@ -298,8 +262,10 @@ def read_with_rows(
     found = rows(connection, f"FROM trajectories WHERE {where} ORDER BY {RECORD_ORDER}", parameters)
     segments = _children(connection, "segments", found, "*" if tokens else _WITHOUT_TOKENS)
     searches = _children(connection, "searches", found)
+    keys = [(row["run_id"], row["id"]) for row in found]
     return [
-        (_record(row, segments.get(key, []), searches.get(key, [])), row) for row, key in _keyed(found, "id")
+        (_record(row, segments.get(key, []), searches.get(key, [])), row)
+        for row, key in zip(found, keys, strict=True)
     ]
 
 
@@ -313,37 +279,29 @@ Key = tuple[str, str]
 """The run and the id of a trajectory."""
 
 
-def _keyed(found: Iterable[Row], name: str) -> Iterator[tuple[Row, Key]]:
-    return ((row, (row["run_id"], row[name])) for row in found)
-
-
 def _children(
     connection: duckdb.DuckDBPyConnection, table: str, trajectories: Sequence[Row], columns: str = "*"
 ) -> dict[Key, list[Row]]:
-    """The rows of `raw.<table>` by trajectory, each in order of position."""
-    near, values = _near(trajectories)
-    chosen = "(SELECT unnest(?), unnest(?))"
-    keys = [[row[name] for row in trajectories] for name in ("run_id", "id")]
-    query = f"SELECT {columns} FROM raw.{table} WHERE {near} AND (run_id, trajectory_id) IN {chosen}"
-    grouped: dict[Key, list[Row]] = {}
-    for row, key in _keyed(rows(connection, query, [*values, *keys]), "trajectory_id"):
-        grouped.setdefault(key, []).append(row)
-    for some in grouped.values():
-        some.sort(key=lambda row: row["position"])
-    return grouped
+    """The rows of `raw.<table>` by trajectory, each in order of position.
 
-
-def _near(trajectories: Sequence[Row]) -> tuple[str, list[object]]:
-    """A condition on constants that the rows of `trajectories` in other tables satisfy, and its parameters.
-
-    DuckDB skips the blocks of a table by it; by a join alone it reads the texts of the whole log first.
+    DuckDB skips row groups by the conditions on constants; by the join alone it would read all texts first.
     """
     if not trajectories:
-        return "false", []
+        return {}
     steps = [row["step"] for row in trajectories]
-    ids = [row["id"] for row in trajectories] if len(trajectories) <= _FEW else []
-    one_of = f" AND trajectory_id IN ({', '.join('?' * len(ids))})" if ids else ""
-    return f"step BETWEEN ? AND ?{one_of}", [min(steps), max(steps), *ids]
+    ids = [row["id"] for row in trajectories]
+    near = "step BETWEEN ? AND ?"
+    if few := ids if len(ids) <= _FEW else []:
+        near += f" AND trajectory_id IN ({', '.join('?' * len(few))})"
+    query = (
+        f"SELECT {columns} FROM raw.{table} WHERE {near} "
+        "AND (run_id, trajectory_id) IN (SELECT unnest(?), unnest(?)) ORDER BY position"
+    )
+    parameters = [min(steps), max(steps), *few, [row["run_id"] for row in trajectories], ids]
+    grouped: dict[Key, list[Row]] = {}
+    for row in rows(connection, query, parameters):
+        grouped.setdefault((row["run_id"], row["trajectory_id"]), []).append(row)
+    return grouped
 
 
 def rows(
@@ -369,19 +327,7 @@ def _record(row: Row, segments: list[Row], searches: list[Row]) -> Record:
 
 def trajectory_of(row: Row, segments: Iterable[Row], searches: Iterable[Row]) -> Trajectory:
     """The trajectory of a row of `raw.trajectories` and its rows of the other tables, in their order."""
-    return Trajectory(
-        question=_question(row),
-        segments=[_segment(segment) for segment in segments],
-        searches=[_search(search) for search in searches],
-        **{name: row[name] for name in ("end", "answer", "sample", "step", "phase", "attempt")},
-        **{name: row[name] for name in ("valid_actions", "valid_searches", "think_is_open")},
-        error=row["error"] or "",
-        seconds=row["seconds"],
-    )
-
-
-def _question(row: Row) -> Question:
-    return Question(
+    question = Question(
         id=row["question_id"],
         text=row["question"],
         golden_answers=tuple(row["golden_answers"]),
@@ -389,6 +335,10 @@ def _question(row: Row) -> Question:
         split=row["split"],
         prompt=tuple(json.loads(row["prompt"])),
         metadata=json.loads(row["metadata"]),
+    )
+    own = {name: row[name] for name in ("step", "phase", *_OF_TRAJECTORY[1:])}
+    return Trajectory(
+        question, [_segment(one) for one in segments], [_search(one) for one in searches], **own
     )
 
 
@@ -400,8 +350,7 @@ def _segment(row: Row) -> Segment:
 
 def _search(row: Row) -> Search:
     hits = tuple(Hit(Passage(hit["passage_id"], hit["contents"]), hit["score"]) for hit in row["hits"])
-    names = ("query", "status", "latency_s", "attempts", "error", "index_digest", "turn", "shown", "cut")
-    return Search(hits=hits, retriever=row["retriever"] or "", **{name: row[name] for name in names})
+    return Search(hits=hits, **{name: row[name] for name in _OF_SEARCH})
 
 
 def _score(row: Row) -> Score | None:

@@ -88,8 +88,8 @@ _TRAJECTORY = ("trajectory_id", pa.string(), "The trajectory, `trajectories.id`.
 
 RUNS = _columns(
     _RUN_ID,
-    ("status", pa.string(), "`running`, `finished`, `failed`, `interrupted`, or `unknown` (the writer is on "
-     "another machine)."),
+    ("status", pa.string(), "`running`, `finished`, `failed`, `interrupted`, or `unknown` (the writer is "
+     "on another machine)."),
     ("preset", pa.string(), "The preset."),
     ("algo", pa.string(), "The algorithm, such as `grpo`; `eval` for an evaluation."),
     ("seed", pa.int64(), "The seed."),
@@ -115,7 +115,7 @@ _STEPS = _columns(
     ("written", pa.timestamp("us"), "When the step was written (UTC)."),
     ("trajectories", pa.int32(), "Number of trajectories."),
     ("metrics", _NUMBERS, "Every metric of the step, by name."),
-)
+)  # fmt: skip
 
 _TRAJECTORIES = _columns(
     _RUN_ID,
@@ -142,8 +142,8 @@ _TRAJECTORIES = _columns(
     ("reward", pa.float64(), "The reward, the weighted sum of its parts; NULL if not scored."),
     ("parts", _NUMBERS, "The parts of the reward, unweighted."),
     ("per_turn", pa.list_(pa.float64()), "Rewards per turn, if the reward gives them."),
-    ("valid", pa.bool_(), "False if a search, the engine or the reward failed: logged, but excluded from the "
-     "loss."),
+    ("valid", pa.bool_(), "False if a search, the engine or the reward failed: logged, but excluded from "
+     "the loss."),
     ("left_out", pa.bool_(), "True if dynamic sampling left its group out of the update."),
     ("turns", pa.int32(), "Number of generations."),
     ("searches", pa.int32(), "Number of searches, with any outcome."),
@@ -151,8 +151,8 @@ _TRAJECTORIES = _columns(
     ("valid_searches", pa.int32(), "Number of executed searches."),
     ("tokens", pa.int32(), "Policy tokens."),
     ("total_tokens", pa.int32(), "All tokens: prompt, policy and observations."),
-    ("seconds", pa.float64(), "Seconds from the prompt to the end, beside the episodes that ran at the same "
-     "time; NULL if not known."),
+    ("seconds", pa.float64(), "Seconds from the prompt to the end, beside the episodes that ran at the "
+     "same time; NULL if not known."),
     ("gold_in_passages", pa.bool_(), "Whether a passage that was shown contains a golden answer."),
     ("think_is_open", pa.bool_(), "Whether the rendered prompt ends inside `<think>`."),
     ("index_digest", pa.string(), "The digest of the first index that answered, or an empty text."),
@@ -179,27 +179,15 @@ _SEGMENTS = _columns(
     ("text", pa.string(), "The text."),
     ("token_ids", pa.list_(pa.int32()), "The token ids, as sampled or as encoded."),
     ("mask", pa.int32(), "The response mask of its tokens: 1 for policy segments, else 0."),
-    (
-        "logprobs",
-        _FLOATS,
-        "The sampler's log-probability of each token; NULL except for policy segments.",
-    ),
+    ("logprobs", _FLOATS, "The sampler's log-probability of each token; NULL except for policy segments."),
     ("advantages", _FLOATS, "The advantage of each token; NULL if there is none."),
     ("returns", _FLOATS, "The return of each token; NULL if there is none."),
-    (
-        "trainer_logprobs",
-        _FLOATS,
-        "The trainer's log-probability of each token before the update (verl's `old_log_probs`), at the "
-        "temperature of the rollout; NULL where training did not compute it: evaluations, episodes that "
-        "failed or have no gradient.",
-    ),
-    (
-        "entropies",
-        _FLOATS,
-        "The entropy (nats) of the trainer's distribution that each token was drawn from, to 11 bits; NULL "
-        "like `trainer_logprobs`.",
-    ),
-)
+    ("trainer_logprobs", _FLOATS, "The trainer's log-probability of each token before the update (verl's "
+     "`old_log_probs`), at the temperature of the rollout; NULL where training did not compute it: "
+     "evaluations, episodes that failed or have no gradient."),
+    ("entropies", _FLOATS, "The entropy (nats) of the trainer's distribution that each token was drawn "
+     "from, to 11 bits; NULL like `trainer_logprobs`."),
+)  # fmt: skip
 
 _SEARCHES = _columns(
     _RUN_ID,
@@ -215,14 +203,10 @@ _SEARCHES = _columns(
     ("attempts", pa.int32(), "Number of attempts."),
     ("error", pa.string(), "The error, or an empty text."),
     ("index_digest", pa.string(), "The digest of the index that answered."),
-    (
-        "shown",
-        pa.int32(),
-        "How many of the passages, from the best, reached the policy; the others did not fit "
-        "into the observation.",
-    ),
+    ("shown", pa.int32(), "How many of the passages, from the best, reached the policy; the others did not "
+     "fit into the observation."),
     ("cut", pa.string(), "What was shown of the only one, in whole words, if its middle was cut; else NULL."),
-)
+)  # fmt: skip
 _NESTED_HITS = Column("hits", _HITS, "The returned passages, best first.")
 _RETURNED = ("hits", pa.int32(), "Number of returned passages.")
 _ABOUT_HITS = _columns(
@@ -251,8 +235,8 @@ _HIT_ROWS = _columns(
     ("score", pa.float64(), "The score of the retriever."),
     ("shown", pa.string(), "`whole`, `part` (its middle was cut) or `none` (it did not fit into the "
      "observation)."),
-    ("has_answer", pa.bool_(), "Whether it contains a golden answer as whole words, both normalised; of one "
-     "that was cut, whether the part that was shown does."),
+    ("has_answer", pa.bool_(), "Whether it contains a golden answer as whole words, both normalised; of "
+     "one that was cut, whether the part that was shown does."),
 )  # fmt: skip
 
 _REWARDS = _columns(
@@ -264,46 +248,40 @@ _REWARDS = _columns(
 _RUN_SPAN = _columns(
     ("steps", pa.int32(), "The last step in the log; NULL before the first."),
     ("written", pa.timestamp("us"), "When the last step was written (UTC)."),
-    (
-        "seconds",
-        pa.float64(),
-        "Seconds of running time, without the time between sessions.",
-    ),
-)
+    ("seconds", pa.float64(), "Seconds of running time, without the time between sessions."),
+)  # fmt: skip
 
-_PIVOT = (
-    ("score", ("critic/score/mean",), "`critic/score/mean`, the mean of the rewards."),
-    ("em", ("val/em", "test/em", "train/em"), "`val/em`, `test/em` or `train/em`, by phase."),
-    ("f1", ("val/f1", "test/f1", "train/f1"), "`val/f1`, `test/f1` or `train/f1`, by phase."),
-    ("response_length", ("response_length/mean",), "`response_length/mean`, in tokens."),
-    ("searches", ("env/number_of_valid_search",), "`env/number_of_valid_search`, per trajectory."),
-    ("finish_ratio", ("env/finish_ratio",), "`env/finish_ratio`, the share of trajectories that answered."),
-    (
-        "excluded_share",
-        ("env/excluded_share",),
+_PIVOT = {
+    "score": ("`critic/score/mean`, the mean of the rewards.", "critic/score/mean"),
+    "em": ("`val/em`, `test/em` or `train/em`, by phase.", "val/em", "test/em", "train/em"),
+    "f1": ("`val/f1`, `test/f1` or `train/f1`, by phase.", "val/f1", "test/f1", "train/f1"),
+    "response_length": ("`response_length/mean`, in tokens.", "response_length/mean"),
+    "searches": ("`env/number_of_valid_search`, per trajectory.", "env/number_of_valid_search"),
+    "finish_ratio": ("`env/finish_ratio`, the share of trajectories that answered.", "env/finish_ratio"),
+    "excluded_share": (
         "`env/excluded_share`, the share of trajectories lost to faults.",
+        "env/excluded_share",
     ),
-    ("entropy", ("actor/entropy",), "`actor/entropy`."),
-    ("ppo_kl", ("actor/ppo_kl",), "`actor/ppo_kl`."),
-    ("grad_norm", ("actor/grad_norm",), "`actor/grad_norm`."),
-    ("seconds", ("timing_s/step",), "`timing_s/step`, the seconds of the step."),
-)
+    "entropy": ("`actor/entropy`.", "actor/entropy"),
+    "ppo_kl": ("`actor/ppo_kl`.", "actor/ppo_kl"),
+    "grad_norm": ("`actor/grad_norm`.", "actor/grad_norm"),
+    "seconds": ("`timing_s/step`, the seconds of the step.", "timing_s/step"),
+}
+"""Columns of `steps`: what each means, and the metrics of which a step has one."""
 
 
 def _pivot_sql() -> str:
-    def value(names: tuple[str, ...]) -> str:
+    columns = ""
+    for column, (_, *names) in _PIVOT.items():
         values = ", ".join(f"max(metrics['{name}'])" for name in names)
-        return f"coalesce({values})"
-
-    columns = ", ".join(f"{value(names)} AS {column}" for column, names, _ in _PIVOT)
+        columns += f", coalesce({values}) AS {column}"
     return (
-        f"SELECT run_id, step, phase, max(written) AS written, "
-        f"sum(trajectories)::INTEGER AS trajectories, {columns} "
-        "FROM raw.steps GROUP BY run_id, step, phase"
+        "SELECT run_id, step, phase, max(written) AS written, sum(trajectories)::INTEGER AS trajectories"
+        f"{columns} FROM raw.steps GROUP BY run_id, step, phase"
     )
 
 
-_STEP_ROWS = _STEPS[:-1] + _columns(*((name, pa.float64(), text) for name, _, text in _PIVOT))
+_STEP_ROWS = _STEPS[:-1] + _columns(*((name, pa.float64(), text) for name, (text, *_) in _PIVOT.items()))
 
 _RUN_SQL = """
 SELECT runs.*, steps, written,
@@ -342,17 +320,13 @@ _WATCHES = _columns(
     ("bound", pa.float64(), "What the value was compared with; NULL if it was not known yet."),
     ("since", pa.int32(), "The first step that may be bad."),
     ("action", pa.string(), "`note`, `stop` or `rollback`."),
-    ("to_step", pa.int32(), "The step that the run was rolled back to; later ones in the log were made after "
-     "that."),
+    ("to_step", pa.int32(), "The step that the run was rolled back to; later ones in the log were made "
+     "after that."),
 )  # fmt: skip
 
 TABLES: tuple[Table, ...] = (
-    Table(
-        "runs", "One row per run.", RUNS + _RUN_SPAN,
-        _RUN_SQL,
-    ),
-    Table("steps", "One row per step and phase, with the most common metrics.", _STEP_ROWS,
-          _pivot_sql()),
+    Table("runs", "One row per run.", RUNS + _RUN_SPAN, _RUN_SQL),
+    Table("steps", "One row per step and phase, with the most common metrics.", _STEP_ROWS, _pivot_sql()),
     Table(
         "metrics", "One row per metric of a step.", _METRICS,
         "SELECT run_id, step, phase, entry.key AS name, entry.value AS value FROM "
@@ -361,11 +335,8 @@ TABLES: tuple[Table, ...] = (
     Table("trajectories", "One row per episode.", (*_TRAJECTORIES, _VERDICT), VERDICT_SQL),
     Table("segments", "One row per segment: consecutive tokens with one author.", _SEGMENTS,
           "SELECT * FROM raw.segments"),
-    Table(
-        "searches", "One row per search.",
-        (*_SEARCHES, Column(*_RETURNED), *_ABOUT_HITS),
-        "SELECT * EXCLUDE (returned) REPLACE (returned AS hits) FROM raw.searches",
-    ),
+    Table("searches", "One row per search.", (*_SEARCHES, Column(*_RETURNED), *_ABOUT_HITS),
+          "SELECT * EXCLUDE (returned) REPLACE (returned AS hits) FROM raw.searches"),
     Table("hits", "One row per returned passage.", _HIT_ROWS, _HIT_SQL),
     Table(
         "rewards", "One row per part of a trajectory's reward.", _REWARDS,
@@ -373,14 +344,10 @@ TABLES: tuple[Table, ...] = (
         "(SELECT run_id, id AS trajectory_id, step, phase, unnest(map_entries(parts)) AS entry "
         "FROM raw.trajectories)",
     ),
-    Table(
-        "rescores", "One row per measure that `srl eval rescore` computed of a trajectory, in files of its "
-        "own.", _RESCORES, "SELECT * FROM raw.rescores",
-    ),
-    Table(
-        "watches", "One row each time that a watch fired, in a file of its own.", _WATCHES,
-        "SELECT * FROM raw.watches",
-    ),
+    Table("rescores", "One row per measure that `srl eval rescore` computed of a trajectory, in files of "
+          "its own.", _RESCORES, "SELECT * FROM raw.rescores"),
+    Table("watches", "One row each time that a watch fired, in a file of its own.", _WATCHES,
+          "SELECT * FROM raw.watches"),
 )  # fmt: skip
 
 

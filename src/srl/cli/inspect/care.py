@@ -36,7 +36,7 @@ def prune(
     """
     from srl.browse.trajectories import span
     from srl.errors import UserError
-    from srl.store.prune import Rule, plan, summed
+    from srl.store.prune import plan, summed
     from srl.store.prune import prune as remove
     from srl.store.reader import existing_logs
 
@@ -45,8 +45,7 @@ def prune(
     log, *others = existing_logs(paths([run])[0])
     if others:
         raise UserError(f"{run} has {1 + len(others)} runs; prune one at a time")
-    rule = Rule(None if steps is None else span(steps), phase.value if phase else None, keep_every)
-    planned = plan(log, rule)
+    planned = plan(log, span(steps) if steps else None, phase.value if phase else None, keep_every)
     print_rows(summed(planned), json, {name: name for name in _COLUMNS})
     if yes:
         remove(log, {(row["step"], row["phase"]) for row in planned})
