@@ -15,9 +15,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
 
 
-def exclude(given: Mapping[str, bool], why: str) -> None:
-    """Raises UserError if two of the options, by name, are `given`; `why` says what they exclude."""
-    typed = [name for name, is_given in given.items() if is_given]
+def exclude(options: Mapping[str, bool], why: str) -> None:
+    """Raises UserError if two of these options are typed (True); `why` says what they exclude."""
+    typed = [name for name, is_typed in options.items() if is_typed]
     if len(typed) > 1:
         raise UserError(f"{' and '.join(typed[:2])} exclude each other: {why}")
 

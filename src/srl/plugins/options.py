@@ -27,10 +27,10 @@ def validated(where: str, model: type[BaseModel], options: Mapping[str, Any]) ->
     except ValidationError as error:
         first, *rest = error.errors(include_url=False)
         key = ".".join((where, *map(str, first["loc"])))
-        given = first["input"]
-        may_hold_a_secret = isinstance(given, Mapping | list | tuple) or "://" in str(given)
+        value = first["input"]
+        may_hold_a_secret = isinstance(value, Mapping | list | tuple) or "://" in str(value)
         is_shown = first["type"] != "missing" and not may_hold_a_secret
-        what = f"{key} is {quoted(repr(given), 60)}, " if is_shown else f"{key}: "
+        what = f"{key} is {quoted(repr(value), 60)}, " if is_shown else f"{key}: "
         more = f"; and {len(rest)} more" if rest else ""
         raise UserError(f"{what}{expected(first)}{more}", key=key, hint=f"type: --set {key}=VALUE") from error
 

@@ -117,8 +117,8 @@ def _a_retrieved_span_changes_nothing(algorithm: Algorithm) -> None:
     rows = [_with_columns(_rows(batch(), [row]), 3 + row % 4, fill=30.0) for row in range(7)]
     longer = {name: torch.cat([row[name] for row in rows]) for name in COLUMNS}
     kept = torch.tensor([[*range(3 + row % 4), *range(6 + row % 4, 15)] for row in range(7)])
-    found = [tensor.gather(1, kept) for tensor in _estimate(algorithm, {**batch(), **longer})]
-    _expect_unchanged(algorithm, found, "with three more tokens that the policy only read")
+    without = [tensor.gather(1, kept) for tensor in _estimate(algorithm, {**batch(), **longer})]
+    _expect_unchanged(algorithm, without, "with three more tokens that the policy only read")
 
 
 def _a_lone_survivor_is_no_nan(algorithm: Algorithm) -> None:
@@ -186,12 +186,12 @@ def _with_columns(batch: Batch, at: int, fill: float) -> Batch:
 
 
 def _expect_unchanged(
-    algorithm: Algorithm, found: Any, when: str, rows: list[int] | slice = slice(None)
+    algorithm: Algorithm, changed: Any, when: str, rows: list[int] | slice = slice(None)
 ) -> None:
-    """What was `found` is the estimate of these rows of the plain batch."""
-    for name, one, other in zip(Advantages._fields, found, _estimate(algorithm, batch()), strict=True):
-        close = torch.allclose(one, other[rows], rtol=1e-4, atol=1e-5)
-        expect(close, f"{name} differ by {(one - other[rows]).abs().max():.2g} {when}")
+    """`changed` is the estimate of these rows of the plain batch."""
+    for name, now, plain in zip(Advantages._fields, changed, _estimate(algorithm, batch()), strict=True):
+        close = torch.allclose(now, plain[rows], rtol=1e-4, atol=1e-5)
+        expect(close, f"{name} differ by {(now - plain[rows]).abs().max():.2g} {when}")
 
 
 def _expect_finite(advantages: Advantages, when: str) -> None:

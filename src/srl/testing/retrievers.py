@@ -167,9 +167,9 @@ def _queries_without_text_are_rejected(trial: Trial) -> None:
 
 
 def _is_the_same_after_opening(trial: Trial) -> None:
-    made, opened = trial.make(), trial.retriever
-    expect(opened.live == made.live, f"`live` is {made.live} before `open` and {opened.live} after")
-    before, after = dict(made.identity()), dict(opened.identity())
+    fresh, opened = trial.make(), trial.retriever
+    expect(opened.live == fresh.live, f"`live` is {fresh.live} before `open` and {opened.live} after")
+    before, after = dict(fresh.identity()), dict(opened.identity())
     expect(before == after, f"`identity()` is {before} before `open` and {after} after")
 
 
@@ -201,8 +201,8 @@ def _answers_from_several_threads(trial: Trial) -> None:
 
     before = trial.search(QUERIES)
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda _: trial.search(QUERIES), range(8)):
-            _expect_same(before, found)
+        for lists in pool.map(lambda _: trial.search(QUERIES), range(8)):
+            _expect_same(before, lists)
 
 
 CHECKS = [
@@ -231,16 +231,15 @@ LIVE_CHECKS = [
 ]
 
 
-def _flat(found: Hits) -> list[Hit]:
-    return [hit for hits in found for hit in hits]
+def _flat(lists: Hits) -> list[Hit]:
+    return [hit for hits in lists for hit in hits]
 
 
-def _expect_same(one: Hits, other: Hits) -> None:
+def _expect_same(first: Hits, second: Hits) -> None:
     """The same passages in the same order, with scores that agree to four digits."""
-    for left, right in zip(one, other, strict=True):
+    for left, right in zip(first, second, strict=True):
         ids = [hit.passage.id for hit in left], [hit.passage.id for hit in right]
         expect(ids[0] == ids[1], f"one call found {ids[0]}, another {ids[1]}")
         for a, b in zip(left, right, strict=True):
-            expect(
-                math.isclose(a.score, b.score, rel_tol=1e-4), f"one call scored {a.score}, another {b.score}"
-            )
+            close = math.isclose(a.score, b.score, rel_tol=1e-4)
+            expect(close, f"one call scored {a.score}, another {b.score}")
