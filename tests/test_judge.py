@@ -285,7 +285,7 @@ def test_a_key_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"url": "http://me:password@host/v1"}, "reward.judge.url.*password"),
+        ({"url": "http://me:password@host/v1"}, "reward.judge.url"),
         ({"verdicts": {"Right": 1.0, "wrong": 0.0}}, "'Right'"),
         ({"verdicts": {"right": 1.0}}, "reward.judge.verdicts"),
         ({"prompt": "no-such-file.txt"}, "reward.judge.prompt: no-such-file.txt"),
@@ -300,7 +300,7 @@ def test_a_file_that_is_no_cache_is_one_line_and_a_prompt_needs_its_fields(tmp_p
     (tmp_path / "verdicts.sqlite").write_text("not a data base, but long enough to be read as one " * 20)
     with (
         judged_by(careful, tmp_path) as (mix, _),
-        pytest.raises(UserError, match="remove it, or name another"),
+        pytest.raises(UserError, match=r"verdicts\.sqlite"),
     ):
         score(mix, "Genoa")
     (tmp_path / "mine.txt").write_text("{question} {verdicts}")
