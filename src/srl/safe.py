@@ -16,7 +16,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Iterable
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from srl.errors import UserError
 
@@ -77,11 +77,11 @@ def refusal(status: int, said: str | bytes, width: int = LONGEST) -> str:
 
 
 def hidden(text: str) -> str:
-    """`text` with each secret replaced."""
+    """`text` with each secret replaced, also as it stands in a URL."""
     secrets = {os.environ.get(name, "").strip() for name in _variables}
     for secret in sorted(secrets, key=len, reverse=True):  # one may begin with another
         if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, HIDDEN)
+            text = text.replace(secret, HIDDEN).replace(quote(secret, safe=""), HIDDEN)
     return text
 
 
