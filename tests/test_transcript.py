@@ -166,6 +166,8 @@ def test_a_group_is_the_samples_of_one_question_with_their_advantages(tmp_path):
     assert numbers == [(0.5, 1.125, 1.0), (-0.5, 0.125, 0.0), (0.5, 1.125, 1.0)]
     assert samples[0]["queries"] == ["painter 0"]
     assert "0.792, standard deviation 0.471" in in_words(samples)
+    by_turn = {"lowest_advantage": 0.0, "highest_advantage": 0.5, "reward": 1.0}
+    assert "advantages are 0" not in in_words([row | by_turn for row in samples])
 
 
 @pytest.mark.parametrize(

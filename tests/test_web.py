@@ -77,16 +77,20 @@ def logged(workspace):
 
 
 def hostile(text):
-    """A trajectory that has `text` in every field that a model, a passage or a question can write."""
+    """A trajectory that has `text` in every field that a model, a passage or a question can write.
+
+    The golden answer, which pages mark, begins with it, and stands beside the text alone.
+    """
+    gold = f"{text} Bern"
     asked = Question(
-        f"q{len(text)}", text, (text,), text, text, ({"role": "user", "content": text},), {"hops": 2}
+        f"q{len(text)}", text, (gold,), text, text, ({"role": "user", "content": text},), {"hops": 2}
     )
     made = episode(0, answer=text, asked=asked)
     made.segments[1] = Segment(
         "policy", (1, 2), f"<think>{text}</think><search>{text}</search>", 0, (-0.5, -0.5)
     )
-    made.segments[2] = read("observation", f"<information>{text}</information>", 0)
-    made.searches[:] = [search(text, Passage(text, f"{text}\n{text}"), error=text)]
+    made.segments[2] = read("observation", f"<information>{text}; {gold}</information>", 0)
+    made.searches[:] = [search(text, Passage(text, f"{text}\n{text}; {gold}"), error=text)]
     return made
 
 
