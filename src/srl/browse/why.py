@@ -187,14 +187,14 @@ SELECT {{means}} FROM (
     FROM trajectories LEFT JOIN (
         SELECT trajectory_id AS id, bool_or(gold_rank IS NOT NULL) AS returned,
             count(*) FILTER (repeated) AS repeats
-        FROM searches WHERE run_id = $run AND phase = 'train' AND list_contains($steps, step) GROUP BY ALL
+        FROM searches WHERE run_id = $run AND phase = 'train' AND step BETWEEN $first AND $last GROUP BY ALL
     ) USING (id)
-    WHERE run_id = $run AND phase = 'train' AND list_contains($steps, step) AND em IS NOT NULL
+    WHERE run_id = $run AND phase = 'train' AND step BETWEEN $first AND $last AND em IS NOT NULL
 )
 """
 _NUMBERS = """
 SELECT name, median(value) FROM metrics
-WHERE run_id = $run AND phase = 'train' AND list_contains($steps, step) AND isfinite(value) GROUP BY name
+WHERE run_id = $run AND phase = 'train' AND step BETWEEN $first AND $last AND isfinite(value) GROUP BY name
 """
 
 
@@ -204,7 +204,8 @@ def _rates(connection: duckdb.DuckDBPyConnection, run_id: str, steps: Sequence[i
         f'AS "{name}"'
         for name, (what, over) in _RATES.items()
     )
-    place = {"run": run_id, "steps": list(steps)}
+    first, last = (steps[0], steps[-1]) if steps else (1, 0)
+    place = {"run": run_id, "first": first, "last": last}
     [rates] = rows(connection, _EPISODES.format(means=means), place)
     numbers = dict(connection.execute(_NUMBERS, place).fetchall())
     for name, metrics in _METRICS.items():
