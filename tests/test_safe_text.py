@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import unicodedata
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -61,9 +62,12 @@ def test_safe_json_says_the_same_and_prints(value):
     assert not any(_acts(letter) for letter in text if letter not in "\n\u200c\u200d")
 
 
-def test_a_token_is_hidden_in_errors(token):
+@pytest.mark.parametrize("value", [TOKEN, "\udcff-secret"])
+@pytest.mark.parametrize("form", [str, lambda value: quote(value, safe="", errors="replace")])
+def test_a_token_is_hidden_in_errors_as_it_is_and_as_in_a_url(value, form, monkeypatch):
+    monkeypatch.setenv("SRL_SEARCH_TOKEN", value)
     for show in (hidden, safe_message, quoted):
-        assert show(f"said: [{token}] to all") == f"said: [{HIDDEN}] to all"
+        assert show(f"said: [{form(value)}] to all") == f"said: [{HIDDEN}] to all"
 
 
 def test_results_are_never_altered_to_hide_a_secret(token):

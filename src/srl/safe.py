@@ -81,7 +81,7 @@ def hidden(text: str) -> str:
     secrets = {os.environ.get(name, "").strip() for name in _variables}
     for secret in sorted(secrets, key=len, reverse=True):  # one may begin with another
         if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, HIDDEN).replace(quote(secret, safe=""), HIDDEN)
+            text = text.replace(secret, HIDDEN).replace(quote(secret, safe="", errors="replace"), HIDDEN)
     return text
 
 
