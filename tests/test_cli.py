@@ -29,7 +29,7 @@ from srl.errors import CheckFailed, UserError
 
 __all__ = ["site"]
 
-MOST_OPTIONS = 230
+MOST_OPTIONS = 225
 HEAVY = {"torch", "transformers", "numpy", "duckdb", "pyarrow", "fastapi", "httpx", "rich", "yaml"}
 
 

@@ -263,7 +263,7 @@ def test_the_queries_of_the_page_have_rows(srl, workspace, query):
 def test_what_sql_prints_does_not_depend_on_the_environment(srl, logs, monkeypatch, variable):
     monkeypatch.setenv(variable, "painter 0 born")
     query = "SELECT 'is the painter 0 born' AS said, ['painter 0 born'] AS listed"
-    for form in ("--csv", "--json", "--wide"):
+    for form in ("--csv", "--json"):
         assert srl("sql", query, form)[1].count("painter 0 born") == 2
 
 

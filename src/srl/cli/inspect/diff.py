@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
-from srl.cli.inspect.shared import Json, Limit, OfPhase, Wide, app, paths, print_rows, read
+from srl.cli.inspect.shared import Json, Limit, OfPhase, app, paths, print_rows, read
 from srl.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ def diff(
     ] = False,
     limit: Limit = 20,
     json: Json = False,
-    wide: Wide = False,
 ) -> None:
     """Compare two runs, or two steps, on the questions of both: which flipped, which queries changed.
 
@@ -57,10 +56,10 @@ def diff(
     if json:
         output.print_rows([_summary(result), *shown])
         return
-    _print_summary(result, wide)
+    _print_summary(result)
     if shown:
         output.line()
-        print_rows([_flat(row) for row in shown], False, _CHANGES, wide=wide, least=("source", "gold"))
+        print_rows([_flat(row) for row in shown], False, _CHANGES, least=("source", "gold"))
     if len(changes) > len(shown):
         output.note(f"first {len(shown)} of {len(changes)}; --limit 0 lists all")
 
@@ -75,7 +74,7 @@ _CHANGES = {
 }  # fmt: skip
 
 
-def _print_summary(result: Diff, wide: bool) -> None:
+def _print_summary(result: Diff) -> None:
     n = result.whole.questions
     for letter, side in (("A", result.a), ("B", result.b)):
         output.line(f"{letter}  {side.run_id} {side.phase} step {side.step}")
@@ -86,7 +85,7 @@ def _print_summary(result: Diff, wide: bool) -> None:
     output.line(f"other queries: {result.other_queries} ({result.other_queries / n:.1%})")
     output.line()
     several = result.sets if len(result.sets) > 1 else []
-    print_rows([_set_row(one) for one in (*several, result.whole)], False, _SETS, wide=wide)
+    print_rows([_set_row(one) for one in (*several, result.whole)], False, _SETS)
 
 
 def _set_row(one: SetDiff) -> dict[str, Any]:

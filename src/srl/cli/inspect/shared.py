@@ -37,9 +37,6 @@ Run = Annotated[
 ]
 RunOption = Annotated[str, typer.Option("--run", metavar="RUN", help="Run, as for the other commands.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines, one object per line.")]
-Wide = Annotated[
-    bool, typer.Option("--wide", help="Show all columns in full, whatever the width of the terminal.")
-]
 Steps = Annotated[str | None, typer.Option(metavar="N|A:B", help="One step, or steps A to B.")]
 OfPhase = Annotated[Phase | None, typer.Option(help="Only this phase.")]
 Trajectory = Annotated[str, typer.Argument(metavar="ID", help="Trajectory id, or the beginning of it.")]
@@ -117,17 +114,16 @@ def print_rows(
     columns: dict[str, str],
     digits: int | None = 3,
     *,
-    wide: bool = False,
     least: Sequence[str] = (),
 ) -> None:
     """Print JSON lines, or a table of `columns` with their headings.
 
-    On a terminal each row is one line, and columns without room are left out, those in `least` first; with
-    `wide` none is.
+    On a terminal each row is one line, and columns without room are left out, those in `least` first; a pipe
+    gets them all.
     """
     from srl.browse.formatting import cells
 
     if json:
         output.print_rows(rows)
         return
-    output.table(list(columns.values()), cells(rows, columns, digits), one_line=not wide, least=least)
+    output.table(list(columns.values()), cells(rows, columns, digits), one_line=True, least=least)

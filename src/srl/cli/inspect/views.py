@@ -16,7 +16,6 @@ from srl.cli.inspect.shared import (
     RunOption,
     Sort,
     Trajectory,
-    Wide,
     app,
     of_run,
     paths,
@@ -37,7 +36,7 @@ QUERY_S = 600.0
 
 
 @app.command()
-def runs(json: Json = False, wide: Wide = False) -> None:
+def runs(json: Json = False) -> None:
     """List the runs of the workspace with their status and results.
 
     \b
@@ -52,7 +51,7 @@ def runs(json: Json = False, wide: Wide = False) -> None:
     workspace.find_run("last")
     table = read([workspace.runs], all_runs)
     unused = {name for name in OF_EVALUATIONS if all(row[name] is None for row in table)}
-    print_rows(table, json, {n: head for n, head in HEADINGS.items() if n not in unused}, wide=wide)
+    print_rows(table, json, {n: head for n, head in HEADINGS.items() if n not in unused})
 
 
 @app.command()
@@ -64,7 +63,6 @@ def trajectories(
     sort: Sort = "-step",
     limit: Limit = 20,
     json: Json = False,
-    wide: Wide = False,
 ) -> None:
     """List trajectories, the latest first.
 
@@ -79,7 +77,7 @@ def trajectories(
     if not listed:
         output.note("no matching trajectory; try fewer filters")
         return
-    print_rows(listed, json, of_run(run) | HEADINGS, wide=wide, least=LEAST)
+    print_rows(listed, json, of_run(run) | HEADINGS, least=LEAST)
     if len(listed) == limit and not json:
         output.note(f"first {limit} rows; --limit 0 lists all; `srl inspect show ID` shows one")
 
@@ -95,7 +93,6 @@ def show(
         bool, typer.Option("--tokens", help="Its tokens with their mask, log-probs and advantages.")
     ] = False,
     json: Json = False,
-    wide: Wide = False,
 ) -> None:
     """Show one trajectory: text of the policy, observations, searches and rewards.
 
@@ -112,9 +109,9 @@ def show(
 
     exclude({"--group": group, "--tokens": tokens}, "one lists the samples, the other the tokens")
     if group:
-        _show_group(trajectory, run, json, wide)
+        _show_group(trajectory, run, json)
     elif tokens:
-        _show_tokens(trajectory, run, json, wide)
+        _show_tokens(trajectory, run, json)
     else:
         shown = read_holding(run, lambda log, path: transcript(log, trajectory))
         if json:
@@ -123,7 +120,7 @@ def show(
             render(output.stdout(), shown)
 
 
-def _show_group(trajectory: str, run: str, json: bool, wide: bool) -> None:
+def _show_group(trajectory: str, run: str, json: bool) -> None:
     from srl.browse.groups import HEADINGS, group_of, in_words, summary
 
     samples = [summary(one) for one in read_holding(run, lambda log, path: group_of(log, trajectory))]
@@ -136,10 +133,10 @@ def _show_group(trajectory: str, run: str, json: bool, wide: bool) -> None:
         )
         output.line()
         samples = [row | {"queries": " | ".join(row["queries"])} for row in samples]
-    print_rows(samples, json, HEADINGS, wide=wide, least=("tokens", "end"))
+    print_rows(samples, json, HEADINGS, least=("tokens", "end"))
 
 
-def _show_tokens(trajectory: str, run: str, json: bool, wide: bool) -> None:
+def _show_tokens(trajectory: str, run: str, json: bool) -> None:
     from srl.browse.token_text import token_rows, tokenizer_of
     from srl.browse.transcript import transcript
 
@@ -148,7 +145,7 @@ def _show_tokens(trajectory: str, run: str, json: bool, wide: bool) -> None:
         return token_rows(transcript(log, trajectory), tokenizer_of(path, model or ""))
 
     table = read_holding(run, read_tokens)
-    print_rows(table, json, {name: name for name in table[0]} if table else {}, wide=wide)
+    print_rows(table, json, {name: name for name in table[0]} if table else {})
 
 
 @app.command()
@@ -217,7 +214,6 @@ def sql(
     ] = None,
     json: Json = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
-    wide: Wide = False,
     unsafe: Annotated[
         bool, typer.Option("--unsafe", help="Allow other statements and files: EXPLAIN, COPY, read_csv, SET.")
     ] = False,
@@ -243,7 +239,7 @@ def sql(
     if csv:
         output.verbatim(csv_text(answer.columns, answer.rows))
     else:
-        print_rows(answer.records(), json, {name: name for name in answer.columns}, None, wide=wide)
+        print_rows(answer.records(), json, {name: name for name in answer.columns}, None)
 
 
 @app.command()

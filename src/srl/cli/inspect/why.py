@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from srl.cli import output
-from srl.cli.inspect.shared import Json, Run, Wide, app, paths, print_rows, read
+from srl.cli.inspect.shared import Json, Run, app, paths, print_rows, read
 
 
 @app.command()
-def why(run: Run = "last", json: Json = False, wide: Wide = False) -> None:
+def why(run: Run = "last", json: Json = False) -> None:
     """Say why a training run got worse: the likeliest cause, what changed, and episodes that show it.
 
     The steps before exact match fell are compared with those since, along the chain from question to answer;
@@ -34,7 +34,7 @@ def why(run: Run = "last", json: Json = False, wide: Wide = False) -> None:
     if not result.causes:
         output.line("no rule names a cause")
     output.line()
-    print_rows(result.changes, False, HEADINGS, wide=wide)
+    print_rows(result.changes, False, HEADINGS)
     if result.examples:
         output.line()
-        print_rows(result.examples, False, EXAMPLES, wide=wide, least=("searches", "reward"))
+        print_rows(result.examples, False, EXAMPLES, least=("searches", "reward"))
