@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _LABELS = {"judgements": "the passages judged relevant", "answers": "the passages that contain an answer"}
 """What counts as relevant, in words."""
+_SHOWN = 5
+"""The most changed questions that a comparison shows; `--json` has all."""
 _BEARABLE = 0.01
 """Largest share of failed searches; above it the exit code is 1."""
 
@@ -48,9 +50,6 @@ def evaluate(
     ] = None,
     k: Annotated[str, typer.Option("-k", "--k", help="Depths of recall@k.")] = "1,3,5,10,100",
     settings: RetrieverSettings = None,
-    show: Annotated[
-        int, typer.Option(min=0, help="Questions to show with --against, the most changed first.")
-    ] = 5,
     per_question: Annotated[
         Path | None, typer.Option(help="Also write the results per question to this file, as JSON lines.")
     ] = None,
@@ -98,7 +97,7 @@ def evaluate(
         output.table(("measure", "mean", "95% interval"), rows)
     else:
         output.line(f"A: {_in_words(named[against])}\nB: {_in_words(named[index])}\n{_measured(found)}")
-        _print(comparison, labelled, show)
+        _print(comparison, labelled)
     if found.failed > _BEARABLE * found.measured:
         raise CheckFailed(
             f"{found.failed:,} of {found.measured:,} searches failed; they count as empty results"
@@ -161,7 +160,7 @@ def _measured(found: IndexEvaluation) -> str:
     return f"{found.measured:,} questions, the first {found.depth} hits, by {_LABELS[found.labels]}"
 
 
-def _print(comparison: IndexComparison, labelled: LabelledQuestions, show: int) -> None:
+def _print(comparison: IndexComparison, labelled: LabelledQuestions) -> None:
     """The measures of both indexes, and the questions that changed most."""
     from srl.evaluate.intervals import in_words
 
@@ -179,11 +178,10 @@ def _print(comparison: IndexComparison, labelled: LabelledQuestions, show: int) 
     texts = {question.id: question.text for question in labelled.questions}
     changed = [
         (name, f"{before:.3f}", f"{after:.3f}", f"{share:.2f}", texts[name])
-        for name, before, after, share in comparison.changed[:show]
+        for name, before, after, share in comparison.changed[:_SHOWN]
     ]
-    if changed:
-        output.line("\nthe questions that changed most")
-        output.table(("id", "A", "B", "overlap", "question"), changed)
+    output.line("\nthe questions that changed most")
+    output.table(("id", "A", "B", "overlap", "question"), changed)
 
 
 def _write(path: Path, labelled: LabelledQuestions, found: IndexEvaluation) -> None:
