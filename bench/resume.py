@@ -16,13 +16,13 @@ import json
 import os
 import platform
 import random
-import signal
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -108,148 +108,101 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-@dataclass(frozen=True)
-class Kill:
-    """When a process was killed, and which checkpoint was the newest then."""
-
-    during: str
-    after_s: float
-    checkpoint: str | None
-
-
-@dataclass
 class Process:
-    """`srl` with some arguments; what it says goes to a file."""
+    """`srl train` with some arguments; what it says goes to a file."""
 
-    arguments: list[str]
-    said: Path
-
-    def __post_init__(self) -> None:
-        self.began = time.perf_counter()
+    def __init__(self, workspace: Workspace, arguments: list[str]) -> None:
+        self.began, self.said = time.perf_counter(), workspace.root / "said.txt"
+        command = [SRL, "--workspace", str(workspace.root), "train", *arguments]
         with self.said.open("wb") as out:
-            self.popen = subprocess.Popen([SRL, *self.arguments], stdout=out, stderr=subprocess.STDOUT)
+            self.popen = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
 
     def text(self) -> str:
         return self.said.read_text(encoding="utf-8", errors="replace")
 
-    def wait_for(self, *marks: str) -> bool:
-        """Until a line begins with one of `marks`; False when the process ended before."""
-        while self.popen.poll() is None:
-            if any(line.startswith(marks) for line in self.text().splitlines()):
-                return True
-            time.sleep(0.01)
-        return any(line.startswith(marks) for line in self.text().splitlines())
+    def wait_until(self, holds: Callable[[], object]) -> None:
+        """Until `holds()`, or the process has ended."""
+        while self.popen.poll() is None and not holds():
+            time.sleep(0.002)
+
+    def wait_for_run(self) -> None:
+        """Until it says which run it starts or resumes."""
+        self.wait_until(
+            lambda: any(line.startswith(("run ", "resuming ")) for line in self.text().splitlines())
+        )
 
     def kill_after(self, seconds: float) -> bool:
         """Kill it in `seconds`; False when it ended by itself before."""
         try:
             self.popen.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.popen.send_signal(signal.SIGKILL)
+            self.popen.kill()
             self.popen.wait()
             return True
         return False
 
-    def wait_for_file(self, folder: Path, pattern: str) -> None:
-        """Until a file in `folder` matches, or the process has ended."""
-        self.wait_until(lambda: next(folder.glob(pattern), None) is not None)
-
-    def wait_until(self, holds: Callable[[], bool]) -> None:
-        """Until `holds()`, or the process has ended."""
-        while self.popen.poll() is None and not holds():
-            time.sleep(0.001)
-
-    def finish(self) -> None:
+    def finish(self) -> float:
+        """Wait for the end; the seconds that it took in all."""
         if self.popen.wait() != 0:
-            raise SystemExit(f"srl {' '.join(self.arguments)} failed:\n{self.text()}")
+            raise SystemExit(f"{shlex.join(map(str, self.popen.args))} failed:\n{self.text()}")  # type: ignore[arg-type]
+        return time.perf_counter() - self.began
 
 
-class Trial:
-    """One workspace, one run left alone in it, and the runs that are killed."""
-
-    def __init__(self, workspace: Workspace, options: list[str], seed: int) -> None:
-        self.workspace, self.options, self.rng = workspace, options, random.Random(seed)
-        self.said = workspace.root / "said.txt"
-        self.new_process([*self.options, *NO_STEPS]).finish()  # world, index and cold start
-        process = self.new_process(self.options)
-        process.wait_for("run ")
-        self.startup_s = time.perf_counter() - process.began
-        process.finish()
-        self.training_s = time.perf_counter() - process.began - self.startup_s
-        self.alone = self.newest()
-
-    def newest(self) -> Path:
-        return self.workspace.all_runs()[-1]
-
-    def new_process(self, options: list[str]) -> Process:
-        return Process(["--workspace", str(self.workspace.root), "train", *options], self.said)
-
-    def victim(self, kills: int, steps: int) -> tuple[Path, list[Kill]]:
-        """A run that is killed at most `kills` times and resumed until it ends."""
-        done, process = list[Kill](), self.new_process(self.options)
-        process.wait_for("run ")
-        run = self.newest()
-        while len(done) < kills:
-            during = self._moment(bool(done))
-            delay = self.rng.uniform(0, self._wait_for(during, process, run, steps))
-            if not process.kill_after(delay):
-                break
-            found = sorted(path.name for path in run.glob("checkpoints/step-*"))
-            done.append(Kill(during, round(delay, 3), found[-1] if found else None))
-            process = self.new_process(["--resume", "--run", run.name])
-        process.finish()
-        return run, done
-
-    def _moment(self, begun: bool) -> str:
-        """What the next kill is in the middle of; the first process has to begin its run."""
-        draw = self.rng.random()
-        if draw < 0.2:
-            return "startup" if begun else "training"
-        return "checkpoint" if draw < 0.4 else "training"
-
-    def _wait_for(self, during: str, process: Process, run: Path, steps: int) -> float:
-        """Wait until what the kill is in the middle of begins; the seconds in which it may come."""
-        if during == "startup":
-            return self.startup_s
-        process.wait_for("run ", "resuming ")
-        if during == "checkpoint":
-            process.wait_for_file(run / "checkpoints", ".step-*.tmp-*")
-            return CHECKPOINT_S
-        wanted = min(_newest_step(run) + self.rng.randrange(STEPS_AHEAD), steps - 2)
-        process.wait_until(lambda: _newest_step(run) >= wanted)
-        return self.training_s / steps
-
-
-def _newest_step(run: Path) -> int:
+def newest_step(run: Path) -> int:
     """The step of the newest checkpoint; 0 where there is none."""
     return max((int(path.name[-6:]) for path in run.glob("checkpoints/step-*")), default=0)
 
 
+def moment(
+    rng: random.Random, process: Process, run: Path, steps: int, startup_s: float, step_s: float
+) -> str:
+    """Kill `process` at a random moment; what it was in the middle of, "" if it ended before."""
+    draw = rng.random()
+    during, most_s = "startup", startup_s
+    if draw >= 0.2:
+        process.wait_for_run()
+        if draw < 0.4:
+            during, most_s = "checkpoint", CHECKPOINT_S
+            process.wait_until(lambda: next((run / "checkpoints").glob(".step-*.tmp-*"), None))
+        else:
+            during, most_s = "training", step_s
+            wanted = min(newest_step(run) + rng.randrange(STEPS_AHEAD), steps - 2)
+            process.wait_until(lambda: newest_step(run) >= wanted)
+    return during if process.kill_after(rng.uniform(0, most_s)) else ""
+
+
 def measure(workspace: Workspace, options: list[str], kills: int, steps: int, seed: int) -> dict[str, Any]:
     """Runs that are killed `kills` times in all, each compared with the one that was left alone."""
-    trial, done, wrong, runs, missed = Trial(workspace, options, seed), list[Kill](), list[str](), 0, 0
-    while len(done) < kills:
-        run, more = trial.victim(kills - len(done), steps)
-        done, runs = done + more, runs + 1
-        wrong += [f"{run.name}: {text}" for text in differences(run, trial.alone)]
-        print(f"{len(done)} kills, {runs} runs, {len(wrong)} differences", file=sys.stderr)
-        missed = 0 if more else missed + 1
+    rng, when, wrong, runs, missed = random.Random(seed), list[str](), list[str](), 0, 0
+    Process(workspace, [*options, *NO_STEPS]).finish()  # world, index and cold start
+    process = Process(workspace, options)
+    process.wait_for_run()
+    startup_s = time.perf_counter() - process.began
+    training_s = process.finish() - startup_s
+    alone = workspace.all_runs()[-1]
+    while len(when) < kills:
+        process, before = Process(workspace, options), len(when)
+        process.wait_for_run()
+        run = workspace.all_runs()[-1]
+        while len(when) < kills:
+            during = moment(rng, process, run, steps, startup_s, training_s / steps)
+            if not during:
+                break
+            when.append(during)
+            process = Process(workspace, ["--resume", "--run", run.name])
+        process.finish()
+        runs += 1
+        wrong += [f"{run.name}: {text}" for text in differences(run, alone)]
+        print(f"{len(when)} kills, {runs} runs, {len(wrong)} differences", file=sys.stderr)
+        missed = 0 if len(when) > before else missed + 1
         if missed == MOST_MISSES:
             raise SystemExit("a run ended before it could be killed: give it more --steps")
     return {
-        "format": 1,
-        "kills": len(done),
-        "runs": runs,
-        "steps": steps,
-        "identical": not wrong,
-        "differences": wrong[:20],
-        "startup_s": round(trial.startup_s, 2),
-        "training_s": round(trial.training_s, 2),
-        "when": [asdict(kill) for kill in done],
-        "options": options,
-        "torch": torch.__version__,
+        "format": 1, "kills": len(when), "runs": runs, "steps": steps, "identical": not wrong,
+        "differences": wrong[:20], "startup_s": round(startup_s, 2), "training_s": round(training_s, 2),
+        "when": dict(Counter(when)), "options": options, "torch": torch.__version__,
         "machine": platform.machine(),
-    }
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -263,12 +216,8 @@ def main() -> None:
     os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
     sets = ("rollout.deterministic=true", "trainer.save_freq=1", "trainer.test_freq=2",
             "trainer.max_ckpt_to_keep=2")  # fmt: skip
-    options = [
-        *given.options,
-        "--steps",
-        str(given.steps),
-        *(part for each in sets for part in ("--set", each)),
-    ]
+    options = [*given.options, "--steps", str(given.steps)]
+    options += [part for each in sets for part in ("--set", each)]
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Workspace(Path(folder)), options, given.kills, given.steps, given.seed)
     given.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

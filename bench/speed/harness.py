@@ -99,8 +99,6 @@ class Entry:
     settings: dict[str, Any] = field(default_factory=dict)
     python: str = sys.executable
     checkout: str = ""
-    once: bool = False
-    """Only in the first round: what takes long and hardly varies."""
 
 
 class Child:
@@ -187,7 +185,7 @@ def interleaved(
                 with without_failing(subject):
                     found[child.entry.name].append(child.run({**request, "round": number}))
                     said(f"{subject}: {child.entry.name}: {json.dumps(found[child.entry.name][-1])[:300]}")
-                if child.entry.once or len(found[child.entry.name]) <= number:
+                if len(found[child.entry.name]) <= number:
                     child.close()
                     children.remove(child)
     return {name: results for name, results in found.items() if results}, ready
