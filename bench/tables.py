@@ -274,17 +274,6 @@ def speed_step() -> str:
     return table(["a step", "all", "generation", "log-probs", "update", "× ours", "peak memory"], lines)
 
 
-def speed_update() -> str:
-    """The update at each precision."""
-    lines = [
-        [name, seconds(row["seconds"]), f"{row['tokens_per_s']:,.0f}", f"{row['eager_by_this']:.2f}×",
-         memory(row["peak_mib"])]
-        for name, row in speed("update").items() if "first_s" in row
-    ]  # fmt: skip
-    headers = ["update", "seconds", "tokens/s", "speed-up", "peak memory"]
-    return table(headers, lines)
-
-
 def startup() -> str:
     """How long the command takes to start."""
     lines = [
@@ -316,7 +305,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for made in (
         learning, verl_learning, real_learning, real_learning_summary, real_learning_differences,
         real_learning_transcript, lexical, lexical_memory, recall, server, speed_rollout, speed_step,
-        speed_update, startup, families,
+        startup, families,
     )
 }  # fmt: skip
 

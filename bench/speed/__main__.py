@@ -1,4 +1,4 @@
-"""The speed of rollouts, updates and steps on the shape of a real model, each beside what else there is.
+"""The speed of rollouts and steps on the shape of a real model, each beside what else there is.
 
     python bench/speed                       every point, into bench/results/speed.json
     python bench/speed --only rollout        one point; the others' figures stay as they are
@@ -27,7 +27,7 @@ sys.path[0] = str(ROOT)
 
 from bench.speed.harness import Options, environment, merged, provenance, round_off, said  # noqa: E402
 
-POINTS = ("rollout", "step", "update")
+POINTS = ("rollout", "step")
 RESULT = ROOT / "bench" / "results" / "speed.json"
 
 

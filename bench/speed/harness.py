@@ -1,6 +1,6 @@
 """The harness of the speed benchmarks: contenders in processes of their own that take turns.
 
-A subject (`rollout.py`, `update.py`, …) names its contenders in `CONTENDERS`. Each runs in a fresh process,
+A subject (`rollout.py`, `step.py`) names its contenders in `CONTENDERS`. Each runs in a fresh process,
 loads, warms up and waits; the parent then lets them run in turns, A B A B, so that what else the machine
 does hits all alike. The parent imports no torch: a child's peak memory would begin at its parent's.
 """
