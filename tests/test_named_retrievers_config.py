@@ -95,7 +95,7 @@ def test_an_option_that_a_plugin_reads_from_a_file_stays_what_was_given(tmp_path
 
 def test_the_example_of_the_page_is_a_configuration(tmp_path):
     pytest.importorskip("srl_web")
-    page = Path(__file__).parent.parent / "docs" / "several-retrievers.md"
+    page = Path(__file__).parent.parent / "docs" / "retrieval.md"
     example = tmp_path / "example.yaml"
     example.write_text(page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0])
     search = load_config(file=example).config.search

@@ -1,4 +1,4 @@
-"""docs/plugins.md: its plugins are complete, typed, short, and import only what docs/api.md names."""
+"""docs/plugins.md: its plugins are complete, typed, short, and import only what it calls public."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def imported(text: str) -> Iterator[tuple[str, str]]:
 
 
 def is_public(module: str, name: str) -> bool:
-    """Whether a row of docs/api.md names it as `module.name`, or names both `module` and `name`."""
+    """Whether a row of the page names it as `module.name`, or names both `module` and `name`."""
     if module == "srl.advantage":
         return name in srl.advantage.__all__
-    rows = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").splitlines()
+    rows = PAGE.splitlines()
     spans = [set(re.findall(r"`([^`]+)`", row)) for row in rows]
     return any(f"{module}.{name}" in row or {module, name} <= row for row in spans)
 
