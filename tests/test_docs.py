@@ -45,7 +45,7 @@ def helps(command: Any, name: str = "srl", parent: Any = None) -> Iterator[tuple
         yield context.command_path, command.get_help(context)
 
 
-def test_every_command_ends_its_help_with_an_example_that_it_takes():
+def test_every_command_ends_its_help_with_an_example():
     from srl.cli import command
 
     for path, text in helps(command()):
