@@ -98,8 +98,8 @@ step is there once and whole after a kill at any moment, and on a full disk.
 A part with a file that cannot be read by its footer is left out, with a warning that names it. A resumed run
 renames it `damaged-…`, and trains again what came after its checkpoint; what came before stays lost.
 
-One process at a time changes a log. It holds a lock of the operating system on `log/lock`, which ends with the
-process; another one gets a line that names it. Readers take no lock. The files that a connection of
+One process at a time changes a log. It holds a lock of the operating system on `log/lock`, which ends with
+the process; another one gets a line that names it. Readers take no lock. The files that a connection of
 `srl.store.open` reads may be merged and deleted later: open another one then, as the commands do.
 
 The tables and their columns:
