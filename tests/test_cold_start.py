@@ -110,7 +110,8 @@ OF_THE_RUN: dict[str, object] = {
     "verl": {"actor_rollout_ref": {}},
 }
 """Values of keys that it does not depend on, where `other_than` finds none."""
-OF_THE_RUN |= {key.name: "stop" for key in keys() if key.name.startswith("watch.") and key.default is None}
+OF_THE_RUN |= {"watch.stop": ("kl",), "watch.off": ("kl",)}
+OF_THE_RUN |= {"watch.thresholds": {"kl": 2.0}, "watch.patience": {"kl": 2}}
 ELSEWHERE = {"model.path", "search.url"}
 """Other ways to a model and to passages, where nothing is made or there must be a server."""
 

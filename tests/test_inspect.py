@@ -253,7 +253,7 @@ def test_the_queries_of_the_page_have_rows(srl, workspace, query):
         "metric": "actor/entropy",
         "action": "note",
     }
-    write_watches(log.directory, GRPO, [dict.fromkeys(("value", "bound", "since", "to_step")) | fired])
+    write_watches(log.directory, GRPO, [dict.fromkeys(("value", "bound", "since")) | fired])
     code, out, _ = srl("sql", query, "--json")
     assert code == 0
     assert lines(out)

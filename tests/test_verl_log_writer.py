@@ -135,9 +135,7 @@ def test_a_run_that_fails_leaves_the_episodes_of_its_unfinished_step(log):
 
 
 def watched(log: Path, action: str) -> LogActor:
-    config = load_config(
-        "tiny", None, "grpo", sets=[f"watch.kl.action={action}", "watch.kl.patience=2"]
-    ).config
+    config = load_config("tiny", None, "grpo", sets=[f"watch.action={action}", "watch.patience.kl=2"]).config
     return LogActor(log, run_info(), watcher=Watcher(config))
 
 

@@ -87,13 +87,6 @@ def test_key_that_is_refused_is_refused_when_it_is_not_the_default():
             check_supported(made("actor.use_kl_loss=true", "rollout.n=2", setting), job())
 
 
-@pytest.mark.parametrize("key", ["watch.action", "watch.val_em.action"])
-def test_a_watch_that_would_roll_back_is_refused_in_one_line(key):
-    (said,) = refused(made(f"{key}=rollback"))
-    assert said.startswith(f"{key} = rollback: --backend verl cannot go back")
-    assert list(refused(made(f"{key}=stop"))) == []
-
-
 def test_a_reward_on_a_gpu_is_refused():
     scored = "reward.weights={em: 0.0, rm: 1.0}", "reward.rm.model=here"
     (said,) = refused(made(*scored, "reward.rm.device=cuda:1"))

@@ -319,7 +319,6 @@ def _warnings(config: Config, algorithm: Algorithm) -> Iterator[str]:
     weights = config.reward.weights
     if weights and not any(weights.values()) and not config.reward.overlong_buffer.enable:
         yield f"every weight in reward.weights is 0 ({', '.join(weights)}): nothing is rewarded"
-    yield from _rollback_warnings(config)
     if config.trainer.critic_warmup > 0 and not algorithm.needs_critic:
         yield (
             f"trainer.critic_warmup = {config.trainer.critic_warmup}: {algorithm.name} has no critic, so "
@@ -334,16 +333,3 @@ def _warnings(config: Config, algorithm: Algorithm) -> Iterator[str]:
     usual = algorithm.defaults.get("rollout.n", 1)
     if config.rollout.n == 1 and usual != 1:
         yield f"rollout.n = 1: {algorithm.name} compares the episodes of one question; {usual} is usual"
-
-
-def _rollback_warnings(config: Config) -> Iterator[str]:
-    """A roll-back needs a checkpoint from before the steps that a watch has waited."""
-    keep, every = config.trainer.max_ckpt_to_keep, config.trainer.save_freq
-    for name, watch, action in config.watch.active():
-        waited = watch.patience * (config.trainer.test_freq if name == "val_em" else 1)
-        if action == "rollback" and keep is not None and every and (keep - 1) * every < waited:
-            yield (
-                f"watch.{name} rolls back after {waited} steps, and trainer.max_ckpt_to_keep = {keep} may "
-                f"keep no checkpoint from before them (trainer.save_freq = {every}): keep more"
-            )
-            return

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from srl.config.algorithm import Algorithm
 from srl.config.key_errors import split_key
 from srl.config.keys import Config, flat
-from srl.config.watch_sections import Watches
 from srl.errors import UserError
 from srl.files import read_manifest
 from srl.protocol import TEMPLATES
@@ -156,7 +155,7 @@ SWITCHES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "sft.steps": (0, ("sft.",)),
     "trainer.sample_count": (0, ("trainer.sample_freq",)),
     "trainer.sample_freq": (0, ("trainer.sample_count",)),
-    "trainer.test_freq": (0, ("trainer.keep_best_ckpt", "watch.val_em.")),
+    "trainer.test_freq": (0, ("trainer.keep_best_ckpt",)),
 }
 """The keys that switch others: the value that is off, and the keys and sections that are then void.
 
@@ -243,7 +242,6 @@ def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tu
             yield f"algorithm.{key}", f"{algorithm.name} does not use it"
     if not algorithm.needs_critic:
         yield "critic.", f"{algorithm.name} has no critic"
-        yield "watch.explained_variance.", f"{algorithm.name} has no critic"
     if not config.needs_reference:
         yield "ref.", "there is no KL to a reference policy"
     if config.model.lora_rank == config.critic.lora_rank == 0:
@@ -263,18 +261,11 @@ def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tu
 
 
 def _of_switches(config: Config, kind: Kind) -> Iterator[tuple[str, str]]:
-    """What a switch that is off makes void, in `SWITCHES` and among the watches."""
+    """What a switch that is off makes void, in `SWITCHES`."""
     for switch, (off, governed) in SWITCHES.items():
         if kind in _of_longest(READ_BY, switch).split() and value_of(config, switch) == off:
             yield from ((key, f"{switch} is {str(off).lower()}") for key in governed)
             yield switch, ""
-    active = {name for name, _, _ in config.watch.active()}
-    for name in set(Watches.model_fields) - active:
-        for key in ("threshold", "patience"):
-            yield f"watch.{name}.{key}", f"the watch {name} is off"
-    if not config.watch.rolls_back:
-        for key in ("rollback_lr_factor", "max_rollbacks"):
-            yield f"watch.{key}", "no watch rolls back"
 
 
 def _of_examples(config: Config, kind: Kind) -> Iterator[tuple[str, str]]:

@@ -319,9 +319,7 @@ _WATCHES = _columns(
     ("value", pa.float64(), "The value; NULL if it was not a finite number."),
     ("bound", pa.float64(), "What the value was compared with; NULL if it was not known yet."),
     ("since", pa.int32(), "The first step that may be bad."),
-    ("action", pa.string(), "`note`, `stop` or `rollback`."),
-    ("to_step", pa.int32(), "The step that the run was rolled back to; later ones in the log were made "
-     "after that."),
+    ("action", pa.string(), "`note` or `stop`."),
 )  # fmt: skip
 
 TABLES: tuple[Table, ...] = (

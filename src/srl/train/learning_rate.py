@@ -12,7 +12,6 @@ from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin
 from srl.config.sections import Actor, Critic, Sft
 from srl.train.run_directory import RFT, SFT
-from srl.train.watches import Watcher
 
 Network = Literal["actor", "critic"]
 
@@ -77,18 +76,10 @@ def rate(config: Config, network: Network, step: int, questions: int | None = No
     return float(section.optim.lr * rate_factor(config, network, questions=questions)(update))
 
 
-def lr_scale(config: Config, watcher: Watcher) -> float:
-    """The factor on the learning rates after the roll-backs so far."""
-    return float(config.watch.rollback_lr_factor**watcher.rollbacks)
-
-
 def rate_notes(
-    before: Config, after: Config, done: int, algo: str, questions: int | None = None, scale: float = 1.0
+    before: Config, after: Config, done: int, algo: str, questions: int | None = None
 ) -> Iterator[str]:
-    """What another number of steps does to each learning rate, `done` steps into the run; a line each.
-
-    `scale` is the factor that roll-backs have left on the rates.
-    """
+    """What another number of steps does to each learning rate, `done` steps into the run; a line each."""
     if algo == SFT:
         if after.sft.epochs is not None:  # may end the run, and its schedule, earlier
             return
@@ -102,7 +93,7 @@ def rate_notes(
         networks.append("critic")
     for network in networks:
         kind, total = getattr(after, network).optim.lr_scheduler_type, after.trainer.total_training_steps
-        rates = [scale * rate(config, network, k + 1, questions) for config, k in _steps(before, after, done)]
+        rates = [rate(config, network, k + 1, questions) for config, k in _steps(before, after, done)]
         yield _rate_note(network, kind, total, done, rates)
 
 

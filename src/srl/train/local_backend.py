@@ -30,7 +30,6 @@ from srl.train.dynamic_sampling import REWARD, GroupChoice, Returns, compared, m
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner, make_experience, update_metrics
 from srl.train.fine_tuning import Loop, sft_loop
-from srl.train.learning_rate import lr_scale
 from srl.train.load_components import (
     engine_name,
     load_engine,
@@ -55,17 +54,11 @@ from srl.train.resume import (
     tells_how_to_resume_after_faults,
     total_steps,
 )
-from srl.train.run_directory import LOG, RFT, SFT, Progress, checkpoint_path, checkpoints, due
+from srl.train.run_directory import LOG, RFT, SFT, Progress, checkpoint_path, due
 from srl.train.search import IndexDigests
 from srl.train.stopped_run import newest_once_stopped, saved_if_stopped
 from srl.train.threads import in_words, set_threads
-from srl.train.watched_run import (
-    drop_checkpoints_after,
-    how_to_start_again,
-    last_good_checkpoint,
-    roll_back,
-    stopped,
-)
+from srl.train.watched_run import drop_checkpoints_after, how_to_start_again, last_good_checkpoint
 from srl.train.watches import Fired, Watcher, to_act_on
 from srl.trajectory import Question, Score, Trajectory
 from srl.update.actor import ActorLoss, Experience, rows_with_gradient, update_actor
@@ -150,12 +143,13 @@ class LocalTrainer:
         order = order_of(questions, self.config.data, seed)
         if self.progress.step == 0:
             self._before()
-        while True:
-            try:
-                self._to_the_end(order)
-                return self.progress
-            except LogitsNotFinite as error:
-                self._diverged(error)
+        try:
+            self._to_the_end(order)
+        except LogitsNotFinite as error:
+            if done := self.progress.step:
+                error.add_note(self._how_to_start_again(done))
+            raise
+        return self.progress
 
     def _to_the_end(self, order: QuestionOrder) -> None:
         """What is left from `progress` on: a validation that is due, the steps, and the test."""
@@ -173,13 +167,11 @@ class LocalTrainer:
         self._conclude(step, fired)
 
     def _before(self) -> None:
-        """Validate before the first step, and save a checkpoint where a watch may roll back to it."""
+        """Validate before the first step."""
         known = self.progress.val_em or self.progress.test_em_start is not None
         if self.config.trainer.val_before_train and not known:
             self._validate()
             self.progress.test_em_start = self.runner.test(0)
-        if self.config.watch.rolls_back and not checkpoints(self.run_directory):
-            self._save(None)
 
     def _step(self, step: int, order: QuestionOrder) -> list[Fired]:
         """One training step, and its entry in the log; the watches that fire on it."""
@@ -225,8 +217,7 @@ class LocalTrainer:
         self.progress.awaits_validation = False
         if saved and to_act_on(found):
             drop_checkpoints_after(self.run_directory, step - 1)
-        if self._rolled_back(found):
-            return
+        self._act_on(found)
         if saved:
             self._note_state()
             save_validated(
@@ -288,53 +279,18 @@ class LocalTrainer:
         self.progress.kl = self.learner.kl_control.state_dict()
         self.progress.watch = self.watcher.state_dict()
 
-    def _rolled_back(self, found: list[Fired]) -> bool:
-        """Do what the watches that fired ask for; whether that was a roll-back. Raises UserError to stop."""
-        for fired in found:
-            self.runner.terminal.note(f"warning: {fired}")
-        acting = to_act_on(found)
-        self.watcher.overrule(found, acting)
-        try:
-            if acting and acting.action == "rollback":
-                self._roll_back(acting)
-                return True
-            if acting:
-                good = self._last_good_checkpoint(acting.since)
-                raise UserError(
-                    stopped(self.run_directory, self.config, acting, good, self.watcher.rollbacks)
-                )
-            return False
-        finally:
-            if found:
-                self.runner.log.write_watches(self.watcher.rows())
+    def _act_on(self, fired: list[Fired]) -> None:
+        """Note the watches that fired. Raises UserError where one stops the run."""
+        for each in fired:
+            self.runner.terminal.note(f"warning: {each}")
+        if fired:
+            self.runner.log.write_watches(self.watcher.rows())
+        if stops := to_act_on(fired):
+            raise UserError(f"stopped by {stops}", hint=self._how_to_start_again(stops.since))
 
-    def _diverged(self, error: LogitsNotFinite) -> None:
-        """Roll back from a policy that cannot be sampled, if `watch.skipped_steps` does; else raise `error`
-        with what to type."""
-        done = self.progress.step
-        if done and self.watcher.action("skipped_steps") == "rollback":
-            self._rolled_back([self.watcher.diverged(done)])
-            return
-        if done:
-            good = self._last_good_checkpoint(done)
-            error.add_note(how_to_start_again(self.run_directory, self.config, good, self.watcher.rollbacks))
-        raise error
-
-    def _last_good_checkpoint(self, since: int) -> int | None:
-        margin = self.config.watch.val_em.threshold
-        return last_good_checkpoint(self.run_directory, self.progress.val_em, since, margin)
-
-    def _roll_back(self, fired: Fired) -> None:
-        """Continue from the last good checkpoint, which is saved again first: then a resumed run does too."""
-        done, self.progress = roll_back(
-            self.run_directory, self.config, fired, self.progress, self.watcher, self.learner, self.optimisers
-        )
-        self._save(None)
-        drop_checkpoints_after(self.run_directory, self.progress.step)
-        self.runner.log.drop_steps_after(self.progress.step)
-        self.runner.give_weights(self.learner.actor)
-        scale = lr_scale(self.config, self.watcher)
-        self.runner.terminal.note(f"rolled back to step {done.to_step}, with {scale:g} × the learning rate")
+    def _how_to_start_again(self, since: int) -> str:
+        good = last_good_checkpoint(self.run_directory, self.config, self.progress.val_em, since)
+        return how_to_start_again(self.run_directory, self.config, good)
 
     def _sample(self, step: int, order: QuestionOrder) -> Sampled:
         """The scored episodes of a step, in as many generation batches as it takes. Raises UserError when too

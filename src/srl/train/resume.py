@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -24,19 +24,17 @@ from srl.files import (
     digest_text,
     is_checked,
     is_disk_full,
-    read_json,
 )
 from srl.store import run_info
 from srl.store.lock import LogLock
 from srl.store.run_info import check_not_written, has_log, is_finished, left_behind
-from srl.train.learning_rate import lr_scale, rate_notes
+from srl.train.learning_rate import rate_notes
 from srl.train.make_missing import Note
 from srl.train.run_directory import (
     CHECKPOINTS,
     LOG,
     RFT,
     SFT,
-    STATE,
     VERL_LATEST,
     BackendName,
     Change,
@@ -50,7 +48,6 @@ from srl.train.run_directory import (
     write_latest_verl_step,
 )
 from srl.train.search import IndexDigests
-from srl.train.watches import Watcher
 from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
 
@@ -354,7 +351,7 @@ def extended(
     if steps == was:
         return record
     note(f"{run.name} has {steps} steps now, not {was}")
-    for line in rate_notes(before, config, done, record.algo, questions, _scale_at(run, config, done)):
+    for line in rate_notes(before, config, done, record.algo, questions):
         note(line)
     save_config(run, config)
     extension = asdict(Extension(done, was, steps, utc_now()))
@@ -377,15 +374,6 @@ def with_other_settings(
     record = replace(record, changed=[*record.changed, *(plain(asdict(change)) for change in changes)])
     record.save(run)
     return record
-
-
-def _scale_at(run: Path, config: Config, step: int) -> float:
-    """The factor that roll-backs have left on the learning rates, by the checkpoint of `step`; 1 without one
-    that can be read: what is wrong with it is reported when it is loaded."""
-    watcher = Watcher(config)
-    with suppress(UserError, OSError):
-        watcher.load_state_dict(read_json(checkpoint_path(run, step) / STATE, Progress).watch)
-    return lr_scale(config, watcher)
 
 
 def utc_now() -> str:

@@ -1,7 +1,4 @@
-"""Decides from the metrics of steps which watch fires; `srl.config.watch_sections` has their thresholds.
-
-Nothing here acts: `srl.train.watched_run` does, and on verl the log actor.
-"""
+"""Decides from the metrics of steps which watch fires; the trainer acts, or verl's log actor."""
 
 from __future__ import annotations
 
@@ -12,15 +9,13 @@ from statistics import median
 from typing import Any, Literal, Self
 
 from srl.config import Config
-from srl.config.watch_sections import Watch
+from srl.config.watch_sections import WatchName
 from srl.trajectory import Phase
 
 Metrics = Mapping[str, float]
 ComparedWith = Literal["threshold", "highest", "median", "fall"]
 """What a value is compared with: the threshold itself; that share of the run's highest level; so many times
 the median of the last steps; or the highest value minus the threshold."""
-ACTS = ("stop", "rollback")
-"""The actions that end the course of a run, the first that is asked for before the others."""
 LEVEL = 5
 """Steps whose median is a level, so that one odd step does not set the highest."""
 WINDOW = 20
@@ -43,10 +38,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a watch looks at; `value` is None where a step does not have it."""
+    """What a watch looks at, and beyond which threshold it fires after `patience` steps in a row.
+
+    `value` is None where a step does not have it.
+    """
 
     metric: str
     value: Callable[[Metrics, Limits], float | None]
+    threshold: float
+    patience: int = 3
     above: bool = True
     compared_with: ComparedWith = "threshold"
     phase: Phase = "train"
@@ -90,29 +90,36 @@ def _equally_wrong(metrics: Metrics, limits: Limits) -> float | None:
     return None if equal is None or right is None else equal - right
 
 
-RULES: dict[str, Rule] = {
-    "entropy_low": Rule("actor/entropy", _first("actor/entropy"), above=False),
-    "entropy_high": Rule("actor/entropy", _first("actor/entropy")),
-    "kl": Rule("actor/ref_kl", _first("actor/ref_kl", "critic/kl")),
-    "sampler_mismatch": Rule("rollout/logprob_diff/mean", _first("rollout/logprob_diff/mean")),
-    "grad_norm": Rule("actor/grad_norm", _first("actor/grad_norm"), compared_with="median"),
-    "skipped_steps": Rule("actor/skipped_steps", _skipped),
-    "searches_low": Rule("env/number_of_valid_search", _searched, above=False, compared_with="highest"),
+RULES: dict[WatchName, Rule] = {
+    "entropy_low": Rule("actor/entropy", _first("actor/entropy"), 0.001, 5, above=False),
+    "entropy_high": Rule("actor/entropy", _first("actor/entropy"), 2.0),
+    "kl": Rule("actor/ref_kl", _first("actor/ref_kl", "critic/kl"), 1.0),
+    "sampler_mismatch": Rule("rollout/logprob_diff/mean", _first("rollout/logprob_diff/mean"), 0.1),
+    "grad_norm": Rule("actor/grad_norm", _first("actor/grad_norm"), 10.0, compared_with="median"),
+    "skipped_steps": Rule("actor/skipped_steps", _skipped, 0.0),
+    "searches_low": Rule(
+        "env/number_of_valid_search", _searched, 0.25, above=False, compared_with="highest"
+    ),
     "searches_high": Rule(
-        "env/number_of_valid_search / rollout.max_turns − env/finish_ratio", _searched_without_answer
+        "env/number_of_valid_search / rollout.max_turns − env/finish_ratio", _searched_without_answer, 0.5
     ),
     "valid_actions": Rule(
-        "env/ratio_of_valid_action", _first("env/ratio_of_valid_action"), above=False, compared_with="highest"
+        "env/ratio_of_valid_action", _first("env/ratio_of_valid_action"), 0.7, above=False,
+        compared_with="highest",
     ),
-    "repetition": Rule("env/repetition", _first("env/repetition")),
+    "repetition": Rule("env/repetition", _first("env/repetition"), 0.5),
     "length_low": Rule(
-        "response_length/mean", _first("response_length/mean"), above=False, compared_with="highest"
+        "response_length/mean", _first("response_length/mean"), 0.25, above=False, compared_with="highest"
     ),
-    "length_high": Rule("response_length/mean / the most tokens", _share_of_longest),
-    "equal_groups": Rule("env/equal_groups_share − train/em", _equally_wrong),
-    "explained_variance": Rule("critic/vf_explained_var", _first("critic/vf_explained_var"), above=False),
-    "val_em": Rule("val/em", _first("val/em"), above=False, compared_with="fall", phase="val"),
-}
+    "length_high": Rule("response_length/mean / the most tokens", _share_of_longest, 0.8),
+    "equal_groups": Rule("env/equal_groups_share − train/em", _equally_wrong, 0.9, 5),
+    "explained_variance": Rule(
+        "critic/vf_explained_var", _first("critic/vf_explained_var"), -0.5, 5, above=False
+    ),
+    "val_em": Rule(
+        "val/em", _first("val/em"), 0.1, 2, above=False, compared_with="fall", phase="val"
+    ),
+}  # fmt: skip
 """Every watch, by the name of its section."""
 
 
@@ -120,18 +127,17 @@ RULES: dict[str, Rule] = {
 class Fired:
     """A watch that fired after `step`, because `value` is beyond `bound`; None for what is not a number.
 
-    `since` is the first step that may be bad. `to_step`: the checkpoint that the run was rolled back to.
+    `since` is the first step that may be bad.
     """
 
     step: int
     phase: Phase
-    watch: str
+    watch: WatchName
     metric: str
     value: float | None
     bound: float | None
     since: int
     action: str
-    to_step: int | None = None
 
     def __str__(self) -> str:
         side = "below" if not RULES[self.watch].above else "above"
@@ -195,68 +201,40 @@ class Watcher:
     """The watches of a run. Its checkpoints keep `state_dict`, so that a resumed run continues the same."""
 
     def __init__(self, config: Config) -> None:
-        self.limits = Limits.of(config)
-        self.active = {name: (watch, action) for name, watch, action in config.watch.active()}
-        self.courses = {name: Course() for name in self.active}
+        self.limits, self.section = Limits.of(config), config.watch
+        self.rules = {
+            name: replace(
+                rule,
+                threshold=config.watch.thresholds.get(name, rule.threshold),
+                patience=config.watch.patience.get(name, rule.patience),
+            )
+            for name, rule in RULES.items()
+            if config.watch.does(name) != "off"
+        }
+        self.courses = {name: Course() for name in self.rules}
         self.fired: list[Fired] = []
 
     def observe(self, step: int, phase: Phase, metrics: Metrics) -> list[Fired]:
         """The watches that fire on the metrics of a finished step or validation."""
-        found = [
-            fired
-            for name, (watch, action) in self.active.items()
-            if RULES[name].phase == phase
-            and (value := RULES[name].value(metrics, self.limits)) is not None
-            and (fired := self._fired(name, watch, action, step, value))
+        fired = [
+            self._fired(name, rule, step, value)
+            for name, rule in self.rules.items()
+            if rule.phase == phase and (value := rule.value(metrics, self.limits)) is not None
         ]
-        self.fired += found
-        return found
+        self.fired += [each for each in fired if each]
+        return [each for each in fired if each]
 
-    def _fired(self, name: str, watch: Watch, action: str, step: int, value: float) -> Fired | None:
-        rule, course = RULES[name], self.courses[name]
-        bound = course.bound(rule, watch.threshold)
+    def _fired(self, name: WatchName, rule: Rule, step: int, value: float) -> Fired | None:
+        course = self.courses[name]
+        bound = course.bound(rule, rule.threshold)
         course.note(step, value, is_beyond(value, bound, rule.above), rule)
-        if course.within >= watch.patience:
+        if course.within >= rule.patience:
             course.fired = False
-        if course.fired or course.beyond < watch.patience:
+        if course.fired or course.beyond < rule.patience:
             return None
         course.fired = True
-        shown = value if math.isfinite(value) else None
+        shown, action = value if math.isfinite(value) else None, self.section.does(name)
         return Fired(step, rule.phase, name, rule.metric, shown, bound, course.since, action)
-
-    def action(self, name: str) -> str:
-        """What the watch `name` does."""
-        return self.active[name][1] if name in self.active else "off"
-
-    def diverged(self, since: int) -> Fired:
-        """`skipped_steps`, fired because the policy of step `since` has logits that are not finite: no update
-        can heal it, and no step follows that has metrics."""
-        name, what = "skipped_steps", "a log-prob of the policy"
-        fired = Fired(since + 1, "train", name, what, None, None, since, self.action(name))
-        self.fired.append(fired)
-        return fired
-
-    def overrule(self, found: Sequence[Fired], acting: Fired | None) -> None:
-        """Know those of `found` as notes whose action is not done, since another one's is."""
-        for fired in found:
-            if fired is not acting and fired.action in ACTS:
-                self.replace(fired, replace(fired, action="note"))
-
-    @property
-    def rollbacks(self) -> int:
-        """How often the run was rolled back."""
-        return sum(fired.to_step is not None for fired in self.fired)
-
-    def roll_back(self, fired: Fired, to_step: int, state: Mapping[str, Any]) -> Fired:
-        """Continue from the `state` of the checkpoint at `to_step`; what fired stays known."""
-        done = replace(fired, to_step=to_step)
-        self.replace(fired, done)
-        self._load_courses(state)
-        return done
-
-    def replace(self, fired: Fired, by: Fired) -> None:
-        """Know `by` in the place of `fired`."""
-        self.fired = [by if one is fired else one for one in self.fired]
 
     def rows(self) -> list[dict[str, Any]]:
         """What fired, as the log has it."""
@@ -268,18 +246,11 @@ class Watcher:
         return {"courses": courses, "fired": self.rows()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`, empty for a checkpoint of an older version."""
-        self._load_courses(state)
+        saved = state.get("courses", {})
+        self.courses = {name: Course(**saved.get(name, {})) for name in self.rules}
         self.fired = [Fired(**fired) for fired in state.get("fired", ())]
 
-    def _load_courses(self, state: Mapping[str, Any]) -> None:
-        saved = state.get("courses", {})
-        self.courses = {name: Course(**saved.get(name, {})) for name in self.active}
 
-
-def to_act_on(found: Sequence[Fired]) -> Fired | None:
-    """The one whose action is done: the first that stops the run, else the first that rolls it back."""
-    for action in ACTS:
-        if first := next((fired for fired in found if fired.action == action), None):
-            return first
-    return None
+def to_act_on(fired: Sequence[Fired]) -> Fired | None:
+    """The first that stops the run."""
+    return next((each for each in fired if each.action == "stop"), None)

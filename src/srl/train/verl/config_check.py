@@ -235,12 +235,6 @@ def refused(config: Config) -> Iterator[str]:
             f"search.cassette=record {file}: --backend verl runs episodes in several processes and cannot "
             "record a cassette; record with --backend local and replay it here, or leave search.cassette out"
         )
-    if names := config.watch.rolls_back:
-        key = "watch.action" if config.watch.action == "rollback" else f"watch.{names[0]}.action"
-        yield (
-            f"{key} = rollback: --backend verl cannot go back to a checkpoint while it runs; set note or "
-            "stop, or train with --backend local"
-        )
     for name in config.reward.weights:
         device = str(config.reward.options(name).get("device", ""))
         if device.startswith("cuda"):
