@@ -103,13 +103,13 @@ def verdicts_over_steps(
         SELECT phase, step, {counts} FROM trajectories WHERE verdict IS NOT NULL
         GROUP BY phase, step ORDER BY phase, step
     """
-    found: dict[str, tuple[list[int], dict[str, list[float]]]] = {}
+    phases: dict[str, tuple[list[int], dict[str, list[float]]]] = {}
     for row in rows(connection, query):
-        steps, shares = found.setdefault(row["phase"], ([], {name: [] for name in VERDICTS}))
+        steps, shares = phases.setdefault(row["phase"], ([], {name: [] for name in VERDICTS}))
         steps.append(row["step"])
         for name, values in shares.items():
             values.append(row[name])
     return {
         phase: (steps, {name: values for name, values in shares.items() if any(values)})
-        for phase, (steps, shares) in found.items()
+        for phase, (steps, shares) in phases.items()
     }
