@@ -143,7 +143,7 @@ def test_a_disk_of_any_size_ends_a_run_in_one_line_and_it_goes_on_with_more(
         code, _, err = shell.typed(*begin)
         if code == 0:
             break
-        assert (code, err.count("\n"), "was not written: the disk is full" in err) == (2, 1, True), err
+        assert (code, err.count("\n"), "the disk is full" in err) == (2, 1, True), err
         assert [name for name in shell.hidden() if ".tmp-" in name] == []
         small_disk(8000)
         has_begun = any((home / "runs").glob("*"))
