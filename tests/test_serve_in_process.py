@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from srl.index.retriever import Fault
 from srl.serve import LocalSearch
 from srl.serve.in_process import LIVE_AT_ONCE
-from srl.serve.query_batcher import QueryBatcher
 from srl.trajectory import Hit, Passage, Search
 
 
@@ -44,57 +45,21 @@ def test_queries_of_one_tick_are_one_call_in_the_order_of_arrival():
     assert {search.index_digest for search in found} == {"d" * 32}
 
 
-def test_queries_of_different_ticks_are_different_calls():
+def test_odd_queries_are_the_policys_own_fault_and_no_hits_are_none():
     index = Echo()
-    search = LocalSearch(index)
-
-    async def one_after_the_other() -> None:
-        await search.search("a")
-        await search.search("a")
-
-    asyncio.run(one_after_the_other())
-    assert index.calls == [["a"], ["a"]]
-
-
-def test_a_large_tick_is_cut_into_batches():
-    index = Echo()
-    ask(LocalSearch(index, max_batch=2), *"abcde")
-    assert index.calls == [["a", "b"], ["c", "d"], ["e"]]
-
-
-def test_a_query_is_stripped_for_the_index_and_kept_as_written():
-    index = Echo()
-    (found,) = ask(LocalSearch(index), "  a \n")
-    assert index.calls == [["a"]]
-    assert found.query == "  a \n"
-
-
-def test_a_lone_surrogate_does_no_harm():
-    index = Echo()
-    (found,) = ask(LocalSearch(index), "a\ud800b")
-    assert found.status == "ok"
-    assert index.calls == [["a?b"]]
-
-
-def test_no_hits_are_empty_and_no_fault():
-    (found,) = ask(LocalSearch(Echo()), "nothing")
-    assert (found.status, found.hits, found.is_fault) == ("empty", (), False)
-
-
-def test_an_empty_or_overlong_query_is_the_policys_own_fault():
-    index = Echo()
-    found = ask(LocalSearch(index, max_query_chars=5), "", " \n ", "abcdef", "abcde")
-    assert [search.status for search in found] == ["rejected", "rejected", "rejected", "ok"]
-    assert "empty" in found[0].error
-    assert "6 characters; at most 5" in found[2].error
-    assert index.calls == [["abcde"]]
+    found = ask(LocalSearch(index, max_query_chars=7), "", " \n ", "abcdefgh", " a\ud800b \n", "nothing")
+    assert [search.status for search in found] == ["rejected"] * 3 + ["ok", "empty"]
+    assert index.calls == [["a?b", "nothing"]]
+    assert found[3].query == " a\ud800b \n"
     assert not any(search.is_fault for search in found)
 
 
-def test_a_query_that_breaks_the_index_fails_alone():
-    found = ask(LocalSearch(Echo()), "a", "boom", "b")
+@pytest.mark.parametrize("live", [False, True])
+def test_a_query_that_breaks_the_index_fails_alone(live):
+    index = Live() if live else Echo()
+    found = ask(LocalSearch(index), "a", "boom", "b")
     assert [search.status for search in found] == ["ok", "failed", "ok"]
-    assert found[1].error == "RuntimeError: out of order"
+    assert "\n" not in found[1].error
     assert found[1].is_fault
 
 
@@ -115,11 +80,6 @@ def test_an_episode_that_is_cancelled_does_not_take_its_twin_along():
         return await second
 
     assert asyncio.run(cancel_one()).status == "ok"
-
-
-def test_it_serves_one_event_loop_after_the_other():
-    search = LocalSearch(Echo())
-    assert [ask(search, "a")[0].status, ask(search, "b")[0].status] == ["ok", "ok"]
 
 
 def test_a_loop_that_died_with_a_query_in_hand_does_not_block_the_next():
@@ -155,16 +115,6 @@ def test_what_a_retriever_says_of_a_query_reaches_its_outcome():
     assert [one.is_fault for one in found] == [True, False, True, True, False]
     assert found[0].error == "it timed_out, as asked"
     assert len(index.calls) == 1
-
-
-def test_a_fault_that_a_search_raises_keeps_its_type():
-    class Busy(Echo):
-        def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-            if "late" in queries:
-                raise Fault("timed_out", "no answer within 3 s")
-            return super().search(queries, k)
-
-    assert [one.status for one in ask(LocalSearch(Busy()), "a", "late")] == ["ok", "timed_out"]
 
 
 class Live(Echo):
@@ -226,10 +176,6 @@ def test_live_queries_at_a_time_are_bounded():
     assert ask(search, "in another event loop")[0].status == "ok"
 
 
-def test_a_live_query_that_breaks_fails_alone():
-    assert [one.status for one in ask(LocalSearch(Live()), "a", "boom")] == ["ok", "failed"]
-
-
 def test_an_index_that_is_here_is_searched_without_threads():
     class Here(Live):
         live = False
@@ -238,14 +184,3 @@ def test_an_index_that_is_here_is_searched_without_threads():
     ask(LocalSearch(index), "a", "b")
     assert index.threads == {threading.get_ident()}
     assert index.calls == [["a", "b"]]
-
-
-def test_an_answer_too_few_reaches_everybody_who_waits():
-    async def short(queries: list[str]) -> list[Search]:
-        return [Search(queries[0])]
-
-    async def together() -> list[object]:
-        batcher = QueryBatcher(short, 10, 100)
-        return await asyncio.gather(batcher.search("a", ""), batcher.search("b", ""), return_exceptions=True)
-
-    assert [type(found) for found in asyncio.run(together())] == [ValueError, ValueError]
