@@ -329,6 +329,32 @@ def test_a_server_that_keeps_failing_is_left_alone_and_tried_now_and_then_until_
     assert site.asked.count("one") == 3
 
 
+def test_of_many_requests_one_tries_whether_a_server_is_back():
+    clock, site = Clock(), Site(one=httpx.ConnectError, two=200)
+
+    async def many() -> list[Search]:
+        gate = asyncio.Event()
+
+        async def serve(request: httpx.Request) -> httpx.Response:
+            if clock.now > 100.0:
+                await gate.wait()
+            return site(request)
+
+        transport = httpx.MockTransport(serve)
+        search = HttpSearch([ONE, TWO], transport=transport, clock=clock, max_batch=1, timeout_s=60)
+        await search.search("a")
+        clock.now += COOL_DOWN_S
+        site.asked.clear()
+        searches = [asyncio.create_task(search.search(query)) for query in "abcdefgh"]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        gate.set()
+        return await asyncio.gather(*searches)
+
+    assert {found.status for found in asyncio.run(many())} == {"ok"}
+    assert site.asked.count("one") == 1
+
+
 @pytest.mark.parametrize("retries", [0, 2])
 @pytest.mark.parametrize("other", [500, 401])
 def test_every_healthy_server_is_asked_before_a_pause_however_few_the_retries(retries, other):
