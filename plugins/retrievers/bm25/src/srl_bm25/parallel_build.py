@@ -112,7 +112,8 @@ def work(passages: str, first: str, end: str, part: str, stopwords: str, stemmer
 
     def tell(done: int) -> None:
         if done % _EVERY == 0 or done == size:
-            print((done - 1) % _EVERY + 1, flush=True)
+            # One write, which no other process of the pipe comes between; print may make two.
+            os.write(1, b"%d\n" % ((done - 1) % _EVERY + 1))
 
     rows = (store[row] for row in range(int(first), int(end)))
     documents = read_documents(rows, Analyzer(options.stopwords, options.stemmer), tell)
