@@ -140,7 +140,8 @@ def test_a_trajectory_for_a_program_is_one_line_of_json(srl, logs):
     _, out, err = srl("trajectories", "--verdict", "reader", "--steps", "2", "--hops", "3", "--json")
     assert (err, out.count("\n")) == ("", 1)
     assert json.loads(out) == {
-        "id": logs[1], "run_id": PPO, "position": 1, "step": 2, "phase": "train", "sample": 0, "question_id": "nq-1",
+        "id": logs[1], "run_id": PPO, "position": 1, "step": 2, "phase": "train", "sample": 0,
+        "question_id": "nq-1",
         "data_source": "nq", "hops": 3, "question": "where was painter 1 born?",
         "golden_answers": ["Münchenbuchsee"], "answer": "Bern", "end": "answered", "em": 0.0, "f1": 0.0,
         "reward": 0.125, "turns": 2, "searches": 1, "tokens": 9, "gold_in_passages": True,

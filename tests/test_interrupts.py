@@ -210,10 +210,6 @@ WRITERS = {
         "srl.index.build:make_manifest",
         ("-q", "index", "build", "--corpus", "c.jsonl", "--out", "in/out"),
     ),
-    "plugins new": (
-        "srl.plugins.scaffold:_filled",
-        ("plugins", "new", "reward", "my-own", "--out", "in/out"),
-    ),
 }
 
 
