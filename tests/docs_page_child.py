@@ -6,6 +6,7 @@ after the other. RESULTS gets the exit code and the output of each.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -31,11 +32,15 @@ def main(place: str, plan: str, results: str) -> None:
             copy = Path(root, page.replace("/", "-"))
             shutil.copytree(place, copy, symlinks=True)
             os.chdir(copy)
+            environment = dict(os.environ)
             os.environ["PYTHONPATH"] = str(copy / "site")
+            (copy / "site").mkdir()  # before it is looked into
             sys.path.insert(0, str(copy / "site"))
             found += [run(command) for _, command in commands]
             sys.path.remove(str(copy / "site"))
             os.chdir(root)
+            os.environ.clear()
+            os.environ.update(environment)
             shutil.rmtree(copy)
     Path(results).write_text(json.dumps(found), encoding="utf-8")
 
@@ -45,6 +50,10 @@ def run(command: str) -> tuple[int, str]:
     for name in OUT.findall(command):
         shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink(missing_ok=True)
     words = shlex.split(command)
+    if words[0] == "export":
+        name, _, value = command.removeprefix("export ").partition("=")
+        code, os.environ[name] = shell(f'printf %s "{value}"')
+        return code, ""
     if words[0] == "pip":
         return install(words[-1])
     if words[:3] in (["srl", "inspect", "web"], ["srl", "serve", "retriever"], ["srl", "serve", "mcp"]):
@@ -88,6 +97,7 @@ def install(source: str) -> tuple[int, str]:
 
     offline = "--quiet --no-deps --no-build-isolation --no-index --target site"
     found = shell(f"{sys.executable} -m pip install {offline} {source.partition('[')[0]}")
+    importlib.invalidate_caches()
     manager.forget()
     return found
 

@@ -63,6 +63,8 @@ def write_place(folder: Path) -> Path:
         (folder / name).write_text("extends: tiny\nalgorithm: {name: grpo}\n", encoding="utf-8")
     (folder / "my-api.yaml").write_text(API, encoding="utf-8")
     (folder / "my-suite.yaml").write_text(SUITE, encoding="utf-8")
+    [settings] = blocks_of((ROOT / "docs" / "training.md").read_text(encoding="utf-8"), "yaml")
+    (folder / "mine.yaml").write_text(settings, encoding="utf-8")
     write_plugins(folder)
     write_world(folder / "srl-workspace" / "worlds" / "world-s0", 0)
     write_run(folder)
@@ -90,7 +92,8 @@ def write_questions_and_corpora(folder: Path) -> None:
         for asked, gold in ASKED.values()
     ]
     own = [{"question": asked, "golden_answers": [gold]} for asked, gold in ASKED.values()]
-    for name, rows in {"shown.jsonl": shown, "my-questions.jsonl": own}.items():
+    rows_of = {"shown.jsonl": shown, "demonstrations.jsonl": shown[:1], "my-questions.jsonl": own}
+    for name, rows in rows_of.items():
         (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     for name in ("train", "validation", "test", "data/test/test"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -34,6 +34,7 @@ CANNOT = {
     r"srl data prepare (squad|search-r1|nq|hotpotqa|2wikimultihopqa)": DATA,
     r"srl data prepare .*data/": DATA,
     r"srl .*rollout.engine=openai": "it asks the server of a model; tests/fake_openai.py stands in for it",
+    r"srl data demonstrations .*--from facts": "it wants gold passages; tests/test_fact_demonstrations.py",
     r"srl plugins check judge ": "it asks the server of a model; tests/fake_openai.py stands in for it",
     r"srl eval compare ": "it wants two evaluations; tests/test_eval_compare.py makes them",
     r"srl inspect diff .*@\d+ .*@\d+": "it wants two steps; tests/test_inspect_diff.py has them",
@@ -79,6 +80,7 @@ def filled(text: str, trajectory: str, port: int) -> str:
     text = re.sub(r"\bID\b|\b0bdf61\b", trajectory, text)
     for name, stand_in in STAND_INS.items():
         text = text.replace(name, stand_in)
+    text = re.sub(r"(--resume .*--steps) \d+", r"\1 3", text)
     if re.match(r"srl train (?!import|init|export|--resume)", text) and "--dry-run" not in text:
         text += " --print-config"
     if text.startswith("srl eval run "):
