@@ -62,6 +62,7 @@ STAND_INS = {
     "facebook/contriever": "intfloat/e5-base-v2",
     "train_files=facts.jsonl": "train_files=shown.jsonl", "train_files=read.jsonl": "train_files=shown.jsonl",
     "model=DIR ": "model=cross-encoder/ms-marco-MiniLM-L12-v2 ",
+    "grpo.yaml --dry-run": "grpo.yaml --print-config",
     "model=my-classifier": "model=cross-encoder/ms-marco-MiniLM-L12-v2",
 }  # fmt: skip
 """What stands in for a name that a reader puts in, or that is not on this machine."""
