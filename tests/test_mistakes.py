@@ -336,7 +336,7 @@ def test_a_question_to_the_log_that_makes_no_sense_is_one_line(shell: Shell, run
         assert named in shell.refused("inspect", *shlex.split(command)), command
 
 
-@pytest.mark.parametrize("lacking", [{"eos_token"}, {"pad_token"}, {"eos_token", "pad_token"}], ids=str)
+@pytest.mark.parametrize("lacking", [("eos_token",), ("pad_token",), ("eos_token", "pad_token")], ids=str)
 def test_a_model_without_eos_pad_token_or_chat_template_trains_and_says_so(shell, place, lacking) -> None:
     model = shell.folder / "mine"
     shutil.copytree(place / "model", model)
