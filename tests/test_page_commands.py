@@ -47,7 +47,7 @@ CANNOT = {
     r"srl eval run .*--backend verl": "it wants verl; tests/test_verl_evaluation.py has it",
     r"srl (eval run|train (?!.*--dry-run).*--model) [A-Z]\w*/\w": HUB,
     r"srl train .*\.gguf": "it wants a GGUF file; tests/test_convert_gguf.py writes one",
-    r"srl index search web-index ": "it asks a search API; plugins/retrievers/web/tests stand in for it",
+    r"srl index search (web-index |.*env=)": "it asks a search API; those of the web plugin stand in",
     r"srl index build .*--retriever (lucene|hybrid)": "it wants Java",
     r"srl serve .* search_on=gpu": "it wants a GPU",
     r"srl train --backend verl": "it wants GPUs; tests/test_verl_runs.py has none",
