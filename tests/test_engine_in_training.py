@@ -151,7 +151,7 @@ def test_training_with_a_server_is_refused(setting, workspace, algo):  # noqa: F
     [
         (["rollout.engine=openai"], r"needs a server: --set rollout\.openai\.url=http://HOST:PORT/v1"),
         (["rollout.openai.url=ftp://x"], r"rollout\.openai\.url = ftp://x is not a URL"),
-        (["rollout.openai.url=http://me:secret@h/v1"], r"has a password.*export OPENAI_API_KEY"),
+        (["rollout.openai.url=http://me:secret@h/v1"], r"rollout\.openai\.url.*OPENAI_API_KEY"),
         (["rollout.engine=vllm", "rollout.deterministic=true"], "needs the torch engine"),
         (["rollout.engine=vlm"], "rollout.engine"),
     ],

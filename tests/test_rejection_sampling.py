@@ -108,7 +108,7 @@ def test_only_training_episodes_are_taken(sampled: tuple[Path, list[Trajectory]]
     [
         ("em = ", "Parser Error"),
         ("emm = 1", 'Referenced column "emm" not found'),
-        ("true); DROP TABLE trajectories; SELECT (true", "expected one query, found 3"),
+        ("true); DROP TABLE trajectories; SELECT (true", "SELECT, DROP, SELECT"),
         ("id IN (SELECT content FROM read_text('/etc/passwd'))", "Permission Error"),
     ],
 )
@@ -218,7 +218,7 @@ def test_a_dry_run_counts_the_episodes(
     for given, why in (
         (["--from-log", "em = 1"], "--from-log is for fine-tuning; add --algo sft"),
         (["--run", run], "--run goes with --resume or --from-log"),
-        (["--algo", "rft", "--dry-run"], "leave --dry-run out"),
+        (["--algo", "rft", "--dry-run"], "--dry-run"),
     ):
         assert main(["train", *given]) == 2
         assert why in capsys.readouterr().err

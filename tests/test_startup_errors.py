@@ -42,7 +42,7 @@ FAULTS = {
     "a folder as index": ({"data.corpus": None, "search.index": "folder"}, "folder"),
     "no index": ({"data.corpus": None, "search.index": "nowhere"}, "nowhere"),
     "no web address": ({"data.corpus": None, "search.url": "file:///tmp"}, "is not the URL of a search "),
-    "a cassette that is not there": ({"search.cassette": "replay nowhere.cassette"}, "there is no cassette "),
+    "a cassette that is not there": ({"search.cassette": "replay nowhere.cassette"}, "nowhere.cassette"),
     "a retriever without an index": (
         {"search.retrievers": {"other": {"index": "/nowhere"}}, "data.max_prompt_length": 128}, "nowhere"
     ),
