@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
 
 import torch
@@ -60,9 +61,12 @@ def kept_checkpoints(
     may be, so all are counted.
     """
     newest, best = trainer.max_ckpt_to_keep, trainer.keep_best_ckpt and trainer.test_freq > 0
-    due = [trainer.save_freq, trainer.test_freq if saves_best else 0]
-    saves = {steps, *(step for every in due if every for step in range(every, steps, every))}
-    saved = sum(step > max(there, default=0) for step in saves)
+    last, periods = max(there, default=0), (trainer.save_freq, trainer.test_freq if saves_best else 0)
+
+    def multiples(period: int) -> int:
+        return (steps - 1) // period - last // period if period else 0
+
+    saved = 1 + sum(map(multiples, periods)) - multiples(lcm(*periods)) if steps > last else 0
     most = len(there) + saved
     if newest and saved:
         most = min(most, max(newest + best, len(there)) + 1)
