@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import socket
 from collections.abc import Callable
 from threading import BoundedSemaphore
 from typing import Any
@@ -135,12 +134,10 @@ def serve_pages(workspace: Workspace, port: int, ready: Callable[[str], None]) -
     """
     import uvicorn
 
-    try:
-        listener = socket.create_server(("127.0.0.1", port))
-    except OSError as error:
-        raise UserError(
-            f"port {port}: {error.strerror}", key="--port", hint="0 takes any free one"
-        ) from error
+    from srl.serve.server.run import bind, listen
+
+    listener = bind(port=port)
+    listen(listener)
     config = uvicorn.Config(
         create_app(workspace), ws="none", log_config=None, access_log=False, server_header=False
     )
