@@ -192,3 +192,9 @@ def test_option_that_does_not_fit_is_named(site, name, options, key):
         manager.load("retriever", name, options)
     assert caught.value.key == key
     assert (key or name) in str(caught.value)
+
+
+def test_options_that_do_not_fit_together_are_no_key_to_set():
+    with pytest.raises(UserError) as caught:
+        manager.load("retriever", "web")
+    assert "--set" not in str(caught.value)

@@ -593,3 +593,11 @@ def test_odd_values_are_imported_or_refused_in_one_line(tmp_path_factory, found)
     except UserError as error:
         text = f"# {error}"
     assert all(line.startswith("#") for line in text.partition("\n\n")[0].splitlines())
+
+
+def test_a_file_that_exists_is_kept_and_no_missing_option_is_named(tmp_path, capsys):
+    (tmp_path / "run.sh").write_text(f"{COMMAND} algorithm.adv_estimator=grpo\n")
+    (tmp_path / "out.yaml").write_text("mine")
+    assert main(["train", "import", str(tmp_path / "run.sh"), "--out", str(tmp_path / "out.yaml")]) == 2
+    assert "--overwrite" not in capsys.readouterr().err
+    assert (tmp_path / "out.yaml").read_text() == "mine"

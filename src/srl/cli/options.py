@@ -23,9 +23,9 @@ def exclude(options: Mapping[str, bool], why: str) -> None:
 
 
 def check_new(
-    file: Path | None, overwrite: bool, option: str = "--out", inputs: Iterable[Path | str | None] = ()
+    file: Path | None, overwrite: bool | None, option: str = "--out", inputs: Iterable[Path | str | None] = ()
 ) -> None:
-    """Raises UserError if `option` names what is not to be replaced.
+    """Raises UserError if `option` names what is not to be replaced; None: the command has no --overwrite.
 
     That is a file or a filled directory; and, also with `overwrite`, one of the command's `inputs`, a part of
     one, what has one in it, and any path in the directory of a run.
@@ -34,7 +34,8 @@ def check_new(
         return
     is_taken = any(file.iterdir()) if file.is_dir() else file.exists()
     if is_taken and not overwrite:
-        raise UserError(f"{file} exists; give another {option}, or --overwrite")
+        either = "" if overwrite is None else ", or --overwrite"
+        raise UserError(f"{file} exists; give another {option}{either}")
     real = Path(os.path.realpath(file))
     for path in (Path(os.path.realpath(path)) for path in inputs if path is not None and is_taken):
         if real.is_relative_to(path) or path.is_relative_to(real):

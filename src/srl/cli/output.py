@@ -238,7 +238,7 @@ def checked_text(text: str, noun: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"the {noun} {quoted(text, 60)!r} is not UTF-8") from error
+        raise UserError(f"the {noun} {quoted(repr(text), 60)} is not UTF-8") from error
     return text
 
 

@@ -188,7 +188,7 @@ def import_config(
     from srl.files import atomic_file
     from srl.train.importing import import_file
 
-    check_new(out, overwrite=False, inputs=[file])
+    check_new(out, overwrite=None, inputs=[file])
     variables = dict[str, str]()
     for text in define or []:
         name, equals, value = text.partition("=")

@@ -32,7 +32,8 @@ def validated(where: str, model: type[BaseModel], options: Mapping[str, Any]) ->
         is_shown = first["type"] != "missing" and not may_hold_a_secret
         what = f"{key} is {quoted(repr(value), 60)}, " if is_shown else f"{key}: "
         more = f"; and {len(rest)} more" if rest else ""
-        raise UserError(f"{what}{expected(first)}{more}", key=key, hint=f"type: --set {key}=VALUE") from error
+        hint = f"type: --set {key}=VALUE" if first["loc"] else ""
+        raise UserError(f"{what}{expected(first)}{more}", key=key, hint=hint) from error
 
 
 def runtime_options(model: type[BaseModel]) -> set[str]:
