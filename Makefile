@@ -25,7 +25,7 @@ test-portable: .venv/.ready-dev
 	timeout 900 $(BIN)/python -m pytest -q -m "not slow" -n logical --maxprocesses 4 --dist loadfile $(KERNELS)
 
 test-slow: .venv/.ready-oracles
-	timeout 3600 $(BIN)/python -m pytest -q -m slow --durations=20
+	timeout 3600 $(BIN)/python -m pytest -q -m slow --durations=20 -n 2 --dist loadfile
 
 # Needs chromium: on Debian, apt-get install chromium.
 test-browser: .venv/.ready-browser
