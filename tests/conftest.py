@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -120,9 +121,12 @@ def _same_draws() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+def _spoken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A test that types -q leaves no other one quiet."""
     monkeypatch.setattr("srl.cli.output._quiet", False)
+    yield
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("srl").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
