@@ -410,6 +410,12 @@ def test_what_is_not_taken_as_it_stands_is_said(tmp_path, setting):
     assert [line for line in set(made.report) - set(without.report) if any(name in line for name in named)]
 
 
+def test_search_r1s_own_n_is_named_since_n_agent_counts(tmp_path):
+    config, made = imported(tmp_path, search_r1(*GRPO, "actor_rollout_ref.rollout.n=3"))
+    assert config.rollout.n == 5
+    assert [line for line in made.report if "actor_rollout_ref.rollout.n=3" in line]
+
+
 def test_key_of_verls_alone_is_kept_for_its_engine(tmp_path):
     own = ("actor_rollout_ref.rollout.free_cache_engine=false", "+actor_rollout_ref.actor.my_own.knob=3")
     config, _ = imported(tmp_path, verl(*own))

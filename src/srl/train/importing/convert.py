@@ -316,7 +316,8 @@ def _optimiser_steps(conversion: Conversion) -> None:
     value = conversion.value
     batch, mini = value("data.train_batch_size"), value(f"{ACTOR}.ppo_mini_batch_size")
     n, epochs = value(f"{ROLLOUT}.n_agent"), value(f"{ACTOR}.ppo_epochs")
-    value(f"{ROLLOUT}.n")
+    if (inner := value(f"{ROLLOUT}.n", 1)) != 1:
+        conversion.notes.append(f"{ROLLOUT}.n={inner} is not read: n_agent counts the episodes of a question")
     if not all(isinstance(number, int) and 0 < number < 2**20 for number in (batch, mini, n, epochs)):
         return
     theirs, ours = -(-batch * n // mini) * epochs, -(-batch // min(mini, batch)) * epochs
