@@ -198,6 +198,7 @@ def test_grpo_runs_on_the_vllm_of_verl(tmp_path, rank):
         "data.train_batch_size": 4, "actor.ppo_mini_batch_size": 4, "rollout.n": 2, "eval.val_questions": 4,
         "eval.test_questions": 4, "model.lora_rank": rank,
         "actor.entropy_coeff": 0.01,  # moves the weights even where all episodes of a group score the same
+        "actor.optim.lr": 2e-3 if rank else 2e-4,  # an adapter, whose one half is 0, moves less in one step
     }  # fmt: skip
     arguments = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
     workspace = tmp_path / "ws"
@@ -215,5 +216,5 @@ def test_grpo_runs_on_the_vllm_of_verl(tmp_path, rank):
     assert searches > 0
     assert metrics["rollout/logprob_diff/max", 1] < 1e-4
     assert metrics["rollout/logprob_diff/max", 2] < 1e-4, "the second step's weights did not arrive"
-    moved = 1e-4 if rank else 1e-3  # an adapter moves less in one step
+    moved = 1e-4 if rank else 1e-3
     assert metrics["actor/ref_kl", 2] > moved, "the first step changed nothing, so this shows nothing"
