@@ -21,6 +21,7 @@ from srl.rollout.cached_forward import PADDED_TOKENS
 from srl.rollout.kv_cache import BLOCK
 from srl.rollout.torch_engine import SMALL_CACHE
 from srl.train.model_size import Shape
+from srl.train.verl.translate import VLLM_TOKENS
 from srl.update.logprobs import CHUNK, FLOAT32_LOGITS, KEPT_LOGITS
 
 GIB = 2**30
@@ -42,6 +43,9 @@ FUSED_LOGIT = 4
 SERVER, BUCKET, PROCESS = 2 * GIB, 2 * GIB, 3 * GIB // 5
 """verl: a vLLM server beside its weights and cache; new weights on their way to it, before there is a cache;
 a process with verl, Ray and torch (0.55 GiB measured)."""
+
+SINGLE_PROCESSES = 12
+"""verl's processes that run once: this command, the trainer, the log, the queue and its eight stores."""
 
 Phase = Literal["rollout", "update"]
 
@@ -316,7 +320,7 @@ class Generation:
 def generation(shape: Shape, config: Config, layout: Layout) -> Generation:
     """One GPU of a copy that generates: its share of the weights and of the KV cache of a token."""
     size, gpus, seqs = shape.itemsize, layout.copy_gpus, config.rollout.max_num_seqs
-    prompts = max(8192, seqs) * (2 * shape.ffn + 4 * shape.width) * size // gpus
+    prompts = max(VLLM_TOKENS, seqs) * (2 * shape.ffn + 4 * shape.width) * size // gpus
     return Generation(
         weights=-(-(shape.parameters + shape.adapter) * size // gpus),
         token=2 * shape.layers * -(-shape.kv_heads // gpus) * shape.head_dim * size,
@@ -329,7 +333,8 @@ def machine_memory(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     (`update`); without, throughout the run, beside the workers' parts."""
     cluster, nodes, copies = config.cluster, layout.nodes, layout.copies
     held, trained = shape.parameters + shape.adapter + shape.critic, shape.trainable + shape.critic_trained
-    processes = sum(-(-count // nodes) for count in (layout.workers, copies, layout.episode_workers)) + 12
+    processes = sum(-(-count // nodes) for count in (layout.workers, copies, layout.episode_workers))
+    processes += SINGLE_PROCESSES
     reference = 0 if layout.kind == "megatron" else shape.reference * FLOAT32 // nodes
     rows = [("reference weights", reference, "float32"), ("processes", processes * PROCESS, f"{processes}")]
     loading = []
