@@ -58,6 +58,15 @@ class Passage:
     contents: str
     url: str = ""
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Passage:
+        """The passage of a row, as `row` has it. Raises KeyError."""
+        return cls(row["id"], row["contents"], row.get("url") or "")
+
+    def row(self) -> dict[str, str]:
+        """`{"id", "contents"}`, with a `url` where there is one, as in a corpus and in an answer."""
+        return {"id": self.id, "contents": self.contents} | ({"url": self.url} if self.url else {})
+
     @property
     def heading(self) -> str:
         """The first line as written, with its quotation marks."""
@@ -70,6 +79,11 @@ class Passage:
     @property
     def text(self) -> str:
         return self.contents.partition("\n")[2]
+
+
+def contents_of(title: str, text: str) -> str:
+    """A passage's contents: `"Title"` on the first line, then the text."""
+    return f'"{title}"\n{text.strip()}'
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from srl.data.published_rows import Record, read_rows
 from srl.data.trec import document_records, is_tagged
 from srl.errors import UserError
 from srl.files import atomic_file, digest_file, digest_text, on_disk
-from srl.trajectory import Passage
+from srl.trajectory import Passage, contents_of
 
 _log = logging.getLogger(__name__)
 _TEXTS = (".txt", ".md")
@@ -68,11 +68,6 @@ def passage_of(title: str, text: str, source: str = "") -> Passage:
     digest = blake2b(f"{heading}\0{' '.join(text.split())}".encode(), digest_size=5).hexdigest()
     name = re.sub(r"\W+", "_", heading).strip("_")[:60]
     return Passage(id=f"{source}/{name}-{digest}".lstrip("/"), contents=contents_of(heading, text))
-
-
-def contents_of(title: str, text: str) -> str:
-    """The passage's contents: `"Title"` on the first line, then the text."""
-    return f'"{title}"\n{text.strip()}'
 
 
 def title_key(title: str) -> str:
@@ -199,9 +194,7 @@ def write_corpus(
                     f"{path} was not written: two passages have the id {twice[0]!r}; ids must be unique"
                 )
             if state == "new":
-                for part in parts:
-                    row = {"id": part.id, "contents": part.contents} | ({"url": part.url} if part.url else {})
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.writelines(json.dumps(part.row(), ensure_ascii=False) + "\n" for part in parts)
                 count += len(parts)
         if not count:
             raise UserError(f"{path} was not written: there are no passages")

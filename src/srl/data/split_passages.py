@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from semantic_text_splitter import TextSplitter
 
 from srl.answers import findable, normalise_answer
-from srl.data.corpus import contents_of
 from srl.data.merge import renamed, texts
 from srl.data.supporting_facts import steps_of, triples_of
-from srl.trajectory import Passage, Question
+from srl.trajectory import Passage, Question, contents_of
 
 
 class Splitter:

@@ -14,10 +14,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
-from srl.data.corpus import contents_of
 from srl.safe import quoted
 from srl.serve.query_batcher import clean
-from srl.trajectory import Hit, Passage
+from srl.trajectory import Hit, Passage, contents_of
 
 DIGEST_HEADER = "X-Index-Digest"
 TOKEN_VARIABLE = "SRL_SEARCH_TOKEN"

@@ -48,10 +48,7 @@ def search(
             [
                 {
                     "query": query,
-                    "hits": [
-                        {"id": hit.passage.id, "contents": hit.passage.contents, "score": hit.score}
-                        for hit in hits
-                    ],
+                    "hits": [hit.passage.row() | {"score": hit.score} for hit in hits],
                 }
                 for query, hits in results
             ]
