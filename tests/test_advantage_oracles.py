@@ -15,8 +15,8 @@ from torch.testing import assert_close
 
 import srl_gae.estimator
 import srl_grpo.estimator
-import srl_reinforce_plus_plus.estimator
-import srl_rloo.estimator
+import srl_grpo.rloo
+import srl_reinforce.estimator
 from srl.advantage import masked_mean, masked_var, masked_whiten, score_on_last_token
 from srl.update.kl import kl_penalty, mean_sequence_kl, penalised_rewards
 
@@ -84,7 +84,7 @@ def test_grpo_is_verls(verl, seed, by_std):
 @seeds
 def test_rloo_is_verls(verl, seed):
     batch = make_batch(seed)
-    ours = srl_rloo.estimator.estimate(**batch)
+    ours = srl_grpo.rloo.estimate(**batch)
     for compute in (verl.compute_rloo_outcome_advantage, verl.compute_rloo_vectorized_outcome_advantage):
         assert_close(ours.advantages, compute(**for_verl(batch))[0])
 
@@ -93,7 +93,7 @@ def test_rloo_is_verls(verl, seed):
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 def test_reinforce_plus_plus_is_verls(verl, seed, gamma):
     batch = make_batch(seed)
-    ours = srl_reinforce_plus_plus.estimator.estimate(**batch, gamma=gamma)
+    ours = srl_reinforce.estimator.reinforce_plus_plus().estimator(**batch, gamma=gamma)
     theirs = verl.compute_reinforce_plus_plus_outcome_advantage(
         **for_verl(batch), config=SimpleNamespace(gamma=gamma)
     )
@@ -213,7 +213,7 @@ def test_grpo_is_trls_with_its_epsilon_and_invalid_rows_left_out(seed, scale):
 @seeds
 def test_rloo_is_trls_with_invalid_rows_left_out(seed):
     rewards = some_failed(seed)
-    ours = srl_rloo.estimator.estimate(**scored(rewards, SIZE))
+    ours = srl_grpo.rloo.estimate(**scored(rewards, SIZE))
     theirs = trl_advantages("RLOO", rewards, SIZE, normalize_advantages=False)
     assert_close(ours.advantages.squeeze(1), theirs)
 

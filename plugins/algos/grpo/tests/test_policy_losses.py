@@ -9,8 +9,7 @@ from srl.config import load_config
 from srl.errors import UserError
 from srl.testing import check_algorithm
 from srl.testing.algorithms import batch
-from srl_grpo.estimator import estimate
-from srl_grpo.policy_losses import cispo, gspo
+from srl_grpo.estimator import cispo, estimate, gspo
 
 
 @pytest.mark.parametrize("make", [gspo, cispo])

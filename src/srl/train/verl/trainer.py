@@ -24,7 +24,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl.workers.utils.padding import response_to_nested
 
-from srl.advantage.masked import masked_mean
+from srl.advantage import masked_mean
 from srl.config import load_saved
 from srl.files import CHECKPOINT, FORMAT, HAS_MANIFEST, checksums, read_json, write_json, write_manifest
 from srl.rollout.delivery import NotDelivered

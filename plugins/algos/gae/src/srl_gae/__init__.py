@@ -5,4 +5,4 @@ from srl.plugins import hookimpl
 
 @hookimpl
 def srl_algorithms(register):
-    register("ppo", "srl_gae.estimator:algorithm", "PPO: a critic and generalised advantage estimation")
+    register("ppo", "srl_gae.estimator:ppo", "PPO: a critic and generalised advantage estimation")

@@ -30,7 +30,7 @@ def estimate(
     return Advantages(masked_whiten(advantages, mask), returns)
 
 
-def algorithm() -> Algorithm:
+def ppo() -> Algorithm:
     """PPO as Search-R1 runs it: one sample per question, k1 in the reward."""
     return Algorithm(
         name="ppo",

@@ -1,4 +1,4 @@
-"""GRPO's advantages: the score relative to the group's mean, in standard deviations of the group."""
+"""GRPO's advantages, and the algorithms with them; GSPO and CISPO have another loss of the policy."""
 
 from __future__ import annotations
 
@@ -58,16 +58,49 @@ def estimate(
     return Advantages(advantages, advantages)
 
 
-def algorithm(options: Options | None = None) -> Algorithm:
+def grpo(options: Options | None = None) -> Algorithm:
     """GRPO as Search-R1 runs it: five samples per question, k3 in the loss."""
+    return _algorithm("grpo", options, {
+        "actor.use_kl_loss": True,
+        "actor.kl_loss_type": "k3",
+        "actor.kl_loss_coef": 0.001,
+    })  # fmt: skip
+
+
+def gspo(options: Options | None = None) -> Algorithm:
+    """GSPO (Zheng et al. 2025, arXiv 2507.18071, section 5.1): a ratio for each sequence, clipped closely.
+
+    The clip ranges are the paper's. It has no KL term.
+    """
+    return _algorithm("gspo", options, {
+        "actor.use_kl_loss": False,
+        "actor.policy_loss.loss_mode": "gspo",
+        "actor.clip_ratio_low": 3e-4,
+        "actor.clip_ratio_high": 4e-4,
+        "actor.loss_agg_mode": "seq-mean-token-mean",
+    })  # fmt: skip
+
+
+def cispo(options: Options | None = None) -> Algorithm:
+    """CISPO (MiniMax 2025, arXiv 2506.13585, section 3.1): no token is clipped away, only its weight.
+
+    The weight has no lower bound, as in the paper, which gives no number for the upper one.
+    """
+    return _algorithm("cispo", options, {
+        "actor.use_kl_loss": False,
+        "actor.policy_loss.loss_mode": "cispo",
+        "actor.clip_ratio_low": 1.0,
+        "actor.clip_ratio_high": 4.0,
+        "actor.loss_agg_mode": "token-mean",
+    })  # fmt: skip
+
+
+def _algorithm(name: str, options: Options | None, settings: dict[str, object]) -> Algorithm:
+    """GRPO's advantages with these settings; a loss that they name is required."""
+    mode = settings.get("actor.policy_loss.loss_mode")
     return Algorithm(
-        name="grpo",
+        name=name,
         estimator=partial(estimate, **(options or Options()).model_dump()),
-        defaults={
-            "rollout.n": 5,
-            "algorithm.use_kl_in_reward": False,
-            "actor.use_kl_loss": True,
-            "actor.kl_loss_type": "k3",
-            "actor.kl_loss_coef": 0.001,
-        },
+        defaults={"rollout.n": 5, "algorithm.use_kl_in_reward": False} | settings,
+        requires={"actor.policy_loss.loss_mode": (mode,)} if mode else {},
     )

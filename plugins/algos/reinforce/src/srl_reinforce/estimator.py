@@ -1,4 +1,4 @@
-"""REINFORCE's advantages: the return-to-go of each token."""
+"""Advantages of REINFORCE and REINFORCE++: the return-to-go of each token, perhaps normalised."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def estimate(
     return Advantages(advantages, returns)
 
 
-def algorithm(options: Options | None = None) -> Algorithm:
+def reinforce(options: Options | None = None) -> Algorithm:
     """What Search-R1 calls REINFORCE: GRPO's settings with one sample per question."""
     return Algorithm(
         name="reinforce",
@@ -63,5 +63,20 @@ def algorithm(options: Options | None = None) -> Algorithm:
             "actor.use_kl_loss": True,
             "actor.kl_loss_type": "k3",
             "actor.kl_loss_coef": 0.001,
+        },
+    )
+
+
+def reinforce_plus_plus() -> Algorithm:
+    """REINFORCE++ (Hu 2025, arXiv 2501.03262): the returns whitened, and the KL in the reward."""
+    return Algorithm(
+        name="reinforce_plus_plus",
+        estimator=partial(estimate, normalise="whiten"),
+        defaults={
+            "rollout.n": 1,
+            "algorithm.use_kl_in_reward": True,
+            "algorithm.kl_penalty": "k1",
+            "algorithm.kl_ctrl.kl_coef": 0.001,
+            "actor.use_kl_loss": False,
         },
     )

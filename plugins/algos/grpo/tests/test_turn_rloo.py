@@ -6,8 +6,8 @@ import torch
 from torch.testing import assert_close
 
 from srl.testing import check_algorithm
-from srl_rloo.estimator import estimate as rloo
-from srl_rloo.turns import algorithm, estimate
+from srl_grpo.rloo import estimate as rloo
+from srl_grpo.turns import estimate, turn_rloo
 
 MASK = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 0, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0]])
 """Rows of three, two and one turn."""
@@ -66,7 +66,7 @@ def test_equal_returns_have_an_advantage_of_exactly_0():
 
 
 def test_it_needs_the_mask_of_turns():
-    assert algorithm().requires == {"actor.mask_observations": (True,)}
+    assert turn_rloo().requires == {"actor.mask_observations": (True,)}
 
 
 def test_conforms_to_the_algorithm_seam():

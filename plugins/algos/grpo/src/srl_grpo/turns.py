@@ -67,7 +67,7 @@ def _baseline(returns: Tensor, turn: int, reached: Tensor, group_ids: Tensor, va
     return torch.where(group_count(group_ids, reached) > 1, there, anywhere)
 
 
-def algorithm() -> Algorithm:
+def turn_rloo() -> Algorithm:
     """RLOO with a baseline for each turn; the KL is in the loss, so that rewards of turns stay apart."""
     return Algorithm(
         name="turn_rloo",

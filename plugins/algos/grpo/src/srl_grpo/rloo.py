@@ -39,7 +39,7 @@ def estimate(
     return Advantages(advantages, advantages)
 
 
-def algorithm() -> Algorithm:
+def rloo() -> Algorithm:
     """RLOO with the KL in the reward, as in its paper."""
     return Algorithm(
         name="rloo",
