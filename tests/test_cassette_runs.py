@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench.resume import differences
+from tests.kills import differences
 from tests.training import Said, config, train, write_setting
 from tests.two_retrievers import only_run, script, searched, settings, write_place
 

@@ -1,4 +1,4 @@
-"""An evaluation that is killed at random moments: bench/evaluation.py does it a hundred times."""
+"""An evaluation that is killed at random moments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from bench.evaluation import KILLED_QUESTIONS, killed, never_killed, write_place
+from tests.evaluation_kills import KILLED_QUESTIONS, killed, never_killed, write_place
 
 pytest.importorskip("srl_bm25")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from bench.resume import differences
 from tests import training
+from tests.kills import differences
 from tests.training import Said, config, questions, search_is_down, train, write_setting
 
 import srl.store

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench import families
+from tests import model_families as families
 from tests.live_tensors import Live
 from tests.tiny_models import EOS, byte_level_tokenizer, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers

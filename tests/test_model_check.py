@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bench import families
+from tests import model_families as families
 from tests.rows import experience, gradients, trajectory
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM

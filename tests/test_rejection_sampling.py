@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import resume as bench
+from tests import kills as bench
 from tests.training import Said, config, questions, search_is_down, tokenizer, train, write_setting
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast

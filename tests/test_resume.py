@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench.resume import differences
 from safetensors.torch import load_file, save_file
+from tests.kills import differences
 from tests.training import Said, config, questions, search_is_down, train, write_setting
 
 import srl.store
@@ -271,7 +271,7 @@ def test_a_run_killed_at_random_moments_is_the_run_that_was_not(setting, tmp_pat
     save_config(tmp_path, config(setting, "ppo", **{**SETTINGS, "trainer.total_training_steps": 8}))
     command = [
         sys.executable,
-        str(ROOT / "bench" / "resume.py"),
+        str(ROOT / "tests" / "kills.py"),
         "--kills",
         "3",
         "--steps",

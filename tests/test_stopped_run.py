@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.resume import differences
+from tests.kills import differences
 from tests.training import Said, config, train, write_setting
 
 import srl.store

@@ -9,7 +9,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from bench import families
+from tests import model_families as families
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from transformers import (
     AutoConfig,

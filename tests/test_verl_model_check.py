@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bench import families
+from tests import model_families as families
 from tests.tiny_models import tiny_model
 from tests.training import Said, config
 from tests.verl_configs import job, made

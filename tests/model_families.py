@@ -3,18 +3,12 @@
 Each family of transformers is built with windows and chunks shorter than an episode, saved, loaded as a run
 loads it, with and without a LoRA adapter, and checked. Where the check lets it pass, a few episodes are
 sampled and trained on: the sampler's log-probs must be the trainer's, and the first update must clip nothing.
-
-    python bench/families.py [FAMILY ...]
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import sys
-import tempfile
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from srl.config.sections import Model
 from srl.errors import UserError
-from srl.model import load_tokenizer
 from srl.rollout.cached_forward import CachedForward
 from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.load_components import LoadedModel, load_policy
-from srl.train.make_missing import BASE_MODELS
 from srl.train.model_check import check_model
 from srl.update.actor import ActorLoss, Experience, update_actor
 from srl.update.batch import Batch, row_batch
@@ -37,8 +29,6 @@ from srl.update.logits import packs
 from srl.update.logprobs import batched_stats
 from srl.update.optimiser import Optimiser
 
-RESULT = Path(__file__).parent / "results" / "families.json"
-BASE = next(iter(BASE_MODELS.values()))
 LONGEST = 96
 """Tokens of the longest episode; every window is shorter."""
 WINDOW = 12
@@ -181,24 +171,3 @@ def train(policy: LoadedModel, rows: list[list[int]], sampled: list[list[float]]
         "gap": float((old - theirs)[mask != 0].abs().max()), "clipfrac": metrics["actor/pg_clipfrac"],
         "grad_norm": metrics["actor/grad_norm"],
     }  # fmt: skip
-
-
-def main(names: list[str]) -> None:
-    tokenizer, _ = load_tokenizer(BASE)
-    rows: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if names else {}
-    for family in names or FAMILIES:
-        with tempfile.TemporaryDirectory() as folder:
-            build(family).save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-            for rank in (0, 4):
-                try:
-                    row = measure(Path(folder), rank)
-                except Exception:
-                    row = {"outcome": "traceback", "why": traceback.format_exc()}
-                rows[f"{family}, LoRA" if rank else family] = row
-                print(family, rank, {**row, "why": str(row["why"])[-1500:]}, flush=True)
-    RESULT.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,14 +1,11 @@
-"""Kill `srl eval run` at random moments and go on, with an engine that plays a script.
-
-    python bench/evaluation.py [--kills 100] [--seed 0] [--out FILE]
+"""Evaluations killed at random moments that go on, with an engine that plays a script.
 
 One kill in five comes while the process starts. Each evaluation must give the table of one that was never
-killed, and no process may ask what its log held when it started. Exits with 1 where one does not.
+killed, and no process may ask what its log held when it started.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -35,7 +32,6 @@ from srl.train.new_model import Sizes, make_model
 from srl.trajectory import Passage
 from srl.workspace import Workspace
 
-RESULTS = Path(__file__).parent / "results" / "evaluation.json"
 TOWNS = 1000
 KILLED_QUESTIONS = 400
 TEMPLATE = "search-r1"
@@ -190,7 +186,6 @@ def killed(
             wrong.append(f"another table: {table(report)}")
         if len(Workspace(workspace).all_runs()) != 1:
             wrong.append("more than one run")
-        print(f"{kills} kills left, {len(wrong)} differences", file=sys.stderr)
         shutil.rmtree(workspace)
     return wrong
 
@@ -199,22 +194,3 @@ def never_killed(folder: Path) -> dict[str, Any]:
     """The table of an evaluation that is left alone."""
     workspace = Path(tempfile.mkdtemp(dir=folder))
     return table(Session(folder, workspace).finish())
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        write_place(Path(folder), KILLED_QUESTIONS)
-        wrong = killed(Path(folder), never_killed(Path(folder)), given.kills, random.Random(given.seed), 0.02)
-    result = {"format": 1, "kills": given.kills, "questions": KILLED_QUESTIONS, "differences": wrong[:20]}
-    given.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(f"{given.kills} kills: {len(wrong)} differences")
-    raise SystemExit(bool(wrong))
-
-
-if __name__ == "__main__":
-    main()
