@@ -355,10 +355,6 @@ def test_unknown_preset_names_the_nearest():
             "algorithm.filter_groups.metric = emm (--set) is no part of the reward; use one of reward, em",
         ),
         (
-            ["data.pass_rate_pools.enable=true", "rollout.n=2", "reward.weights={f1: 1}"],
-            "data.pass_rate_pools.metric = em (default) is no part of the reward; use one of reward, f1",
-        ),
-        (
             ["reward.judge.url=http://u:secret@h/v1", "reward.weights.judge=1"],
             "reward.judge.url",
         ),

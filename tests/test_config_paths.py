@@ -25,7 +25,7 @@ TEXTS = {
     "search.retrievers.<name>.description",
     "retriever.name", "algorithm.name", "trainer.project_name", "trainer.experiment_name", "cluster.address",
     "rollout.openai.url", "rollout.openai.model", "rollout.openai.key_variable",
-    "sft.filter", "algorithm.filter_groups.metric", "data.pass_rate_pools.metric",
+    "sft.filter", "algorithm.filter_groups.metric",
     "algorithm.rollout_correction.rollout_is_threshold", "algorithm.rollout_correction.rollout_rs",
     "algorithm.rollout_correction.rollout_rs_threshold",
 }  # fmt: skip

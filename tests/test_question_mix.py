@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter
 from functools import partial
 
@@ -14,11 +13,10 @@ from tests.training import config, train
 from tests.training import questions as training_questions
 
 import srl.store
-from srl.config.load import load_config
 from srl.config.sections import Data, Sft
 from srl.data.demonstration_file import read_demonstrations, write_demonstrations
 from srl.errors import UserError
-from srl.train.question_order import MixChange, MixedOrder, QuestionOrder, _part, order_of
+from srl.train.question_order import MixedOrder, QuestionOrder, _part, order_of
 from srl.train.questions import check_mix
 from srl.train.sft import batches
 from srl.trajectory import Question, Trajectory
@@ -220,53 +218,3 @@ def test_demonstrations_without_a_source_have_the_name_of_their_file(tmp_path):
     path.write_text('{"question": "?", "turns": ["…"]}\n', encoding="utf-8")
     (found,) = read_demonstrations(path)
     assert (found.data_source, found.metadata) == ("mine", {"turns": ["…"]})
-
-
-def test_a_curriculum_goes_from_one_mix_to_the_other_in_a_straight_line():
-    asked = questions(a=200, b=200)
-    order = MixedOrder(asked, 10, 0, True, {"a": 1, "b": 9}, MixChange({"a": 5, "b": 5}, 4))
-    # shares of a by step: .1, .2, .3, .4, and .5 from step 5 on
-    counts = [sum(name.startswith("a") for name in ids(order, step)) for step in range(1, 9)]
-    assert counts == [1, 2, 3, 4, 5, 5, 5, 5]
-
-
-@CALMLY
-@given(SHARES, SIZES, st.integers(1, 12), st.data())
-def test_a_curriculum_keeps_to_the_sum_of_its_shares(shares, size, steps, data):
-    ends = data.draw(st.lists(st.integers(0, 5), min_size=len(shares), max_size=len(shares)).filter(any))
-    names = [f"s{number}" for number in range(len(shares))]
-    mix, end = dict(zip(names, shares, strict=True)), dict(zip(names, ends, strict=True))
-    order = MixedOrder(questions(**dict.fromkeys(mix, 60)), size, 1, True, mix, MixChange(end, steps))
-    harmonic, due, asked = (
-        sum(1 / n for n in range(2, len(shares) + 1)),
-        dict.fromkeys(names, 0.0),
-        Counter[str](),
-    )
-    for step in range(1, 25):
-        done = min((step - 1) / steps, 1)
-        for name in names:
-            due[name] += size * ((1 - done) * mix[name] / sum(shares) + done * end[name] / sum(ends))
-        asked.update(question.data_source for question in order.batch(step))
-        assert all(
-            -1 - 1e-6 < below <= harmonic + 1e-6 for below in (due[name] - asked[name] for name in names)
-        )
-
-
-def test_a_curriculum_may_begin_without_a_part_and_end_without_another():
-    order = MixedOrder(questions(a=30, b=30), 4, 0, True, {"a": 1, "b": 0}, MixChange({"a": 0, "b": 1}, 2))
-    assert [{name[0] for name in ids(order, step)} for step in (1, 3, 4)] == [{"a"}, {"b"}, {"b"}]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("mix_end={a: 1}", r"data\.mix_end needs data\.mix_steps too"),
-        ("mix_steps=3", r"data\.mix_steps needs data\.mix_end too"),
-        ("mix_end={a: 1} mix_steps=3 mix={b: 1}", r"data\.mix and data\.mix_end have to name the same: b"),
-        ("mix_end={a: 1} mix_steps=3", r"have to be given both"),
-    ],
-)
-def test_half_a_curriculum_is_refused(given, message):
-    sets = [f"data.{text}" for text in re.split(r" (?=mix)", given)]
-    with pytest.raises(UserError, match=message):
-        load_config(sets=sets)

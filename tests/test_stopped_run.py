@@ -44,11 +44,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def chosen(setting: Path, algo: str, **changed: object) -> Config:
-    """PPO, or GRPO whose questions are drawn from pools by pass rate."""
-    own = {
-        "ppo": {"actor.ppo_epochs": 2},
-        "grpo": {"data.pass_rate_pools.enable": True},
-    }[algo]
+    own = {"actor.ppo_epochs": 2} if algo == "ppo" else {}
     return config(setting, algo, **{**SETTINGS, **own, **changed})
 
 

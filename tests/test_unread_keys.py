@@ -115,7 +115,6 @@ LOOKED_AT_IN_VAIN = {
 
 NOT_LOOKED_AT = {
     ("rl", "algorithm.filter_groups."): "off",
-    ("rl", "data.pass_rate_pools."): "off",
     ("rl", "sft."): "a cold start; these runs start from a model",
     ("rl", "trainer.sample_count"): "trainer.sample_freq is 0",
     ("rl", "cluster."): "--backend verl",
@@ -126,8 +125,6 @@ NOT_LOOKED_AT = {
     ("made", "trainer.seed"): "--from facts",
     ("", "trainer.plugin_path"): "looked at as the configuration is loaded",
     ("", "data.filter_overlong_prompts"): "no prompt is too long",
-    ("", "data.mix_end"): "no mix",
-    ("", "data.mix_steps"): "no mix",
     ("", "data.world"): "the files are given",
     ("", "retriever.name"): "an index says it",
     ("", "rollout.gpu_memory_utilization"): "vLLM",
@@ -167,7 +164,6 @@ def test_the_table_names_only_keys_that_exist_and_every_key_is_read_by_a_run():
         ("sft", "algorithm.gamma=.5"),
         ("sft", "sft.filter=em = 1"),
         ("sft", "watch.action=stop"),
-        ("sft", "data.pass_rate_pools.enable=true"),
         ("rft", "actor.optim.lr=1e-3"),
         ("rft", "trainer.save_freq=3"),
         ("rft", "trainer.test_freq=3"),

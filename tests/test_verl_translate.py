@@ -72,7 +72,6 @@ def test_tables_name_only_keys_that_exist():
 def test_key_that_is_refused_is_refused_when_it_is_not_the_default():
     changed = {
         "rollout.deterministic": "rollout.deterministic=true",
-        "data.pass_rate_pools.enable": "data.pass_rate_pools.enable=true",
         "rollout.engine": "rollout.engine=torch",
         "rollout.gpu_memory_utilization": "rollout.gpu_memory_utilization=0.8",
         "actor.mask_observations": "actor.mask_observations=false",
@@ -104,7 +103,7 @@ def test_a_reward_on_a_gpu_is_refused():
 def test_settings_that_nothing_on_verl_reads_are_named(entry):
     algorithm = algorithm_plugin("grpo")
     config = made(
-        "algorithm.filter_groups.enable=true", "data.pass_rate_pools.enable=true", "rollout.engine=openai",
+        "algorithm.filter_groups.enable=true", "rollout.engine=openai",
         "actor.use_kl_loss=true",
     )  # fmt: skip
     for key in [key.name for key in keys() if key.name == entry or key.name.startswith(entry)]:

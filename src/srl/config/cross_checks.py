@@ -179,12 +179,6 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
             f"{say('algorithm.filter_groups.enable')} compares the episodes of one question, and "
             f"{say('rollout.n')}: set rollout.n=5, or algorithm.filter_groups.enable=false"
         )
-    if config.data.pass_rate_pools.enable and config.rollout.n < 2:
-        raise UserError(
-            f"{say('data.pass_rate_pools.enable')} counts how many episodes of a question are right, and "
-            f"{say('rollout.n')}: set rollout.n=5, or data.pass_rate_pools.enable=false"
-        )
-    _check_curriculum(config)
     buffer, longest = config.reward.overlong_buffer, config.data.max_response_length
     if buffer.enable and buffer.len > longest:
         raise UserError(
@@ -228,17 +222,6 @@ def _check_mini_batch(config: Config, key: str, say: Callable[[str], str]) -> No
         raise UserError(f"{say(key)} must divide {say('data.train_batch_size')}; set {key}={fits}")
 
 
-def _check_curriculum(config: Config) -> None:
-    """A curriculum has both ends, for the same names, and a length."""
-    data = config.data
-    if (data.mix_steps is not None) != bool(data.mix_end):
-        given, missing = ("mix_end", "mix_steps") if data.mix_end else ("mix_steps", "mix_end")
-        raise UserError(f"data.{given} needs data.{missing} too: mix goes to mix_end in mix_steps batches")
-    if data.mix_end and set(data.mix_end) != set(data.mix):
-        names = f"name the same: {', '.join(data.mix)}" if data.mix else "be given both"
-        raise UserError(f"data.mix and data.mix_end have to {names}; 0 leaves questions out")
-
-
 def _check_rejection(config: Config) -> None:
     """Every rejection has its bounds."""
     section, key = config.algorithm.rollout_correction, "algorithm.rollout_correction.rollout_rs"
@@ -262,14 +245,9 @@ def _check_rewards(config: Config, say: Callable[[str], str]) -> None:
     """What is compared of an episode is a part of the reward, and no URL has secrets."""
     weights, overlong = config.reward.weights, config.reward.overlong_buffer.enable
     known = ["reward", *weights, *(["overlong"] if overlong else [])]
-    compared = {
-        "algorithm.filter_groups.metric": config.algorithm.filter_groups.enable,
-        "data.pass_rate_pools.metric": config.data.pass_rate_pools.enable,
-    }
-    for key, is_used in compared.items():
-        metric = str(value_of(config, key))
-        if is_used and not any(metric == name or metric.startswith(f"{name}/") for name in known):
-            raise UserError(f"{say(key)} is no part of the reward; use one of {', '.join(known)}")
+    groups, key = config.algorithm.filter_groups, "algorithm.filter_groups.metric"
+    if groups.enable and not any(f"{groups.metric}/".startswith(f"{name}/") for name in known):
+        raise UserError(f"{say(key)} is no part of the reward; use one of {', '.join(known)}")
     for name in weights:
         options = config.reward.options(name)
         if isinstance(url := options.get("url"), str):

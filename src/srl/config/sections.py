@@ -129,27 +129,6 @@ class Model(Section):
     their log-probs closer together (trl's key of this name). Takes float32 products over the vocabulary."""
 
 
-class PassRatePools(Section):
-    """Questions are drawn from pools by pass rate: how often the policy was right when they were last asked.
-
-    The shares are those of the questions of a step; a pool without questions leaves its share to the others.
-    """
-
-    enable: bool = False
-    """Draw questions from pools, in place of epochs that ask each question once. What was asked and how often
-    it was right is part of a checkpoint. Needs rollout.n of 2 or more."""
-    metric: str = "em"
-    """An episode is right if this is at least 1: a part of the reward, or reward."""
-    unasked: Positive = 1.0
-    """Share of questions that were not asked yet."""
-    never: NonNegative = 0.5
-    """Share of questions of which no episode was right. 0: ask them no more."""
-    sometimes: NonNegative = 2.0
-    """Share of questions of which some episodes were right, and some were not."""
-    always: NonNegative = 0.1
-    """Share of questions of which all episodes were right. 0: ask them no more."""
-
-
 class Data(Section):
     """Questions, passages, and limits of length."""
 
@@ -192,14 +171,6 @@ class Data(Section):
     """Shares of a training batch by data source, such as {nq: 1, hotpotqa: 2}, or by hops if all names are
     numbers (unknown: those without hops); 0 leaves questions out. Each place goes to what is furthest below
     its share so far. Empty: all questions alike."""
-    mix_end: dict[str, NonNegative] = {}
-    """A curriculum: the shares that mix has after mix_steps batches, for the same names. They change in a
-    straight line from the first batch on. Empty: mix stays as it is."""
-    mix_steps: Count | None = None
-    """Batches of train_batch_size questions asked (with `--algo rft` rounds) in which the shares go from mix
-    to mix_end. As many training steps, or fewer with algorithm.filter_groups, whose steps may ask more than a
-    batch. Needed with mix_end."""
-    pass_rate_pools: PassRatePools = PassRatePools()
 
     @property
     def max_episode_tokens(self) -> int:

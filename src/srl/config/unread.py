@@ -55,9 +55,6 @@ READ_BY: dict[str, str] = {
     "data.train_batch_size": _SAMPLING,
     "data.shuffle": _SAMPLING,
     "data.mix": _SAMPLING,
-    "data.mix_end": _SAMPLING,
-    "data.mix_steps": _SAMPLING,
-    "data.pass_rate_pools.": "rl",
     "search.": _ALL,
     "search.max_failed": _TRAINING,
     "retriever.": _ALL,
@@ -121,7 +118,6 @@ INSTEAD: dict[Kind, dict[str, str]] = {
 
 NO_EXAMPLES = "the prompt has no worked examples (data.template=few-shot has, with rollout.search=true)"
 _NO_FILTER = "algorithm.filter_groups.enable is refused"
-_NO_POOLS = "data.pass_rate_pools.enable is refused"
 
 UNREAD_BY_VERL: dict[str, str] = {
     "actor.use_torch_compile": "verl decides by its own keys, verl.actor_rollout_ref.actor.use_torch_compile",
@@ -129,11 +125,6 @@ UNREAD_BY_VERL: dict[str, str] = {
     "rollout.openai.": "rollout.engine=openai is refused",
     "algorithm.filter_groups.metric": _NO_FILTER,
     "algorithm.filter_groups.max_num_gen_batches": _NO_FILTER,
-    "data.pass_rate_pools.metric": _NO_POOLS,
-    "data.pass_rate_pools.unasked": _NO_POOLS,
-    "data.pass_rate_pools.never": _NO_POOLS,
-    "data.pass_rate_pools.sometimes": _NO_POOLS,
-    "data.pass_rate_pools.always": _NO_POOLS,
     "eval.batch_size": "verl sends all questions of a validation to its servers, which queue them",
 }
 """The keys that `--backend verl` does not read, with the reason."""
@@ -150,7 +141,6 @@ SWITCHES: dict[str, tuple[Any, tuple[str, ...]]] = {
         ),
     ),
     "algorithm.filter_groups.enable": (False, ("algorithm.filter_groups.",)),
-    "data.pass_rate_pools.enable": (False, ("data.pass_rate_pools.",)),
     "reward.overlong_buffer.enable": (False, ("reward.overlong_buffer.",)),
     "sft.steps": (0, ("sft.",)),
     "trainer.sample_count": (0, ("trainer.sample_freq",)),

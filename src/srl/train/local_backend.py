@@ -26,7 +26,7 @@ from srl.store import LogWriter, Record, RunInfo
 from srl.train.checkpoint import load_newest, save_checkpoint, save_validated
 from srl.train.cold_start import demonstration_file, is_cold_started
 from srl.train.disk_space import checkpoint_bytes, lack_of_room
-from srl.train.dynamic_sampling import REWARD, GroupChoice, Returns, compared, metric_value, with_metric
+from srl.train.dynamic_sampling import REWARD, GroupChoice, Returns, compared, with_metric
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner, make_experience, update_metrics
 from srl.train.fine_tuning import Loop, sft_loop
@@ -43,7 +43,6 @@ from srl.train.load_components import (
 from srl.train.make_missing import BASE_MODELS, Note
 from srl.train.model_card import card_of_run
 from srl.train.model_check import check_model
-from srl.train.pass_rates import PassRateOrder
 from srl.train.question_order import QuestionOrder, order_of
 from srl.train.questions import load_splits
 from srl.train.rejection_sampling import rft_loop
@@ -80,10 +79,6 @@ class Sampled:
     scores: list[Score] = field(default_factory=list)
     asked: int = 0
     """The place in the order of questions after those that were asked."""
-    drawn: dict[str, float] = field(default_factory=dict)
-    """From which pools by pass rate the questions are, as metrics."""
-    pass_rates: dict[str, list[bool]] = field(default_factory=dict)
-    """What the pools are told of the step once it is made, as `passed`."""
 
     def add(self, trajectories: list[Trajectory], scores: list[Score], metric: str, turn_level: bool) -> None:
         """One more generation batch. Raises UserError where the reward has no part `metric`."""
@@ -93,18 +88,6 @@ class Sampled:
         self.choice.add(groups)
         self.trajectories += trajectories
         self.scores += scores
-
-    def passed(self, metric: str) -> dict[str, list[bool]]:
-        """Of each question, whether each valid episode was right by `metric`."""
-        found: dict[str, list[bool]] = {item.question.id: [] for item in self.trajectories}
-        key = "data.pass_rate_pools.metric"
-        for trajectory, score in with_metric(self.trajectories, self.scores, metric, key):
-            found[trajectory.question.id].append(metric_value(score, metric) >= 1)
-        return found
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        return self.choice.metrics() | self.drawn
 
     @property
     def kept(self) -> tuple[list[Trajectory], list[Score]]:
@@ -130,9 +113,6 @@ class LocalTrainer:
     progress: Progress = field(default_factory=Progress)
     watcher: Watcher = field(init=False)
     _timings: dict[str, float] = field(default_factory=dict)
-    _pools: PassRateOrder | None = None
-    _dry: bool = False
-    """Whether it was said that the pools by pass rate run dry."""
 
     def __post_init__(self) -> None:
         self.watcher = Watcher(self.config)
@@ -183,7 +163,7 @@ class LocalTrainer:
                 experience, updated = self._update(step, experience)
                 metrics |= updated
         self._note_made(step, sampled)
-        metrics |= step_metrics(sampled.trajectories, sampled.scores) | sampled.metrics
+        metrics |= step_metrics(sampled.trajectories, sampled.scores) | sampled.choice.metrics()
         metrics |= {f"timing_s/{name}": seconds for name, seconds in self._timings.items()}
         self.runner.record(step, "train", _all_records(sampled, experience), metrics)
         self.runner.terminal.step(step, self.config, metrics)
@@ -196,8 +176,6 @@ class LocalTrainer:
         self.progress.step = step
         self.progress.seconds += self._timings["step"]
         self.progress.asked = sampled.asked
-        if self._pools is not None:
-            self._pools.note(step, sampled.pass_rates)
 
     def _conclude(self, step: int, fired: list[Fired], saved: bool = False) -> None:
         """Save and validate where due, and do what the watches ask for that fired on the step or now.
@@ -302,12 +280,10 @@ class LocalTrainer:
         turn_level = self.learner.algorithm.turn_level
         if position is None:
             position = (step - 1) * order.batch_size
-        sampled, drawer = Sampled(GroupChoice(section, order.batch_size)), self._drawer(order)
+        sampled = Sampled(GroupChoice(section, order.batch_size))
         try:
             while count := sampled.choice.next_batch():
-                questions, position = drawer.further(position, count, sampled.choice.groups)
-                if isinstance(drawer, PassRateOrder) and not sampled.trajectories:
-                    self._check_drawn(step, drawer, len(questions))
+                questions, position = order.further(position, count, sampled.choice.groups)
                 if not questions:
                     break
                 found = self._roll_out(step, questions)
@@ -315,32 +291,11 @@ class LocalTrainer:
                 sampled.add(*found, section.metric if section.enable else REWARD, turn_level)
             sampled.asked = position
             sampled.choice.require_differing(step, self._new_run(f"rollout.n={2 * self.config.rollout.n}"))
-            if isinstance(drawer, PassRateOrder):
-                sampled.drawn = drawer.drawn(item.question for item in sampled.trajectories)
-                sampled.pass_rates = sampled.passed(drawer.section.metric)
         except Exception:
             ended = {item.id: item for item in [*sampled.trajectories, *self.runner.ended]}
             self._log_unfinished(step, [item for item in ended.values() if item.step == step])
             raise
         return sampled
-
-    def _drawer(self, order: QuestionOrder) -> QuestionOrder | PassRateOrder:
-        """Where a step's questions come from. The pools stay while they are those of `progress`."""
-        section, asked = self.config.data.pass_rate_pools, self.progress.pass_rates
-        if not section.enable:
-            return order
-        if self._pools is None or self._pools.asked is not asked:
-            self._pools = PassRateOrder(order, section, asked)
-        return self._pools
-
-    def _check_drawn(self, step: int, drawer: PassRateOrder, found: int) -> None:
-        """Say once that the pools by pass rate run dry. Raises UserError where nothing is left to ask."""
-        if not found:
-            new_run = self._new_run("data.pass_rate_pools.POOL=SHARE")
-            raise UserError(f"{drawer.dry(found, step)}; {new_run}")
-        if found < drawer.batch_size and not self._dry:
-            self.runner.terminal.note(f"warning: {drawer.dry(found, step)}")
-            self._dry = True
 
     def _new_run(self, setting: str) -> str:
         """How to go on with another setting; a run that is resumed keeps its own."""

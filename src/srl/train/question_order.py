@@ -1,12 +1,9 @@
-"""Which questions a training step asks: shuffled by seed and epoch, all alike or in shares (`data.mix`).
-
-The shares may change from batch to batch (`data.mix_end`).
-"""
+"""Which questions a training step asks: shuffled by seed and epoch, all alike or in shares (`data.mix`)."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from math import floor
 from typing import NamedTuple
 
@@ -39,14 +36,6 @@ class QuestionOrder:
         size = len(self.questions) - len(self.questions) % self.batch_size
         order = self._epoch(start // size)
         return order[start % size : start % size + self.batch_size]
-
-    def first_epoch(self) -> list[Question]:
-        """All questions, in the order in which they are asked first."""
-        return self._epoch(0)
-
-    def part_of(self, question: Question) -> str:
-        """The part of `data.mix` that a question belongs to; without a mix there is one."""
-        return ""
 
     def at(self, position: int) -> Question:
         """The question at `position`, counted from 0, of all that the steps ask one after the other."""
@@ -90,9 +79,8 @@ def order_of(
     size = (rounds.questions or len(questions)) if rounds else data.train_batch_size
     if not data.mix:
         return QuestionOrder(questions, size, seed, data.shuffle)
-    change = MixChange(data.mix_end, data.mix_steps) if data.mix_end and data.mix_steps else None
     smaller = "set a smaller rft.questions" if rounds else "data.train_batch_size"
-    return MixedOrder(questions, size, seed, data.shuffle, data.mix, change, smaller=smaller)
+    return MixedOrder(questions, size, seed, data.shuffle, data.mix, smaller=smaller)
 
 
 class _Start(NamedTuple):
@@ -101,22 +89,6 @@ class _Start(NamedTuple):
     asked: int = 0
     epoch: int = 1
     place: int = 0
-
-
-class MixChange(NamedTuple):
-    """The shares that a mix has from step `steps` + 1 of the order on; it goes there in a straight line."""
-
-    end: Mapping[str, float]
-    steps: int
-
-    def done(self, step: int) -> float:
-        """How far the change is at a step, counted from 1, from 0 to 1."""
-        return min(step - 1, self.steps) / self.steps
-
-    def done_before(self, step: int) -> float:
-        """The sum of `done` over the steps before."""
-        rising = min(step - 2, self.steps)
-        return rising * (rising + 1) / 2 / self.steps + max(0, step - 2 - self.steps)
 
 
 class MixedOrder(QuestionOrder):
@@ -135,31 +107,22 @@ class MixedOrder(QuestionOrder):
         seed: int,
         shuffle: bool,
         mix: Mapping[str, float],
-        change: MixChange | None = None,
         key: str = "data.mix",
         smaller: str = "data.train_batch_size",
     ) -> None:
-        self._change = change
-        pools = _pools(questions, mix, change.end if change else {}, key)
+        pools = _pools(questions, mix, key)
         super().__init__([item for pool in pools.values() for item in pool], batch_size, seed, shuffle)
-        self._shares = _shares(mix, pools)
-        self._ends = _shares(change.end, pools) if change else self._shares
-        for (name, pool), *shares in zip(pools.items(), self._shares, self._ends, strict=True):
-            wanted = floor(max(shares) * batch_size + _deviation(len(pools)))
+        total = sum(mix[name] for name in pools)
+        self._shares = [mix[name] / total for name in pools]
+        for (name, pool), share in zip(pools.items(), self._shares, strict=True):
+            wanted = floor(share * batch_size + _deviation(len(pools)))
             if len(pool) < wanted:
                 raise UserError(
                     f"{key} needs at least {wanted} questions of {name!r} for batches of {batch_size}, and "
                     f"there are {len(pool)}: lower its share or {smaller}"
                 )
-        self._mix = mix
         self._pools = [QuestionOrder(pool, len(pool), seed, shuffle) for pool in pools.values()]
         self._starts = [[_Start() for _ in pools]]  # of the steps up to the last one that was asked for
-
-    def first_epoch(self) -> list[Question]:
-        return [question for pool in self._pools for question in pool.first_epoch()]
-
-    def part_of(self, question: Question) -> str:
-        return _part(question, self._mix)
 
     def _epoch(self, epoch: int) -> list[Question]:
         """As many mixed batches as the questions fill; a pool may come several times in them, or in part."""
@@ -184,19 +147,11 @@ class MixedOrder(QuestionOrder):
         """The pool of each place of a step's batch."""
         asked, slots = [start.asked for start in self._starts[step - 1]], list[int]()
         for place in range(1, self.batch_size + 1):
-            due = self._due(step, place)
-            missing = [one - count for one, count in zip(due, asked, strict=True)]
+            total = (step - 1) * self.batch_size + place
+            missing = [share * total - count for share, count in zip(self._shares, asked, strict=True)]
             slots.append(missing.index(max(missing)))
             asked[slots[-1]] += 1
         return slots
-
-    def _due(self, step: int, place: int) -> list[float]:
-        """The shares of each pool in all places up to this one, counted from 1, summed."""
-        total, changed = (step - 1) * self.batch_size + place, 0.0
-        if self._change:
-            changed = self._change.done_before(step) * self.batch_size + self._change.done(step) * place
-        ends = zip(self._shares, self._ends, strict=True)
-        return [share * total + (end - share) * changed for share, end in ends]
 
     def _after(self, step: int) -> list[_Start]:
         """Where the step after this one starts; what a pool had left for too small a batch is passed over."""
@@ -225,15 +180,8 @@ def _part(question: Question, mix: Mapping[str, float]) -> str:
     return _NO_HOPS if question.hops is None else str(question.hops)
 
 
-def _shares(mix: Mapping[str, float], names: Iterable[str]) -> list[float]:
-    total = sum(mix.values())
-    return [mix[name] / total for name in names]
-
-
-def _pools(
-    questions: Sequence[Question], mix: Mapping[str, float], end: Mapping[str, float], key: str
-) -> dict[str, list[Question]]:
-    """The questions of each name in `mix` that ever has a share, in its order. Raises UserError."""
+def _pools(questions: Sequence[Question], mix: Mapping[str, float], key: str) -> dict[str, list[Question]]:
+    """The questions of each name in `mix` that has a share, in its order. Raises UserError."""
     kind = "number of hops" if _by_hops(mix) else "data source"
     pools: dict[str, list[Question]] = {name: [] for name in mix}
     for question in questions:
@@ -244,10 +192,9 @@ def _pools(
                 f"leave such questions out{nearest(name, list(mix))}"
             )
         pools[name].append(question)
-    for shares, of in ((mix, key), (end, f"{key}_end")):
-        if shares and not sum(shares.values()):
-            raise UserError(f"{of} has only shares of 0; give a share to what is to be trained on")
-    used = [name for name in mix if mix[name] or end.get(name)]
+    used = [name for name in mix if mix[name]]
+    if not used:
+        raise UserError(f"{key} has only shares of 0; give a share to what is to be trained on")
     if empty := [name for name in used if not pools[name]]:
         raise UserError(f"{key} names the {kind} {empty[0]!r}, which no training question has; remove it")
     return {name: pools[name] for name in used}

@@ -57,8 +57,6 @@ class Progress:
     which keeps it itself."""
     awaits_validation: bool = False
     """Whether the step is still to be validated, as in a checkpoint that was saved before."""
-    pass_rates: dict[str, list[int]] = field(default_factory=dict)
-    """What `data.pass_rate_pools` knows of each question asked (`srl.train.pass_rates.Asked`)."""
     episodes: str = ""
     """Digest of the episodes of a fine-tuning; empty in older checkpoints."""
 

@@ -52,7 +52,6 @@ REFUSED: dict[str, str] = {
     "critic.lora_rank": "our critic shares the weights of a policy in the same process",
     "model.cast_lm_head_to_fp32": "verl's workers load the model themselves",
     "algorithm.filter_groups.enable": "verl refills a batch without a bound, and in no fixed order",
-    "data.pass_rate_pools.enable": "its data set has the questions of all steps before the first",
     "ref.path": "verl loads the reference from the policy's own directory",
 }
 """Keys that must keep their default, with the reason."""
@@ -188,7 +187,6 @@ def _refused_keys(config: Config) -> Iterator[str]:
         ("critic.lora_rank", config.critic.lora_rank, "set it to 0", config.critic.lora_rank > 0),
         ("model.cast_lm_head_to_fp32", "true", "set it to false", config.model.cast_lm_head_to_fp32),
         ("algorithm.filter_groups.enable", "true", "set it to false", config.algorithm.filter_groups.enable),
-        ("data.pass_rate_pools.enable", "true", "set it to false", config.data.pass_rate_pools.enable),
         ("ref.path", config.ref.path, "leave it out", other_reference),
     )
     for key, value, instead, is_set in refused:

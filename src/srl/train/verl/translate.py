@@ -73,8 +73,6 @@ READ_BY_US: dict[str, str] = {
     "data.filter_overlong_prompts": "our data set skips overlong prompts",
     "data.shuffle": "our data set yields the order of local training",
     "data.mix": "our data set yields the order of local training",
-    "data.mix_end": "our data set yields the order of local training",
-    "data.mix_steps": "our data set yields the order of local training",
     "search.": "the episode searches",
     "retriever.": "the episode searches",
     "rollout.max_turns": "the episode counts turns",
