@@ -34,6 +34,7 @@ from srl.index import build_index, open_index
 from srl.model import count_parameters, new_model, save_model
 from srl.protocol import TAGS, template
 from srl.rollout.codec import Codec
+from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.serve.in_process import LocalSearch
 from srl.train.make_missing import BASE_MODELS
@@ -111,7 +112,7 @@ def world_episodes(codec: Codec, *, seed: int, count: int, kind: str) -> list[Tr
         build_index(corpus, Path(folder) / "index", "bm25", {"stemmer": "none"})
         search = LocalSearch(open_index(Path(folder) / "index"), top_k)
         shown = demonstrations(asked, world, known.base, seed)
-        return demonstrate(shown, search, codec=codec, template=template("tiny"), options=OPTIONS)
+        return demonstrate(shown, Environment(codec, template("tiny"), OPTIONS, search))
 
 
 @dataclass(frozen=True, slots=True)

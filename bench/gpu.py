@@ -47,7 +47,7 @@ from srl.model import add_lora, merged_weights, recompute_layers  # noqa: E402
 from srl.protocol import template  # noqa: E402
 from srl.rollout.delivery import check_held, sampled  # noqa: E402
 from srl.rollout.engine import Completion, Engine, Sampling  # noqa: E402
-from srl.rollout.many_episodes import rollout  # noqa: E402
+from srl.rollout.environment import Environment, Key  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
 from srl.rollout.vllm_engine import version_problem  # noqa: E402
 from srl.train import load_components as load  # noqa: E402
@@ -279,9 +279,10 @@ def step(subject: Subject, engine: str, rows: Sequence[int]) -> None:
         seconds, peaks = dict[str, float](), dict[str, int]()
         with measured(seconds, peaks, "rollout"):
             episodes = asyncio.run(
-                rollout(asked, samples, NoSearch(), codec=policy.codec, template=prompt,
-                        options=load.episode_options(config), n=config.rollout.n, step=number)
-            )  # fmt: skip
+                Environment(policy.codec, prompt, load.episode_options(config), NoSearch()).play_all(
+                    samples, asked, Key(step=number), config.rollout.n
+                )
+            )
         samples.sleep()
         with measured(seconds, peaks, "logprobs"):
             scores = [Score(float(index % 2)) for index in range(len(episodes))]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from srl.protocol import TEMPLATES, Template
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Sampling, ScriptedEngine
+from srl.rollout.engine import Completion, Engine, Sampling, ScriptedEngine
+from srl.rollout.environment import Environment, Key
 from srl.rollout.episode import EpisodeOptions, run_episode
-from srl.trajectory import Hit, Passage, Question, Search, Trajectory
+from srl.trajectory import Hit, Passage, Question, Search, SearchTool, Trajectory
 
 QUESTION = Question("q/0", "Who built the lighthouse of Velmar?", ("Ossa Trell",), "made-up")
 PAGE = Passage("velmar", '"Velmar"\nThe lighthouse of Velmar was built by Ossa Trell.')
@@ -67,3 +68,20 @@ def play(
             options=EpisodeOptions(**{"max_turn_tokens": 200, **(options or {})}),
         )
     )  # fmt: skip
+
+
+def rollout(
+    questions: Sequence[Question],
+    engine: Engine,
+    search: SearchTool | None,
+    *,
+    codec: Codec,
+    template: Template,
+    options: EpisodeOptions,
+    n: int = 1,
+    on_done: Callable[[Trajectory], object] = lambda trajectory: None,
+    **key: Any,
+) -> Coroutine[Any, Any, list[Trajectory]]:
+    """`n` episodes of each question in an environment of these parts."""
+    environment = Environment(codec, template, options, search)
+    return environment.play_all(engine, questions, Key(**key), n, on_done)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play
+from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play, rollout
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 from srl.cli import main
@@ -34,8 +34,8 @@ from srl.protocol import (
 )
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
+from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions, PromptTooLongError
-from srl.rollout.many_episodes import rollout
 from srl.rollout.observation import fit_information
 from srl.train.baselines import BASELINES, baseline_config, chosen_baselines
 from srl.train.questions import choose_template, load_questions
@@ -287,7 +287,8 @@ def test_examples_are_one_message_where_the_chat_template_drops_thoughts(place, 
     asked = load_questions((str(place / "test.jsonl"),), config, codec, lambda text: None)
     assert [message["role"] for message in asked[0].prompt] == roles
     shown = [replace(item, prompt=()) for item in asked]
-    fitting, _ = with_prompts(shown, codec, choose_template(config), EpisodeOptions(max_prompt_length=9999))
+    options = EpisodeOptions(max_prompt_length=9999)
+    fitting, _ = with_prompts(shown, Environment(codec, choose_template(config), options, None))
     assert fitting == asked, "a demonstration has the prompt of its question"
     text = "".join(message["content"] for message in asked[0].prompt)
     assert all(says in text for _, says in examples_in(EXAMPLES))

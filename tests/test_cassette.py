@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scripted_search import Scripted, ask, hit, ok
+from tests.scripts import rollout
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.errors import EXIT_USER, UserError
@@ -20,7 +21,6 @@ from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.many_episodes import rollout
 from srl.serve import LocalSearch
 from srl.serve.cassette import MissingFromCassette, Recorder, Replay, read_cassette
 from srl.serve.named_retrievers import NamedRetrievers

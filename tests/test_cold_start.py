@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,10 @@ from srl.config.keys import flat, keys
 from srl.data.corpus import write_corpus
 from srl.index import RetrieverBase
 from srl.model import model_digest
+from srl.rollout.episode import EpisodeOptions
 from srl.train import cold_start, make_missing
 from srl.train.cold_start import cold_started
+from srl.train.load_components import episode_options
 from srl.train.make_missing import find_or_build_index
 from srl.trajectory import Passage
 from srl.workspace import Workspace
@@ -212,6 +216,23 @@ def made(place: Path, workspace: Path, **changes: object) -> str:
     """The digest of the cold-started model."""
     given = {key.replace("__", "."): value for key, value in changes.items()}
     return model_digest(cold_started(configured(place, given), Workspace(workspace), lambda text: None))
+
+
+def test_a_new_option_of_episodes_at_its_default_renames_no_cold_start(place, name_of, monkeypatch):
+    usual = name_of()
+
+    @dataclass(frozen=True)
+    class More(EpisodeOptions):
+        max_calls: int = 4
+
+    def options(config, **more):
+        return More(**asdict(episode_options(config)), **more)
+
+    monkeypatch.setattr(cold_start, "EpisodeOptions", More)
+    monkeypatch.setattr(cold_start, "episode_options", options)
+    assert name_of() == usual
+    monkeypatch.setattr(cold_start, "episode_options", partial(options, max_calls=5))
+    assert name_of() != usual
 
 
 def test_the_second_run_of_a_workspace_starts_from_its_own_cold_start(place, tmp_path):

@@ -23,7 +23,7 @@ from srl.rollout.engine import Completion, Sampling
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.torch_engine import TorchEngine
 from srl.serve.server import bind
-from srl.train.episodes import Environment, EpisodeRunner, Splits
+from srl.train.episodes import EpisodeRunner, Splits, TrainingEnvironment
 from srl.train.run_directory import Progress
 from srl.trajectory import Question
 
@@ -92,7 +92,7 @@ def test_validation_is_greedy_and_leaves_no_question_out():
     codec, said = Codec(byte_level_tokenizer()), Said()
     engine = Silent(codec)
     questions = [Question(f"q/{number}", "Who?", ("Ossa Trell",)) for number in range(7)]
-    environment = Environment(
+    environment = TrainingEnvironment(
         codec, TEMPLATES["search-r1"], EpisodeOptions(max_turn_tokens=200, temperature=1.0, top_p=0.9),
         TableSearch(), RewardMix({"em": 1.0}, plugins={"em": Ones()}), Splits([], val=questions),
     )  # fmt: skip

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.made_tokenizers import made_tokenizer
-from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play
+from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play, rollout
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.protocol import TEMPLATES, Template, render_passage, template
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, PromptTooLongError
-from srl.rollout.many_episodes import rollout
 from srl.rollout.observation import fit_information
 from srl.trajectory import Hit, Passage, Search
 

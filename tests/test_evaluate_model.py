@@ -28,6 +28,7 @@ from srl.model import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
+from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.serve import HttpSearch, LocalSearch
 from srl.serve.server import create_app
@@ -96,8 +97,8 @@ def play(script: dict[str, list[str]], search: Any, n: int = 1) -> Evaluation:
         with LogWriter(Path(folder) / "log", RunInfo("run"), adds=True) as log:
             asyncio.run(
                 generate(
-                    wanted, ScriptedEngine(codec, say), search, log, codec=codec,
-                    template=template("search-r1"), options=options, at_once=3,
+                    wanted, ScriptedEngine(codec, say),
+                    Environment(codec, template("search-r1"), options, search), log, at_once=3,
                 )
             )  # fmt: skip
         return Evaluation.read(Path(folder), QUESTIONS, n, len(wanted))

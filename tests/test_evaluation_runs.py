@@ -29,12 +29,13 @@ from srl.model import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, EngineFault, Sampling, ScriptedEngine
+from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.store import LogWriter, RunInfo, read_records, rows
 from srl.train.evaluate_model import ModelReport, evaluate_model, settings_of
 from srl.train.evaluation import generate as generating
 from srl.train.evaluation.generate import RunningEm, generate
-from srl.trajectory import Passage, Question, Trajectory
+from srl.trajectory import Passage, Question, SearchTool, Trajectory
 from srl.workspace import Workspace
 
 pytest.importorskip("srl_bm25")
@@ -341,6 +342,10 @@ def test_rows_without_an_answer_and_ids_that_repeat_are_refused(
     assert Workspace.resolve().all_runs() == []
 
 
+def environment(codec: Codec, search: SearchTool | None = None) -> Environment:
+    return Environment(codec, template("search-r1"), EpisodeOptions(), search)
+
+
 def test_at_most_as_many_episodes_as_said_are_in_memory(tmp_path: Path) -> None:
     """Those that run and those that wait to be written, while writing takes longer than generating."""
     codec, began, written, most = Codec(byte_level_tokenizer()), 0, 0, 0
@@ -361,8 +366,7 @@ def test_at_most_as_many_episodes_as_said_are_in_memory(tmp_path: Path) -> None:
     with LogWriter(tmp_path / "log", RunInfo("run"), adds=True) as log:
         asyncio.run(
             generate(
-                wanted, Counted(codec), None, log, codec=codec, template=template("search-r1"),
-                options=EpisodeOptions(), at_once=4, on_written=count,
+                wanted, Counted(codec), environment(codec), log, at_once=4, on_written=count,
             )
         )  # fmt: skip
     assert written == 60
@@ -385,8 +389,7 @@ def test_an_episode_that_cannot_be_written_ends_it_with_everything_closed(tmp_pa
         with pytest.raises(OSError, match="No space left"):
             asyncio.run(
                 generate(
-                    [(QUESTIONS[0], 0)], Says(codec), Closes(), log, codec=codec,
-                    template=template("search-r1"), options=EpisodeOptions(), at_once=4,
+                    [(QUESTIONS[0], 0)], Says(codec), environment(codec, Closes()), log, at_once=4,
                 )
             )  # fmt: skip
         assert threading.active_count() == before
@@ -415,8 +418,7 @@ def test_episodes_that_ended_before_an_error_are_in_the_log(
     ):
         asyncio.run(
             generate(
-                [(item, 0) for item in (*first, last)], Broken(codec), None, log, codec=codec,
-                template=template("search-r1"), options=EpisodeOptions(), at_once=6,
+                [(item, 0) for item in (*first, last)], Broken(codec), environment(codec), log, at_once=6,
             )
         )  # fmt: skip
     assert {item.question.id for item in logged(tmp_path / "log")} == {item.id for item in first}

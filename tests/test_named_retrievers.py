@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play
+from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play, rollout
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.protocol import (
@@ -24,7 +24,6 @@ from srl.protocol import (
 )
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.many_episodes import rollout
 from srl.serve.named_retrievers import NamedRetrievers, aclose, connect, digest_of
 from srl.trajectory import Hit, Passage, Search, current_episode
 

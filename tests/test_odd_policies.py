@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.scripts import QUESTION, TableSearch
+from tests.scripts import QUESTION, TableSearch, rollout
 from tests.tiny_models import EOS, byte_level_tokenizer, tiny_model
 from tests.training import Said, config, train, write_setting
 
@@ -22,7 +22,6 @@ from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.many_episodes import rollout
 from srl.rollout.torch_engine import TorchEngine
 from srl.store import LogWriter, Record, RunInfo, read_records
 from srl.train.experience import Learner, make_experience

@@ -9,7 +9,7 @@ from dataclasses import replace
 import httpx
 import pytest
 from tests.fake_openai import MODEL, FakeServer, Reply, completion, listing
-from tests.scripts import QUESTION, TableSearch
+from tests.scripts import QUESTION, TableSearch, rollout
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.errors import UserError
@@ -17,7 +17,6 @@ from srl.protocol import STOP_STRINGS, TEMPLATES
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import EngineFault, Sampling
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.many_episodes import rollout
 from srl.rollout.openai_engine import (
     FAILED_IN_A_ROW,
     OpenAiEngine,

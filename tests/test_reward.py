@@ -19,7 +19,7 @@ from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import EpisodeOptions, run_episode
-from srl.train.episodes import Environment, EpisodeRunner, Splits
+from srl.train.episodes import EpisodeRunner, Splits, TrainingEnvironment
 from srl.trajectory import (
     FailedEpisodes,
     Question,
@@ -284,11 +284,11 @@ def test_an_episode_is_scored_while_others_are_generated() -> None:
     engine = Waiting(codec, lambda request_id, turn: f"<answer>{'q2/0' in request_id:d}</answer>")
     mix = RewardMix({"slow": 1}, plugins={"slow": reward})
     options = EpisodeOptions(max_turns=1)
-    environment = Environment(codec, template("search-r1"), options, None, mix, Splits([]))
+    environment = TrainingEnvironment(codec, template("search-r1"), options, None, mix, Splits([]))
     nothing: Any = None
     runner = EpisodeRunner(load_config().config, environment, engine, nothing, nothing)
     asked = [Question(name, "Q?", ("1",)) for name in ("q1", "q2")]
-    trajectories = runner.roll_out(asked, "train", 1, options)
+    trajectories = runner.roll_out(asked, "train", 1)
     assert [found.value for found in runner.score(trajectories)] == [0, 1]
     assert len(reward.seen) == 2, "each is scored once"
     runner.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.scripts import rollout
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -13,7 +14,6 @@ from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.many_episodes import rollout
 from srl.trajectory import Hit, Passage, Question, Score, Search, Trajectory
 
 pytest.importorskip("srl_em")

@@ -20,8 +20,8 @@ from srl.errors import UserError
 from srl.model import new_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
+from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.many_episodes import rollout
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.sft import (
     accumulate,
@@ -47,10 +47,12 @@ def shown(turns=TURNS, name="demo/0"):
 
 
 def play(demonstrations, search=None, codec=None, options=OPTIONS, prompt="tiny"):
-    return demonstrate(
-        demonstrations, search or TableSearch(PASSAGES[:1]), codec=codec or Codec(tokenizer()),
-        template=template(prompt), options=options,
-    )  # fmt: skip
+    return demonstrate(demonstrations, environment(search, codec, options, prompt))
+
+
+def environment(search=None, codec=None, options=OPTIONS, prompt="tiny"):
+    search, codec = search or TableSearch(PASSAGES[:1]), codec or Codec(tokenizer())
+    return Environment(codec, template(prompt), options, search)
 
 
 def policy():
@@ -73,8 +75,7 @@ def test_a_demonstration_that_does_not_play_as_it_is_written_is_left_out(tmp_pat
     turns, why = NOT_AS_WRITTEN[kind]
     file, notes = tmp_path / "mine.jsonl", []
     write_demonstrations(file, [shown(), shown(turns, "bad")])
-    codec = Codec(tokenizer())
-    arguments = (TableSearch(PASSAGES[:1]), codec, template("tiny"), OPTIONS, notes.append)
+    arguments = (environment(), notes.append)
     assert [item.question.id for item in demonstrated(file, *arguments)] == ["demo/0"]
     assert re.search(
         rf"1 of 2 demonstrations do not play as they are written; the first is 'bad': {why}", notes[0]
@@ -88,10 +89,7 @@ def test_a_demonstration_whose_prompt_is_too_long_is_left_out(tmp_path):
     file, notes = tmp_path / "mine.jsonl", []
     long = replace(shown(name="long"), text="what flag has " + "velmar " * 60)
     write_demonstrations(file, [long, shown()])
-    found = demonstrated(
-        file, TableSearch(PASSAGES[:1]), Codec(tokenizer()), template("tiny"),
-        replace(OPTIONS, max_prompt_length=32), notes.append,
-    )  # fmt: skip
+    found = demonstrated(file, environment(options=replace(OPTIONS, max_prompt_length=32)), notes.append)
     assert [item.question.id for item in found] == ["demo/0"]
     assert re.search(r"is 'long': its prompt has \d+ tokens, more than data.max_prompt_length=32", notes[0])
 
@@ -101,11 +99,10 @@ def test_a_demonstration_of_a_training_question_has_the_prompt_of_its_file(tmp_p
     file, other = tmp_path / "mine.jsonl", replace(shown(name="other"), text="what flag has velmar red")
     write_demonstrations(file, [shown(), shown([TURNS[1]]), other])
     asked = [Question("demo/0", shown().text, ("red",), prompt=own)]
-    arguments = (TableSearch(PASSAGES[:1]), Codec(tokenizer()), template("tiny"), OPTIONS)
-    found = demonstrated(file, *arguments, asked=asked)
+    found = demonstrated(file, environment(), asked=asked)
     assert [item.question.prompt == own for item in found] == [True, True, False]
     assert found[0].segments[0].token_ids == tuple(Codec(tokenizer()).encode_prompt(own)[0])
-    assert [item.question.prompt for item in demonstrated(file, *arguments)][2] == found[2].question.prompt
+    assert [item.question.prompt for item in demonstrated(file, environment())][2] == found[2].question.prompt
 
 
 def test_further_demonstrations_of_a_question_have_numbers(tmp_path):
@@ -133,16 +130,7 @@ def test_a_demonstration_is_the_episode_of_a_model_that_says_the_same():
     options = EpisodeOptions(
         **{name: getattr(OPTIONS, name) for name in OPTIONS.__slots__} | {"temperature": 0.0}
     )
-    (played,) = asyncio.run(
-        rollout(
-            [shown()],
-            engine,
-            TableSearch(PASSAGES[:1]),
-            codec=codec,
-            template=template("tiny"),
-            options=options,
-        )
-    )
+    (played,) = asyncio.run(environment(options=options, codec=codec).play_all(engine, [shown()]))
     assert played.token_ids == demonstration.token_ids
     assert played.response_mask == demonstration.response_mask
     assert [segment.kind for segment in played.segments] == ["prompt", "policy", "observation", "policy"]

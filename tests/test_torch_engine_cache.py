@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests import model_families as families
+from tests.scripts import rollout
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from transformers import (
     AutoConfig,
@@ -27,7 +28,6 @@ from srl.rollout.cached_forward import CachedForward, PlainForward, padded_group
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.many_episodes import rollout
 from srl.rollout.slot_table import SlotTable
 from srl.rollout.torch_engine import TorchEngine
 from srl.trajectory import Question

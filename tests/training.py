@@ -22,6 +22,7 @@ from srl.index import build_index, open_index
 from srl.model import new_model, save_model
 from srl.protocol import TAGS, template
 from srl.rollout.codec import Codec
+from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.serve.in_process import LocalSearch
 from srl.train.report import Terminal
@@ -127,9 +128,8 @@ def demonstrations(folder: Path, count: int = 48) -> list[Trajectory]:
         Question(item.id, item.text, item.golden_answers, metadata={"turns": turns(item, rng)})
         for item in questions("demo", count)
     ]
-    return demonstrate(
-        shown, search(folder), codec=Codec(tokenizer()), template=template("tiny"), options=OPTIONS
-    )
+    environment = Environment(Codec(tokenizer()), template("tiny"), OPTIONS, search(folder))
+    return demonstrate(shown, environment)
 
 
 _STATE: dict[str, torch.Tensor] = {}

@@ -25,8 +25,8 @@ from srl.protocol import template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling, ScriptedEngine
-from srl.rollout.many_episodes import rollout
-from srl.train.episodes import Environment, Splits
+from srl.rollout.environment import Key
+from srl.train.episodes import Splits, TrainingEnvironment
 from srl.train.experience import Learner
 from srl.train.load_components import LoadedModel, episode_options, load_learner
 from srl.trajectory import Hit, Passage, Question, Score, Search, Trajectory
@@ -81,12 +81,12 @@ def settings(folder: Path, algo: str = "ppo", sets: Sequence[str] = (), **given:
     return config(folder, algo, sets, **{**SETTINGS, **given})
 
 
-def environment(chosen: Config) -> Environment:
+def environment(chosen: Config) -> TrainingEnvironment:
     mix = RewardMix(
         chosen.reward.weights, {name: chosen.reward.options(name) for name in chosen.reward.weights}
     )
     codec = Codec(byte_level_tokenizer())
-    return Environment(codec, template("tiny"), episode_options(chosen), Table(), mix, Splits([]))
+    return TrainingEnvironment(codec, template("tiny"), episode_options(chosen), Table(), mix, Splits([]))
 
 
 def local_episodes(chosen: Config) -> tuple[list[Trajectory], list[Score]]:
@@ -94,10 +94,8 @@ def local_episodes(chosen: Config) -> tuple[list[Trajectory], list[Score]]:
     known = environment(chosen)
 
     async def run() -> tuple[list[Trajectory], list[Score]]:
-        found = await rollout(
-            asked(), ScriptedEngine(known.codec, script), known.search, codec=known.codec,
-            template=known.template, options=known.options, n=2, seed=chosen.trainer.seed, step=1,
-        )  # fmt: skip
+        engine, key = ScriptedEngine(known.codec, script), Key(chosen.trainer.seed, step=1)
+        found = await known.play_all(engine, asked(), key, n=2)
         return found, await known.reward.score(found)
 
     return asyncio.run(run())

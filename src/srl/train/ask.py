@@ -11,15 +11,15 @@ from hashlib import blake2b
 
 from srl import process
 from srl.config import Config
-from srl.protocol import Template
-from srl.rollout.episode import EpisodeOptions, OnProgress, run_episode
+from srl.rollout.environment import Environment, Key
+from srl.rollout.episode import OnProgress
 from srl.serve.named_retrievers import aclose, connect
 from srl.train.evaluate_model import trained_with
 from srl.train.load_components import Generation, episode_options, load_generation
 from srl.train.make_missing import Note
 from srl.train.questions import load_template, needs_one_message, prompt_messages
 from srl.train.search import ChangedIndex, IndexDigests, load_search
-from srl.trajectory import Question, SearchTool, Trajectory
+from srl.trajectory import Question, Trajectory
 from srl.workspace import Workspace
 
 
@@ -31,9 +31,7 @@ class Conversation:
     """
 
     loaded: Generation
-    search: SearchTool | None
-    template: Template
-    options: EpisodeOptions
+    environment: Environment
     seed: int
     changed_indexes: Sequence[ChangedIndex]
     _runner: asyncio.Runner
@@ -44,14 +42,12 @@ class Conversation:
 
         Raises UserError for a question that does not fit, KeyboardInterrupt after a signal.
         """
-        codec = self.loaded.codec
-        prompt = prompt_messages(self.template.messages(text), needs_one_message(self.template, codec))
+        template, codec = self.environment.template, self.environment.codec
+        prompt = prompt_messages(template.messages(text), needs_one_message(template, codec))
         asked = Question(f"ask/{blake2b(text.encode(), digest_size=6).hexdigest()}", text, (), prompt=prompt)
         self._asked[text] += 1
-        episode = run_episode(
-            asked, self.loaded.engine, self.search, codec=codec, template=self.template, options=self.options,
-            seed=self.seed, sample=self._asked[text] - 1, phase="eval", on_progress=on_progress,
-        )  # fmt: skip
+        key = Key(self.seed, "eval", sample=self._asked[text] - 1)
+        episode = self.environment.play(self.loaded.engine, asked, key, on_progress)
         return process.run_async(episode, self._runner)
 
 
@@ -70,7 +66,8 @@ def conversation(config: Config, workspace: Workspace, note: Note) -> Iterator[C
         try:
             process.run_async(connect(search), runner)
             loaded.start()
-            yield Conversation(loaded, search, template, options, config.trainer.seed, changed, runner)
+            environment = Environment(loaded.codec, template, options, search, attempts=1)
+            yield Conversation(loaded, environment, config.trainer.seed, changed, runner)
         finally:
             loaded.engine.close()
             process.run_async(aclose(search), runner)

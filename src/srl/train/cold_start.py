@@ -14,6 +14,7 @@ from srl.config.sections import Model, Section, Sft
 from srl.files import ABOUT, atomic_directory, check_input, digest_path, digest_text
 from srl.model import pick_device, pick_dtype, save_model
 from srl.protocol import Template
+from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.train.load_components import episode_options, load_policy
 from srl.train.make_missing import Note, make_if_missing, start_of, world_directory
@@ -95,6 +96,10 @@ def _without_paths(model: Model, device: torch.device) -> Model:
 
 
 def _content(value: object) -> str:
+    """What of a field counts; of an episode's options those that are not as usual."""
+    if isinstance(value, EpisodeOptions):
+        usual, names = EpisodeOptions(), (item.name for item in fields(value))
+        return repr({name: own for name in names if (own := getattr(value, name)) != getattr(usual, name)})
     if isinstance(value, Path):
         return digest_path(value)
     if isinstance(value, Section):
@@ -150,7 +155,8 @@ def make(
     policy = load_policy(recipe.model.model_copy(update=paths), lambda text: None)
     prepare(policy.model)
     check_model(policy.model, recipe.options.max_prompt_length + recipe.options.max_response_length, note)
-    shown = demonstrated(recipe.demonstrations, search, policy.codec, recipe.template, recipe.options, note)
+    environment = Environment(policy.codec, recipe.template, recipe.options, search)
+    shown = demonstrated(recipe.demonstrations, environment, note)
     fine_tune_policy(recipe.sft, policy, shown, recipe.max_tokens, recipe.seed)
     with atomic_directory(path) as folder:
         save_model(policy.model, policy.codec.tokenizer, folder)

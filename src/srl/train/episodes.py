@@ -14,20 +14,17 @@ from srl.config import Config
 from srl.evaluate import summarise
 from srl.model import merged_weights
 from srl.progress import counted
-from srl.protocol import Template
 from srl.reward import RewardMix
-from srl.rollout.codec import Codec
 from srl.rollout.delivery import NotDelivered, check_held, sampled
 from srl.rollout.engine import Engine
-from srl.rollout.episode import EpisodeOptions
-from srl.rollout.many_episodes import rollout
+from srl.rollout.environment import Environment, Key
 from srl.serve.named_retrievers import aclose
 from srl.store import LogWriter, Record
 from srl.train.background_writes import BackgroundWrites
 from srl.train.report import Reporter, Terminal
 from srl.train.resume import resume_with, too_many_failures
 from srl.train.run_directory import Progress
-from srl.trajectory import Phase, Question, Score, SearchTool, Trajectory, failed_episodes
+from srl.trajectory import Phase, Question, Score, Trajectory, failed_episodes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,13 +40,9 @@ class Splits:
 
 
 @dataclass(slots=True)
-class Environment:
-    """Everything around the policy in an episode: prompts, search, limits, reward, questions."""
+class TrainingEnvironment(Environment):
+    """An environment with a reward, and the questions of a run."""
 
-    codec: Codec
-    template: Template
-    options: EpisodeOptions
-    search: SearchTool | None
     reward: RewardMix
     splits: Splits
 
@@ -62,7 +55,7 @@ class EpisodeRunner:
     """
 
     config: Config
-    environment: Environment
+    environment: TrainingEnvironment
     engine: Engine
     log: LogWriter
     terminal: Terminal
@@ -77,13 +70,17 @@ class EpisodeRunner:
     """Whether the user knows of a reward that gave no score."""
 
     def roll_out(
-        self, questions: Sequence[Question], phase: Phase, step: int, options: EpisodeOptions, n: int = 1
+        self, questions: Sequence[Question], phase: Phase, step: int, n: int = 1
     ) -> list[Trajectory]:
         """`n` episodes per question with the engine's weights; it forgets them at the end.
+
+        All but those to train on are sampled as in an evaluation.
 
         The reward of each begins when it ends; `score` waits for it.
         """
         environment, self.ended = self.environment, []
+        if phase != "train":
+            environment = environment.for_evaluation(self.config.eval.temperature)
         self._forget_scoring()
         environment.reward.load()
         try:
@@ -95,13 +92,11 @@ class EpisodeRunner:
                     count(len(self.ended))
 
                 return process.run_async(
-                    rollout(
-                        questions, self.engine, environment.search, codec=environment.codec,
-                        template=environment.template, options=options, n=n,
-                        seed=self.config.trainer.seed, step=step, phase=phase, on_done=on_done,
+                    environment.play_all(
+                        self.engine, questions, Key(self.config.trainer.seed, phase, step), n, on_done
                     ),
                     self.event_loop,
-                )  # fmt: skip
+                )
         finally:
             self.engine.reset()
 
@@ -177,8 +172,7 @@ class EpisodeRunner:
         if not questions:
             return None
         start = time.perf_counter()
-        options = self.environment.options.for_evaluation(self.config.eval.temperature)
-        trajectories = self.roll_out(questions, phase, step, options)
+        trajectories = self.roll_out(questions, phase, step)
         scores = self.score(trajectories)
         self.check_failures(trajectories)
         metrics = summarise(trajectories, scores, phase)

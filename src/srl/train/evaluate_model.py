@@ -22,6 +22,7 @@ from srl.evaluate.sample import Sample, Selection
 from srl.progress import counted
 from srl.protocol import TEMPLATES, WITHOUT_SEARCH
 from srl.rollout.codec import Codec
+from srl.rollout.environment import Environment
 from srl.store import LogWriter, reading
 from srl.train.baselines import CLOSED_BOOK, baseline_config
 from srl.train.evaluation.coverage import evaluation_coverage
@@ -284,8 +285,8 @@ def _evaluated(
                     log.drop_trajectories(plan.replaced)
                 process.run_async(
                     generate(
-                        plan.wanted, loaded.engine, search, log, codec=loaded.codec, template=template,
-                        options=options, at_once=_window(config, len(plan.wanted), n, loaded.copies),
+                        plan.wanted, loaded.engine, Environment(loaded.codec, template, options, search), log,
+                        at_once=_window(config, len(plan.wanted), n, loaded.copies),
                         seed=config.trainer.seed, on_written=RunningEm(count, plan.done),
                     )
                 )  # fmt: skip

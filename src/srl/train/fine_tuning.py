@@ -15,7 +15,7 @@ from srl.errors import UserError
 from srl.progress import counted
 from srl.store import reading
 from srl.train.checkpoint import load_newest, save_checkpoint, save_validated
-from srl.train.episodes import Environment, EpisodeRunner
+from srl.train.episodes import EpisodeRunner, TrainingEnvironment
 from srl.train.load_components import LoadedModel
 from srl.train.logged_episodes import check_tokens, episodes_of_log
 from srl.train.make_missing import Note
@@ -174,7 +174,7 @@ class FineTuning:
 
 
 def sft_loop(
-    config: Config, policy: LoadedModel, place: Environment, file: Callable[[], Path], note: Note
+    config: Config, policy: LoadedModel, place: TrainingEnvironment, file: Callable[[], Path], note: Note
 ) -> Loop:
     """Fine-tuning on the episodes of `sft.log`, or on the demonstrations in `file()`, which are run here
     first; from the newest checkpoint where the run is resumed. Raises UserError for patience without
@@ -184,9 +184,7 @@ def sft_loop(
     if config.sft.log is not None:
         episodes, counts = _logged(config, policy, note)
     else:
-        shown = demonstrated(
-            file(), place.search, policy.codec, place.template, place.options, note, place.splits.train
-        )
+        shown = demonstrated(file(), place, note, place.splits.train)
         episodes, counts = shown, {}
     counts |= {
         "sft/episodes": len(episodes),

@@ -33,7 +33,7 @@ from srl.reward import Overlong, RewardMix
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
-from srl.train.episodes import Environment, Splits
+from srl.train.episodes import Splits, TrainingEnvironment
 from srl.train.experience import Learner
 from srl.train.learning_rate import Network, rate_factor
 from srl.train.make_missing import Note
@@ -116,13 +116,13 @@ def episode_options(config: Config) -> EpisodeOptions:
 
 def load_environment(
     config: Config, workspace: Workspace, codec: Codec, note: Note, splits: Splits | None = None
-) -> Environment:
+) -> TrainingEnvironment:
     """Search, reward and template of a run's episodes; `splits` are its questions."""
     search, rewards = load_search(config, workspace, note), load_rewards(config)
     known = splits or Splits([])
     for line in rewards.without_effect(known.train):
         note(f"warning: {line}")
-    return Environment(codec, load_template(config), episode_options(config), search, rewards, known)
+    return TrainingEnvironment(codec, load_template(config), episode_options(config), search, rewards, known)
 
 
 def load_rewards(config: Config) -> RewardMix:

@@ -27,7 +27,7 @@ from srl.train.checkpoint import load_newest, save_checkpoint, save_validated
 from srl.train.cold_start import demonstration_file, is_cold_started
 from srl.train.disk_space import checkpoint_bytes, lack_of_room
 from srl.train.dynamic_sampling import REWARD, GroupChoice, Returns, compared, with_metric
-from srl.train.episodes import Environment, EpisodeRunner
+from srl.train.episodes import EpisodeRunner, TrainingEnvironment
 from srl.train.experience import Learner, make_experience, update_metrics
 from srl.train.fine_tuning import Loop, sft_loop
 from srl.train.load_components import (
@@ -308,8 +308,7 @@ class LocalTrainer:
         """The episodes of one generation batch, and their scores."""
         with tells_how_to_resume_after_faults(self.run_directory):
             with self._timed("gen"):
-                options, n = self.runner.environment.options, self.config.rollout.n
-                trajectories = self.runner.roll_out(questions, "train", step, options, n)
+                trajectories = self.runner.roll_out(questions, "train", step, self.config.rollout.n)
             with self._timed("reward"):
                 scores = self.runner.score(trajectories)
         return trajectories, scores
@@ -376,7 +375,7 @@ class LocalRun:
 
     config: Config
     terminal: Terminal
-    environment: Environment
+    environment: TrainingEnvironment
     engine: Engine
     loop: Loop
     where: str

@@ -22,10 +22,11 @@ from srl.data.supporting_facts import NO_FACTS, NoDemonstration
 from srl.errors import CheckFailed, UserError
 from srl.evaluate.episode_results import EpisodeResult
 from srl.progress import Count, counted
-from srl.protocol import Template, escape
+from srl.protocol import escape
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Script, ScriptedEngine
-from srl.rollout.episode import EpisodeOptions, OnProgress, PromptTooLongError, run_episode
+from srl.rollout.environment import Environment, Key
+from srl.rollout.episode import OnProgress, PromptTooLongError
 from srl.rollout.observation import fit_information
 from srl.serve.named_retrievers import aclose, connect
 from srl.train.fact_chains import RECOVERY, ChainOptions, SearchFailedError, fact_chain
@@ -98,9 +99,7 @@ class _Episodes:
     """What an episode is made with."""
 
     search: SearchTool
-    codec: Codec
-    template: Template
-    options: EpisodeOptions
+    environment: Environment
 
     @classmethod
     def of(cls, config: Config, workspace: Workspace, note: Note) -> _Episodes:
@@ -110,11 +109,13 @@ class _Episodes:
                 "these demonstrations search, and rollout.search is false; type: --set rollout.search=true "
                 "--set data.template=search-r1, or name another template that searches"
             )
-        return cls(search, _codec(config, note), load_template(config), episode_options(config))
+        codec, template = _codec(config, note), load_template(config)
+        return cls(search, Environment(codec, template, episode_options(config), search, attempts=1))
 
     def shown(self, found: Search) -> Search:
         """What of a search fits the budget of an observation."""
-        information = fit_information(found.hits, self.options.max_obs_length, self.codec)
+        options, codec = self.environment.options, self.environment.codec
+        information = fit_information(found.hits, options.max_obs_length, codec)
         if information is None:
             return replace(found, shown=0)
         return replace(found, shown=information.shown, cut=information.cut)
@@ -135,7 +136,7 @@ class _Episodes:
         wanted = findable(question.golden_answers[:1])
         if not wanted:
             raise NoDemonstration("the answer is yes or no, or missing")
-        turns = [] if self.template.retrieves else [f"<search> {escape(question.text)} </search>"]
+        turns = [] if self.environment.template.retrieves else [f"<search> {escape(question.text)} </search>"]
         searches = len(turns)
 
         def answer(episode: Trajectory, ids: Sequence[int]) -> None:
@@ -156,10 +157,8 @@ class _Episodes:
 
         Raises NoDemonstration, and SearchFailedError.
         """
-        episode = await run_episode(
-            question, ScriptedEngine(self.codec, script), self.search, codec=self.codec,
-            template=self.template, options=self.options, phase="sft", on_progress=on_progress,
-        )  # fmt: skip
+        engine = ScriptedEngine(self.environment.codec, script)
+        episode = await self.environment.play(engine, question, Key(phase="sft"), on_progress)
         if not episode.valid:
             raise SearchFailedError(episode.fault)
         if not EpisodeResult.of(episode).em:
@@ -227,7 +226,7 @@ def _write(
     config: Config, files: Sequence[str], out: Path, episodes: _Episodes, make: Make,
     limit: int | Mapping[str, int] | None, note: Note,
 ) -> DemonstrationsMade:  # fmt: skip
-    questions = load_questions(tuple(files), config, episodes.codec, note, limit)
+    questions = load_questions(tuple(files), config, episodes.environment.codec, note, limit)
     check_some_left(questions, files)
     with counted("demonstrations", len(questions)) as count:
         found = process.run_async(_all(questions, episodes.search, make, config.eval.max_failed, count))

@@ -135,8 +135,7 @@ class RejectionSampling:
             yield from records
 
     def _roll_out(self, number: int, questions: Sequence[Question]) -> list[Record]:
-        options, n = self.runner.environment.options, self.config.rollout.n
-        trajectories = self.runner.roll_out(questions, "train", number, options, n)
+        trajectories = self.runner.roll_out(questions, "train", number, self.config.rollout.n)
         scores = self.runner.score(trajectories)
         return list(map(Record, trajectories, scores))
 

@@ -28,17 +28,16 @@ from srl.config.sections import Sft
 from srl.data.demonstration_file import read_demonstrations
 from srl.errors import UserError
 from srl.progress import counted
-from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import ScriptedEngine
+from srl.rollout.environment import Environment, Key
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.many_episodes import rollout
 from srl.train.learning_rate import sft_factor
 from srl.train.load_components import LoadedModel
 from srl.train.make_missing import Note
 from srl.train.question_order import MixedOrder
 from srl.train.questions import needs_one_message, prompt_messages
-from srl.trajectory import Question, SearchTool, Trajectory
+from srl.trajectory import Question, Trajectory
 from srl.update.batch import Batch, collate
 from srl.update.logits import micro_batches_of
 from srl.update.logprobs import token_stats
@@ -52,9 +51,11 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 
 def demonstrated(
-    file: Path, search: SearchTool | None, codec: Codec, template: Template, options: EpisodeOptions,
-    note: Note = lambda text: None, asked: Sequence[Question] = (),
-) -> list[Trajectory]:  # fmt: skip
+    file: Path,
+    environment: Environment,
+    note: Note = lambda text: None,
+    asked: Sequence[Question] = (),
+) -> list[Trajectory]:
     """The demonstrations of `file` as episodes, run against the search that training will use. Those of the
     training questions `asked` have their prompts.
 
@@ -62,9 +63,9 @@ def demonstrated(
     a note says so. Raises UserError if none is left.
     """
     shown = read_demonstrations(file)
-    fitting, wrong = with_prompts(shown, codec, template, options, asked)
-    episodes = demonstrate(fitting, search, codec=codec, template=template, options=options)
-    whys = [not_as_written(item, codec, options) for item in episodes]
+    fitting, wrong = with_prompts(shown, environment, asked)
+    episodes = demonstrate(fitting, environment)
+    whys = [not_as_written(item, environment.codec, environment.options) for item in episodes]
     wrong += [(item.question.id, why) for item, why in zip(episodes, whys, strict=True) if why is not None]
     if wrong:
         name, why = wrong[0]
@@ -79,15 +80,15 @@ def demonstrated(
 
 
 def with_prompts(
-    questions: Sequence[Question], codec: Codec, template: Template, options: EpisodeOptions,
-    asked: Sequence[Question] = (),
-) -> tuple[list[Question], list[tuple[str, str]]]:  # fmt: skip
+    questions: Sequence[Question], environment: Environment, asked: Sequence[Question] = ()
+) -> tuple[list[Question], list[tuple[str, str]]]:
     """The questions with the prompts that reinforcement learning gives them: that of a question `asked` with
     the same text, which may be from its file, else the template's. Also the ids of those whose prompt is too
     long, with what to say. A template that retrieves makes its prompts while an episode runs."""
+    codec, template = environment.codec, environment.template
     if template.retrieves:
         return list(questions), []
-    one_message, longest = needs_one_message(template, codec), options.max_prompt_length
+    one_message, longest = needs_one_message(template, codec), environment.options.max_prompt_length
     fitting, wrong = list[Question](), list[tuple[str, str]]()
     known = {item.text: item.prompt for item in asked}
     for question in questions:
@@ -166,14 +167,7 @@ def sft_optimiser(sft: Sft, model: PreTrainedModel) -> Optimiser:
     )  # fmt: skip
 
 
-def demonstrate(
-    questions: Sequence[Question],
-    search: SearchTool | None,
-    *,
-    codec: Codec,
-    template: Template,
-    options: EpisodeOptions,
-) -> list[Trajectory]:
+def demonstrate(questions: Sequence[Question], environment: Environment) -> list[Trajectory]:
     """Run the demonstrations (`metadata["turns"]`) as episodes, in order; several may share a question.
 
     Raises UserError if search fails: an episode cut short would teach the model to stop there.
@@ -181,10 +175,10 @@ def demonstrate(
 
     async def one(question: Question) -> Trajectory:
         turns = question.metadata["turns"]
-        engine = ScriptedEngine(codec, lambda request, turn: turns[turn] if turn < len(turns) else "")
-        (trajectory,) = await rollout(
-            [question], engine, search, codec=codec, template=template, options=options, phase="sft"
+        engine = ScriptedEngine(
+            environment.codec, lambda request, turn: turns[turn] if turn < len(turns) else ""
         )
+        trajectory = await environment.play(engine, question, Key(phase="sft"))
         count(next(done))
         return trajectory
 

@@ -25,7 +25,7 @@ from srl.files import digest_text, json_object, lock
 from srl.progress import Count, counted
 from srl.protocol import STOP_STRINGS
 from srl.reward import RewardMix
-from srl.rollout.many_episodes import rollout
+from srl.rollout.environment import Environment, Key
 from srl.serve.named_retrievers import aclose, connect
 from srl.train.load_components import Generation, episode_options, load_generation, load_rewards
 from srl.train.make_missing import Note
@@ -333,12 +333,10 @@ class _Asking:
 
         try:
             await connect(self.search)
-            found = await rollout(
-                questions, self.teacher.engine, self.search, codec=self.teacher.codec,
-                template=load_template(config), seed=config.trainer.seed, step=attempt, phase="eval",
-                options=episode_options(config).for_evaluation(config.eval.temperature),
-                on_done=ended,
-            )  # fmt: skip
+            options = episode_options(config).for_evaluation(config.eval.temperature)
+            environment = Environment(self.teacher.codec, load_template(config), options, self.search)
+            key = Key(config.trainer.seed, "eval", attempt)
+            found = await environment.play_all(self.teacher.engine, questions, key, on_done=ended)
             await asyncio.gather(*kept)
             return found
         finally:

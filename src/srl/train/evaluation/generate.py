@@ -9,14 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from srl.answers import exact_match
 from srl.evaluate import wilson_interval
 from srl.progress import Count
-from srl.protocol import Template
-from srl.rollout.codec import Codec
 from srl.rollout.engine import Engine
-from srl.rollout.episode import EpisodeOptions
-from srl.rollout.many_episodes import stream
+from srl.rollout.environment import Environment, Key
 from srl.serve.named_retrievers import aclose, connect
 from srl.store import LogWriter, Record
-from srl.trajectory import Question, SearchTool, Trajectory
+from srl.trajectory import Question, Trajectory
 
 PAUSE_S = 0.25
 """Seconds between the end of a write to the log and the next one."""
@@ -27,12 +24,9 @@ OnWritten = Callable[[Sequence[Trajectory]], None]
 async def generate(
     wanted: Sequence[tuple[Question, int]],
     engine: Engine,
-    search: SearchTool | None,
+    environment: Environment,
     log: LogWriter,
     *,
-    codec: Codec,
-    template: Template,
-    options: EpisodeOptions,
     at_once: int,
     seed: int = 0,
     on_written: OnWritten = lambda trajectories: None,
@@ -47,14 +41,14 @@ async def generate(
     writer = _Writer(log, ended, on_written)
 
     async def run_episodes() -> None:
-        await stream(
-            wanted, engine, search, codec=codec, template=template, options=options, seed=seed,
-            phase="eval", at_once=min(at_once, len(wanted)), on_done=ended.put,
-        )  # fmt: skip
+        keyed = ((question, Key(seed, "eval", 0, sample)) for question, sample in wanted)
+        await environment.play_each(
+            engine, keyed, lambda place, trajectory: ended.put(trajectory), min(at_once, len(wanted))
+        )
         await ended.put(None)
 
     try:
-        await connect(search)
+        await connect(environment.search)
         async with asyncio.TaskGroup() as group:
             group.create_task(run_episodes())
             group.create_task(writer.run())
@@ -64,7 +58,7 @@ async def generate(
         try:
             writer.finish()
         finally:
-            await aclose(search)
+            await aclose(environment.search)
 
 
 class RunningEm:

@@ -13,9 +13,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from srl.config import Config, load_saved
 from srl.errors import SrlError
-from srl.rollout.many_episodes import run_again_if_failed
+from srl.rollout.environment import Key
 from srl.store import Record
-from srl.train.episodes import Environment
+from srl.train.episodes import TrainingEnvironment
 from srl.train.load_components import load_codec, load_environment
 from srl.train.verl.dataset import TRAIN, read_row
 from srl.train.verl.engine import VerlEngine, eos_ids
@@ -30,7 +30,7 @@ class WorkerState:
     """What all episodes of a worker share."""
 
     config: Config
-    environment: Environment
+    environment: TrainingEnvironment
     log_actor: Any
 
 
@@ -81,15 +81,11 @@ class SearchLoop(AgentLoopBase):
         known = await worker_state(self.run_directory)
         question, phase = read_row(row["srl"])
         environment, step = known.environment, int(row["global_steps"])
-        options = environment.options
         if phase != TRAIN:
-            options = options.for_evaluation(known.config.eval.temperature)
+            environment = environment.for_evaluation(known.config.eval.temperature)
         engine = VerlEngine(self.server_manager.generate, environment.codec, self.backend)
-        trajectory = await run_again_if_failed(
-            question, int(row["session_id"]), engine, environment.search, codec=environment.codec,
-            template=environment.template, options=options, seed=known.config.trainer.seed, step=step,
-            phase=phase,
-        )  # fmt: skip
+        key = Key(known.config.trainer.seed, phase, step, int(row["session_id"]))
+        trajectory = await environment.play(engine, question, key)
         began = time.perf_counter()
         (score,) = await environment.reward.score([trajectory])
         scoring = time.perf_counter() - began
