@@ -43,6 +43,9 @@ per_algorithm:
       n: 8
 ```
 
+The last column has verl's own name of a key that it has too; what is empty there is read by our code, on both
+backends. `srl train import` reads the names the other way round.
+
 A file without `extends` overrides `--preset`. Keys and passwords do not belong here: they come from the
 environment. The options of a plugin go under its name, such as `retriever.bm25.k1`.
 """
@@ -129,12 +132,19 @@ def config_page() -> str:
         parts += [f"## {name}", " ".join(summary.split())]
         if section is not None:
             rows = [
-                (_code(key.name), key.takes, _default(key.default), key.doc)
+                (_code(key.name), key.takes, _default(key.default), key.doc, _on_verl(key.facts))
                 for key in keys(section, f"{name}.")
             ]
-            parts.append(_table(("Key", "Accepts", "Default", "Meaning"), rows))
+            parts.append(_table(("Key", "Accepts", "Default", "Meaning", "On verl"), rows))
             parts += _plugin_tables(name)
     return _page(parts)
+
+
+def _on_verl(facts: Any) -> str:
+    """verl's name of a key, or why `--backend verl` does not have it."""
+    if facts.refused:
+        return f"its default only: {facts.refused}"
+    return f"not read: {facts.unread}" if facts.unread else facts.verl and _code(facts.verl)
 
 
 def _presets() -> str:

@@ -13,10 +13,10 @@ import srl.config
 from srl.cli import main
 from srl.config import Config, load_config, load_saved, save_config
 from srl.config.cross_checks import algorithm_plugin
-from srl.config.keys import keys, named_section_of, section_of
+from srl.config.keys import facts, keys, named_section_of, section_of, value_of
 from srl.config.load import typed_keys, with_changes
 from srl.config.sections import Section
-from srl.config.unread import KINDS, READ_BY, Backend, Kind, unread, value_of
+from srl.config.unread import KINDS, Backend, Kind, unread
 from srl.errors import UserError
 from srl.protocol import EXAMPLES
 from srl.train import evaluate_model
@@ -40,10 +40,7 @@ PREFIXES = dict(prefixes())
 
 def declared(kind: Kind, key: str) -> bool:
     """Whether the table says that such a run reads the key."""
-    holds = [
-        name for name in READ_BY if key == name or key.startswith(name if name[-1] == "." else f"{name}.")
-    ]
-    return kind in READ_BY[max(holds, key=len)].split()
+    return kind in facts(key).read_by.split()
 
 
 @pytest.fixture(scope="module")
@@ -148,10 +145,17 @@ def test_what_a_run_looks_at_and_what_the_table_says_it_reads_are_the_same(acces
     assert [key for key in says - looks if not key.startswith(tuple(elsewhere))] == []
 
 
-def test_the_table_names_only_keys_that_exist_and_every_key_is_read_by_a_run():
-    for name in [*READ_BY, *LOOKED_AT_IN_VAIN, *(name for _, name in NOT_LOOKED_AT)]:
+def test_every_key_is_read_by_a_kind_of_run_that_there_is():
+    for key in KEYS:
+        assert set(facts(key).read_by.split()) & set(KINDS) == set(facts(key).read_by.split()) != set(), key
+    for name in [*LOOKED_AT_IN_VAIN, *(name for _, name in NOT_LOOKED_AT)]:
         assert any(key.startswith(name) for key in KEYS), name
-    assert [key for key in KEYS if not any(declared(kind, key) for kind in KINDS)] == []
+
+
+def test_what_a_key_needs_is_a_key_and_a_value_that_it_takes():
+    for key in KEYS:
+        for need in facts(key).needs.split():
+            assert need.partition("=")[0] in KEYS, key
 
 
 @pytest.mark.parametrize(
@@ -245,11 +249,6 @@ def test_keys_that_another_key_makes_void_are_named_and_no_others(settings, key)
     )
 
 
-def test_the_options_of_another_algorithm_are_named():
-    (said,) = load_config(algo="ppo", sets=["algorithm.grpo.epsilon=0.1"]).warnings
-    assert "algorithm.grpo.epsilon" in said
-
-
 @pytest.mark.parametrize("kind", ["rl", "eval"])
 def test_the_machines_options_are_those_of_the_retriever_that_built_the_index(place, kind):
     sets = [f"search.index={place / 'index'}", "retriever.bm25.n_threads=2", "retriever.e5.batch_size=3"]
@@ -304,25 +303,6 @@ def test_worked_examples_go_with_a_prompt_that_has_some(tmp_path):
         assert set(unread(asked, ["data.examples"], kind, "local", algorithm_plugin("grpo"))) == void
 
 
-@pytest.mark.parametrize(
-    ("algo", "text", "void", "read"),
-    [
-        ("sft", "sft: {epochs: 3}\nrft: {questions: 3}\nwatch: {action: stop}", "rft.questions watch.action",
-         "sft.epochs"),
-        ("sft", "trainer: {test_freq: 0, keep_best_ckpt: true}", "trainer.keep_best_ckpt", ""),
-        ("rft", "trainer: {test_freq: 0, keep_best_ckpt: true}", "trainer.test_freq",
-         "trainer.keep_best_ckpt"),
-        ("rft", "sft: {patience: 2, filter: em = 1, epochs: 3}", "sft.patience", "sft.filter sft.epochs"),
-    ],
-)  # fmt: skip
-def test_what_a_file_says_to_another_kind_of_run_is_named(tmp_path, algo, text, void, read):
-    file = tmp_path / "my.yaml"
-    file.write_text(text, encoding="utf-8")
-    said = " ".join(load_config(file=file, algo=algo).warnings)
-    assert [key for key in void.split() if key not in said] == []
-    assert [key for key in read.split() if key in said] == []
-
-
 def test_a_file_is_typed_where_the_user_wrote_it_but_not_for_other_algorithms(tmp_path):
     file = tmp_path / "my.yaml"
     file.write_text(
@@ -337,18 +317,6 @@ def test_a_file_is_typed_where_the_user_wrote_it_but_not_for_other_algorithms(tm
     assert not [line for line in saved if "critic.optim.lr" in line]
 
 
-@pytest.mark.parametrize("algo", ["ppo", "grpo", "sft", "rft"])
-def test_what_is_read_is_not_warned_of(algo):
-    sets = {
-        "ppo": ["algorithm.gamma=.5", "algorithm.lam=.9", "algorithm.use_kl_in_reward=true",
-                "algorithm.kl_ctrl.kl_coef=.1", "sft.steps=3"],
-        "grpo": ["actor.optim.lr=1e-3", "actor.kl_loss_coef=.1"],
-        "sft": ["sft.optim.lr=1e-3", "trainer.save_freq=3", "actor.ppo_max_token_len=99"],
-        "rft": ["sft.filter=em = 1", "rft.questions=3", "trainer.total_training_steps=2", "rollout.n=3"],
-    }  # fmt: skip
-    assert load_config(algo=algo, sets=sets[algo]).warnings == ()
-
-
 def test_a_resumed_run_says_which_change_it_does_not_read(tmp_path):
     save_config(tmp_path, load_config(algo="grpo").config)
     cases: list[tuple[Kind, Backend, int]] = [("rl", "local", 2), ("rl", "verl", 1), ("rft", "local", 3)]
@@ -358,10 +326,3 @@ def test_a_resumed_run_says_which_change_it_does_not_read(tmp_path):
         assert sum(text.partition("=")[0] in line for text in sets for line in lines) == count
     _, lines = with_changes(load_saved(tmp_path), ["trainer.sample_freq=0", "trainer.sample_count=3"])
     assert any("trainer.sample_count" in line for line in lines)
-
-
-def test_an_evaluation_names_what_was_typed_for_training(place, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    typed = evaluate(place, "--data", place / "test.parquet", "--set", "actor.optim.lr=1e-3")
-    assert main([str(each) for each in typed if each != "-q"]) == 0
-    assert "actor.optim.lr" in capsys.readouterr().err

@@ -11,12 +11,11 @@ import torch
 from tests.verl_configs import GPU, job, made
 from torch.testing import assert_close
 
-from srl.config import Config, load_config
+from srl.config import Config
 from srl.errors import UserError
 from srl.train.verl.config_check import compose, notes, validated
 from srl.train.verl.job import Job
-from srl.train.verl.overrides import READ_HERE
-from srl.train.verl.translate import settings
+from srl.train.verl.translate import ours_of, settings
 from srl.update.losses import policy_loss, value_loss
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]
@@ -89,12 +88,6 @@ def test_composing_does_not_import_verl():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("preset", ["search-r1-v0.2", "search-r1-v0.3", "search-r1-llama", "search-r1-32b"])
-def test_published_settings_run_on_eight_gpus(preset):
-    config = load_config(preset, sets=["cluster.address=auto"]).config
-    validated(config, GPU)
-
-
 def test_objects_that_verl_makes_hold_our_numbers():
     composed = compose(
         made(
@@ -108,13 +101,6 @@ def test_objects_that_verl_makes_hold_our_numbers():
     assert actor.engine.strategy == "fsdp2"
     assert critic.lr_warmup_steps == 4
     assert select(composed, "critic.ppo_infer_max_token_len_per_gpu") == 9000
-
-
-def test_log_probs_are_computed_in_passes_as_large_as_the_updates():
-    composed = compose(made("actor.ppo_max_token_len=7000"), GPU)
-    for who in ("rollout", "ref"):
-        assert select(composed, f"actor_rollout_ref.{who}.log_prob_max_token_len_per_gpu") == 7000
-        assert select(composed, f"actor_rollout_ref.{who}.log_prob_use_dynamic_bsz") is True
 
 
 def test_optimiser_that_verl_builds_is_ours():
@@ -197,34 +183,24 @@ def test_verl_ends_a_run_at_an_episode_above_its_limit():
 
 
 @pytest.mark.parametrize(
-    ("given", "on", "words"),
+    ("given", "on", "key"),
     [
+        (("data.train_batch_size=6", "actor.ppo_mini_batch_size=3"), job(), "actor.ppo_mini_batch_size"),
+        (("data.train_batch_size=3", "actor.ppo_mini_batch_size=3"), job(), "data.train_batch_size"),
+        (("data.train_batch_size=8", "critic.ppo_mini_batch_size=1"), job(), "critic.ppo_mini_batch_size"),
+        (("cluster.tensor_model_parallel_size=3",), GPU, "cluster.tensor_model_parallel_size"),
+        (("cluster.tensor_model_parallel_size=8",), GPU, "cluster.tensor_model_parallel_size"),
+        (("cluster.nnodes=2",), GPU, "cluster.nnodes"),
+        (("data.max_response_length=4000",), GPU, "data.max_response_length"),
         (
-            ("data.train_batch_size=6", "actor.ppo_mini_batch_size=3"),
-            job(),
-            "actor.ppo_mini_batch_size = 3 questions × rollout.n = 1 is not divisible by 2 workers; "
-            "2 questions work",
+            ("rollout.top_p=0.9", "algorithm.rollout_correction.rollout_is='off'"),
+            GPU,
+            "rollout.top_p",
         ),
-        (
-            ("data.train_batch_size=3", "actor.ppo_mini_batch_size=3"),
-            job(),
-            "data.train_batch_size = 3 must be a multiple of 2",
-        ),
-        (
-            ("data.train_batch_size=8", "actor.ppo_mini_batch_size=8", "critic.ppo_mini_batch_size=1"),
-            job(),
-            "critic.ppo_mini_batch_size = 1",
-        ),
-        (("cluster.tensor_model_parallel_size=3",), GPU, "does not divide the 8 GPUs"),
-        (("cluster.tensor_model_parallel_size=8",), GPU, "does not divide the model's 4 heads"),
-        (("cluster.nnodes=2",), GPU, "cluster.nnodes = 2: several machines need an existing Ray cluster"),
-        (("data.max_response_length=4000",), GPU, "4,256 tokens, and this model's context is 1,024"),
     ],
 )
-def test_what_a_worker_would_find_out_late_is_refused_first(given, on, words):
-    with pytest.raises(UserError) as said:
-        validated(made(*given), on)
-    assert words in str(said.value)
+def test_what_a_worker_would_find_out_late_is_refused_first(given, on, key):
+    assert key in refusal(made(*given), on)
 
 
 def refusal(config: Config, on: Job | None = None) -> str:
@@ -234,19 +210,13 @@ def refusal(config: Config, on: Job | None = None) -> str:
     return str(said.value)
 
 
-def test_refusal_of_verls_names_the_key_that_was_set():
-    text = refusal(with_verl(made(), actor_rollout_ref__actor__loss_agg_mode="bogus"))
-    assert text.startswith("verl.actor_rollout_ref.actor.loss_agg_mode: refused by verl")
-    assert "bogus" in text
+def test_top_p_is_corrected_by_weights_and_by_an_engine_of_whole_distributions():
+    compose(made("rollout.top_p=0.9"), GPU)
+    compose(made("rollout.top_p=0.9", "algorithm.rollout_correction.rollout_is='off'"), job())
 
 
-def test_refusal_of_verls_without_words_shows_what_it_asserts():
-    text = refusal(with_verl(made(), actor_rollout_ref__actor__optim__lr_scheduler_type="linear"))
-    assert "lr_scheduler_type: refused by verl: assert" in text
-
-
-def test_refusal_of_verls_names_our_key_where_it_is_ours():
-    """A value of ours that verl refuses: no key of ours can be it today, so one is put in its place."""
+def test_refusal_of_verls_is_one_line_with_the_key_that_was_set_or_ours():
+    assert "refused by verl" in refusal(with_verl(made(), actor_rollout_ref__actor__use_dynamic_bsz=False))
     from srl.train.verl.config_check import _in_our_words
 
     error = ValueError("train_batch_size (4) must be >= actor.ppo_mini_batch_size (64)")
@@ -254,48 +224,39 @@ def test_refusal_of_verls_names_our_key_where_it_is_ours():
     assert text.startswith("data.train_batch_size, actor.ppo_mini_batch_size, critic.ppo_mini_batch_size: ")
 
 
-def test_unknown_key_of_verls_is_refused_with_the_nearest():
-    text = refusal(with_verl(made(), actor_rollout_ref__rollout__enforce_eagr=True))
-    assert "did you mean 'actor_rollout_ref.rollout.enforce_eager'?" in text
-    assert "verl.+actor_rollout_ref.rollout.enforce_eagr" in text
-
-
-def test_section_of_verls_is_not_a_value():
-    assert "verl.trainer is a section" in refusal(with_verl(made(), trainer=3))
-
-
 CORRECTION = "algorithm__rollout_correction"
 LOSS = "actor_rollout_ref__actor__policy_loss"
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    "given",
     [
-        ({f"{CORRECTION}__rollout_is": "token"}, "set algorithm.rollout_correction.rollout_is instead"),
-        ({f"+{CORRECTION}__rollout_rs": "token_k1"}, "set algorithm.rollout_correction.rollout_rs instead"),
-        ({CORRECTION: None}, "set algorithm.rollout_correction instead"),
-        ({f"{CORRECTION}__bypass_mode": True}, "srl has no bypass mode"),
-        ({f"{LOSS}__loss_mode": "bypass_mode"}, "srl computes the old"),
-        ({f"+{LOSS}__rollout_correction__rollout_is": "token"}, "rollout_correction.rollout_is instead"),
-        ({f"+{LOSS}__rollout_correction__bypass_mode": True}, "srl has no bypass mode"),
-        ({"actor_rollout_ref__rollout__logprobs_mode": "raw_logprobs"}, "at the sampling temperature"),
-        ({"+critic__enable": True}, "verl.critic.enable is set by srl"),
+        {"actor_rollout_ref__rollout__enforce_eagr": True},
+        {"trainer": 3},
+        {f"{CORRECTION}__rollout_is": "token"},
+        {f"+{CORRECTION}__rollout_rs": "token_k1"},
+        {CORRECTION: None},
+        {f"{CORRECTION}__bypass_mode": True},
+        {f"{LOSS}__loss_mode": "bypass_mode"},
+        {f"+{LOSS}__rollout_correction__rollout_is": "token"},
+        {"actor_rollout_ref__rollout__logprobs_mode": "raw_logprobs"},
+        {"+critic__enable": True},
+        {"data__custom_cls__path": "other"},
+        {"trainer__v1__trainer_mode": "other"},
     ],
-)  # fmt: skip
-def test_what_our_trainer_would_not_read_is_refused_with_the_key_to_set(given, words):
-    assert words in refusal(with_verl(made(), **given))
+    ids=lambda given: next(iter(given)),
+)
+def test_key_of_verls_that_it_lacks_or_that_our_code_replaces_is_refused(given):
+    with pytest.raises(UserError) as said:
+        compose(with_verl(made(), **given), job())
+    assert str(said.value.key).removeprefix("verl.") == next(iter(given)).replace("__", ".").lstrip("+")
 
 
-def test_top_p_on_vllm_needs_the_weights():
-    cut = ("rollout.top_p=0.9", "algorithm.rollout_correction.rollout_is='off'")
-    assert "rollout.top_p = 0.9: vLLM renormalises" in refusal(made(*cut), GPU)
-    compose(made("rollout.top_p=0.9"), GPU)
-    compose(made(*cut), job())
-
-
-@pytest.mark.parametrize("key", ["critic__enable", "data__custom_cls__path", "trainer__v1__trainer_mode"])
-def test_key_by_which_our_code_is_in_verl_cannot_be_changed(key):
-    assert "is set by srl" in refusal(with_verl(made(), **{key: "other"}))
+@pytest.mark.parametrize("key", ["critic.ppo_epochs", "algorithm.gamma", f"{ACTOR}.optim.lr", "data.seed"])
+def test_key_of_verls_that_is_one_of_ours_is_refused_with_ours(key):
+    """Else verl's part of the run would have one value, and ours another."""
+    with pytest.raises(UserError, match=rf"set {ours_of()[key]} instead"):
+        compose(with_verl(made(), **{key.replace(".", "__"): 12345}), job())
 
 
 @pytest.mark.parametrize(
@@ -303,42 +264,17 @@ def test_key_by_which_our_code_is_in_verl_cannot_be_changed(key):
     [
         "actor_rollout_ref__rollout__repetition_penalty",
         "actor_rollout_ref__rollout__engine_kwargs__vllm__max_logprobs",
+        "actor_rollout_ref__rollout__max_num_batched_tokens",
         "actor_rollout_ref__model__override_config__rope_theta",
         "ray_kwargs__ray_init__object_store_memory",
         "+trainer__wandb_proxy",
     ],
 )
-def test_key_that_verl_knows_outside_its_files_may_be_set(key):
+def test_key_that_verl_knows_outside_its_files_may_be_set_and_wins(key):
     composed = compose(with_verl(made(), **{key: 2}), job())
     assert select(composed, key.removeprefix("+").replace("__", ".")) == 2
 
 
-def test_key_of_verls_wins_and_is_said():
-    config = with_verl(made(), actor_rollout_ref__rollout__gpu_memory_utilization=0.3)
-    assert select(compose(config, job()), "actor_rollout_ref.rollout.gpu_memory_utilization") == 0.3
-    said = [line for line in notes(config, job()) if "gpu_memory_utilization" in line]
-    key = "verl.actor_rollout_ref.rollout.gpu_memory_utilization"
-    ours = "cluster.gpu_memory_utilization"
-    assert said == [f"{key} = 0.3 overrides {ours} = {made().cluster.gpu_memory_utilization}"]
-
-
-@pytest.mark.parametrize("key", READ_HERE)
-def test_key_that_our_code_reads_is_refused_with_ours(key):
-    """Else verl's part of the run would have one value, and ours another."""
-    config = made(*(["algorithm.name=ppo"] if key.startswith("critic.") else []))
-    said = settings(config, job()).get(key)
-    if said is not None:
-        compose(with_verl(config, **{key.replace(".", "__"): said.value}), job())
-        assert said.ours == READ_HERE[key]
-    with pytest.raises(
-        UserError, match=rf"^verl\.{key} is not read everywhere: set {READ_HERE[key]} instead"
-    ):
-        compose(with_verl(config, **{key.replace(".", "__"): 12345}), job())
-
-
 def test_raised_limit_is_said():
-    said = notes(made("actor.ppo_max_token_len=10", "critic.ppo_max_token_len=10"), job())
-    assert [line.split(" = ")[0] for line in said if "less than the longest episode" in line] == [
-        "actor.ppo_max_token_len",
-        "critic.ppo_max_token_len",
-    ]
+    said = list(notes(made("actor.ppo_max_token_len=10", "critic.ppo_max_token_len=10"), job()))
+    assert [line.split(" = ")[0] for line in said] == ["actor.ppo_max_token_len", "critic.ppo_max_token_len"]

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from srl.config.algorithm import Algorithm
-from srl.config.keys import Config, KeyPath, flat, plain
+from srl.config.keys import Config, KeyPath, flat, plain, value_of
 from srl.config.sections import NamedRetriever
-from srl.config.unread import NO_EXAMPLES, takes_examples, value_of
+from srl.config.unread import NO_EXAMPLES, takes_examples
 from srl.errors import UserError, parsing
 from srl.protocol import read_examples
 from srl.safe import quoted, refuse_credentials

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from srl.config.keys import KeyPath, flat, keys, place, plain, takes
+from srl.config.keys import KeyPath, flat, keys, place, plain, split_key, takes
 from srl.errors import UserError, nearest
 
 
@@ -53,20 +53,6 @@ def flatten(
             raise UserError(f"{origin(path)}: {'.'.join(path)} is {reveal(value)}, expected keys under it")
         elif kind != "section" and not (is_plugin and value is None):
             yield Setting(path, value, origin(path))
-
-
-def split_key(key: str, base: KeyPath = ()) -> KeyPath:
-    """The path of a dotted key below `base`; a plugin's `package.module:Class` stays one part.
-
-    >>> split_key("reward.weights.my.rewards:Brevity")
-    ('reward', 'weights', 'my.rewards:Brevity')
-    """
-    path = (*base, *key.split("."))
-    colon = next((place for place, part in enumerate(path) if ":" in part), 0)
-    start = 2 if path[:2] == ("reward", "weights") else 1
-    if path[0] not in ("retriever", "reward", "algorithm") or colon <= start:
-        return path
-    return (*path[:start], ".".join(path[start : colon + 1]), *path[colon + 1 :])
 
 
 def _suggestion(path: KeyPath) -> str:

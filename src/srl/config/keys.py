@@ -1,9 +1,10 @@
-"""The whole configuration, and the value that each dotted key accepts."""
+"""The whole configuration, and the table of its keys: what each accepts, and what else is true of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from inspect import isclass
 from pathlib import Path
 from types import UnionType
@@ -14,12 +15,18 @@ from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
 from srl.config.sections import (
+    ACTOR,
+    EVERY,
+    GENERATING,
+    ROLLOUT,
+    TRAINING,
     Actor,
     Algorithm,
     Cluster,
     Critic,
     Data,
     Eval,
+    Key,
     Model,
     PluginSection,
     Ref,
@@ -47,23 +54,23 @@ Place = Literal["section", "leaf", "mapping", "free", "unknown"]
 class Config(Section):
     """The configuration of a run."""
 
-    model: Model = Model()
-    data: Data = Data()
-    search: Search = Search()
-    retriever: Retriever = Retriever()
-    rollout: Rollout = Rollout()
-    reward: Reward = Reward()
-    algorithm: Algorithm = Algorithm()
-    actor: Actor = Actor()
-    critic: Critic = Critic()
-    ref: Ref = Ref()
-    sft: Sft = Sft()
-    rft: Rft = Rft()
-    trainer: Trainer = Trainer()
-    watch: Watches = Watches()
-    eval: Eval = Eval()
-    cluster: Cluster = Cluster()
-    verl: dict[str, Any] = Field(default={})
+    model: Annotated[Model, Key(GENERATING, verl="actor_rollout_ref.model")] = Model()
+    data: Annotated[Data, Key(TRAINING, verl="data")] = Data()
+    search: Annotated[Search, Key(EVERY)] = Search()
+    retriever: Annotated[Retriever, Key(EVERY)] = Retriever()
+    rollout: Annotated[Rollout, Key(EVERY, verl=ROLLOUT)] = Rollout()
+    reward: Annotated[Reward, Key(f"{TRAINING} teacher")] = Reward()
+    algorithm: Annotated[Algorithm, Key("rl", verl="algorithm")] = Algorithm()
+    actor: Annotated[Actor, Key("rl", verl=ACTOR)] = Actor()
+    critic: Annotated[Critic, Key("rl", verl="critic")] = Critic()
+    ref: Annotated[Ref, Key("rl")] = Ref()
+    sft: Annotated[Sft, Key(TRAINING, needs="sft.steps")] = Sft()
+    rft: Annotated[Rft, Key("rft")] = Rft()
+    trainer: Annotated[Trainer, Key(TRAINING, verl="trainer")] = Trainer()
+    watch: Annotated[Watches, Key("rl")] = Watches()
+    eval: Annotated[Eval, Key(TRAINING)] = Eval()
+    cluster: Annotated[Cluster, Key("rl eval")] = Cluster()
+    verl: Annotated[dict[str, Any], Key("rl eval")] = Field(default={})
     """Any key of verl's own configuration, by verl's name. Only with `--backend verl`."""
 
     def with_settings(self, settings: Mapping[str, Any]) -> Config:
@@ -88,27 +95,79 @@ def _with_value(section: SectionT, names: Sequence[str], value: Any) -> SectionT
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """One documented key: dotted name, accepted values, default and description."""
+class Entry:
+    """One documented key: dotted name, accepted values, default, description, and what else is true of it."""
 
     name: str
     takes: str
     default: Any
     doc: str
+    facts: Key
 
 
-def keys(model: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
+def keys(model: type[Section] = Config, prefix: str = "") -> Iterator[Entry]:
     """Every key of `model` and the sections in it, in source order.
 
     `<name>` stands for a name that the user chooses.
     """
     for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
         if section := section_of(field):
-            yield from keys(section, f"{prefix}{name}.")
+            yield from keys(section, f"{key}.")
             continue
-        yield Key(f"{prefix}{name}", takes(field), field.get_default(), _one_line(field.description))
+        doc = " ".join((field.description or "").split())
+        yield Entry(key, takes(field), field.get_default(), doc, facts(key))
         if named := named_section_of(field):
-            yield from keys(named, f"{prefix}{name}.<name>.")
+            yield from keys(named, f"{key}.<name>.")
+
+
+@cache
+def facts(key: str) -> Key:
+    """What is true of a key, from itself and its sections; of a plugin's option what is of its section."""
+    whole = Key()
+    section: type[Section] | None = Config
+    for part in split_key(key):
+        field = section.model_fields.get(part) if section else None
+        if field is None:
+            return replace(whole, verl="")
+        own = next((item for item in field.metadata if isinstance(item, Key)), Key())
+        verl, needs = own.verl, own.needs
+        if verl.startswith("."):
+            verl = whole.verl and whole.verl + (f".{part}" if verl == "." else verl)
+        if needs.startswith("."):
+            needs = key.rpartition(".")[0] + needs
+        whole = replace(
+            own,
+            read_by=own.read_by or whole.read_by,
+            verl=verl,
+            needs=" ".join(filter(None, (needs, whole.needs))),
+            refused=own.refused or whole.refused,
+            unread=own.unread or whole.unread,
+        )
+        section = section_of(field)
+    return whole
+
+
+def split_key(key: str, base: KeyPath = ()) -> KeyPath:
+    """The path of a dotted key below `base`; a plugin's `package.module:Class` stays one part.
+
+    >>> split_key("reward.weights.my.rewards:Brevity")
+    ('reward', 'weights', 'my.rewards:Brevity')
+    """
+    path = (*base, *key.split("."))
+    colon = next((place for place, part in enumerate(path) if ":" in part), 0)
+    start = 2 if path[:2] == ("reward", "weights") else 1
+    if path[0] not in ("retriever", "reward", "algorithm") or colon <= start:
+        return path
+    return (*path[:start], ".".join(path[start : colon + 1]), *path[colon + 1 :])
+
+
+def value_of(config: Config, key: str) -> Any:
+    """The value of a key; options of plugins are in mappings, and `module:Class` is one part of a key."""
+    value: Any = config
+    for name in split_key(key):
+        value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+    return value
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:
@@ -222,7 +281,3 @@ def _bounds(metadata: Sequence[Any]) -> str:
                 limit = getattr(bound, attribute)
                 found.append(f"{sign} {limit:,}" if isinstance(limit, int) else f"{sign} {limit:g}")
     return " " + " and ".join(found) if found else ""
-
-
-def _one_line(text: str | None) -> str:
-    return " ".join((text or "").split())

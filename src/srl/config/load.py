@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from srl.config.cross_checks import algorithm_plugin, check_plugins, check_training, cross_check
 from srl.config.key_errors import Setting, flatten, reveal, wrong
-from srl.config.keys import Config, KeyPath, flat, plain
+from srl.config.keys import Config, KeyPath, flat, keys, plain
 from srl.config.paths import portable, restored, workspace_of
 from srl.config.sections import one_or_many
 from srl.config.unread import Backend, Kind, kind_of, unread, unread_lines
@@ -29,16 +29,7 @@ SAVED = "config.yaml"
 PRESETS = Path(__file__).parent.parent / "presets"
 DEFAULT_PRESET = "tiny"
 _ABSENT: Any = object()
-CHANGEABLE = (
-    "model.gradient_checkpointing",
-    "search.url", "search.timeout_s", "search.retries", "search.max_failed",
-    "rollout.max_num_seqs", "rollout.gpu_memory_utilization",
-    "actor.ppo_max_token_len", "actor.use_torch_compile", "critic.ppo_max_token_len", "ref.param_offload",
-    "trainer.save_freq", "trainer.max_ckpt_to_keep", "trainer.keep_best_ckpt", "trainer.threads",
-    "trainer.sample_freq", "trainer.sample_count",
-    "cluster.gpu_memory_utilization", "cluster.param_offload", "cluster.optimizer_offload",
-    "cluster.agent_workers", "cluster.watchdog_s",
-)  # fmt: skip
+CHANGEABLE = tuple(key.name for key in keys() if key.facts.resumes)
 """The keys that a resumed run may change: memory, speed, search servers, checkpoints; none decides what is
 learned."""
 
@@ -103,8 +94,7 @@ def load_config(
     warnings = list(doubtful if kind == "rl" else [])
     config = build(values)
     own = [setting for layer in layers if layer.is_typed for setting in layer.settings]
-    keys = [setting.key for setting in own + typed]
-    warnings += unread_lines(unread(config, keys, kind, backend, plugin))
+    warnings += unread_lines(unread(config, [setting.key for setting in own + typed], kind, backend, plugin))
     label = Path(file).stem if file else preset or "defaults"
     return Resolved(config, _origins(values), tuple(warnings), label)
 
@@ -147,8 +137,8 @@ def with_changes(
         put(values, setting)
     changed, plugin = build(values), algorithm_plugin(config.algorithm.name)
     cross_check(changed, _origins(values), plugin)
-    keys = [setting.key for setting in typed]
-    return changed, unread_lines(unread(changed, keys, kind, backend, plugin))
+    void = unread(changed, [setting.key for setting in typed], kind, backend, plugin)
+    return changed, unread_lines(void)
 
 
 def typed_keys(flags: Mapping[str, object], sets: Sequence[str]) -> list[str]:

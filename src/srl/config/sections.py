@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,45 @@ KlEstimator = Literal["k1", "k2", "k3"]
 KlLoss = Literal["k1", "k2", "k3", "k3+"]
 LossMode = Literal["vanilla", "gspo", "cispo"]
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"]
+
+TRAINING = "rl sft rft"
+SAMPLING = "rl rft"
+GENERATING = f"{TRAINING} eval ask teacher"
+EVERY = f"{GENERATING} made"
+"""Kinds of runs (`KINDS` in unread.py), for `Key.read_by`."""
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl", "k3+": "low_var_kl+"}
+LOSS_AGG = {"constant": "seq-mean-token-sum-norm"}
+"""verl's names of our values, where they differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is true of a key besides its type, default and documentation; on a section, of all keys in it.
+
+    What has no effect, the translation to verl, what verl refuses, `srl train import` and the documentation
+    come from here.
+    """
+
+    read_by: str = ""
+    """The kinds of runs that read it. Empty: those that read its section."""
+    verl: str = ""
+    """verl's name of it. With a dot in front it is below its section's name there, and `.` has our name."""
+    names: Mapping[Any, Any] = field(default_factory=dict)
+    """verl's names of its values, where they differ."""
+    needs: str = ""
+    """The key without which it has no effect: `a.b` is neither false, 0, null nor off, or `a.b=c|d` is (or
+    lists) one of these. With a dot in front it is a key of the same section."""
+    refused: str = ""
+    """Why `--backend verl` takes the default only."""
+    unread: str = ""
+    """Why `--backend verl` does not read it."""
+    resumes: bool = False
+    """Whether a resumed run may change it: memory, speed, servers, checkpoints, not what is learned."""
+
+
+SAME = Key(verl=".")
+"""verl has the key too, under the same name and with the same values."""
 
 
 def one_or_many(value: object) -> object:
@@ -98,11 +138,11 @@ class PluginSection(Section):
 class Model(Section):
     """The policy: its weights, precision and device."""
 
-    path: File | None = None
+    path: Annotated[File | None, Key(EVERY, verl=".")] = None
     """The model that training starts from: a Hugging Face directory, ORG/NAME or ORG/NAME@REVISION of the
     Hugging Face hub (fetched once, into the hub's cache), or a GGUF file (converted once, into the
     workspace). null: the small base model of data.world."""
-    tokenizer: File | None = None
+    tokenizer: Annotated[File | None, Key(EVERY, verl=".tokenizer_path")] = None
     """Directory of the tokenizer, its name on the hub, or a GGUF file. null: the model's."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights. auto: bfloat16 on a GPU that supports it, else float32. float16 is for
@@ -111,20 +151,24 @@ class Model(Section):
         default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$"
     )
     """auto (a GPU if there is one), cpu, cuda or cuda:1. Not mps: sampling takes float64, which it lacks."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Annotated[
+        bool, Key(TRAINING, verl=".enable_gradient_checkpointing", resumes=True)
+    ] = False
     """Recompute activations in the backward pass. Takes less memory and about a third more time."""
-    lora_rank: Natural = 0
+    lora_rank: Annotated[Natural, Key(TRAINING, verl=".")] = 0
     """Rank of the LoRA adapters. 0: train all weights."""
-    lora_alpha: Count = 32
+    lora_alpha: Annotated[Count, Key(TRAINING, verl=".")] = 32
     """Scale of the LoRA adapters (alpha / rank)."""
-    lora_target_modules: str | Annotated[tuple[str, ...], Listed] = "all-linear"
+    lora_target_modules: Annotated[
+        str | Annotated[tuple[str, ...], Listed], Key(TRAINING, verl=".target_modules")
+    ] = "all-linear"
     """Modules with an adapter: all-linear, or a list of module names."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, Key(EVERY, verl=".")] = False
     """Run Python code from the model's directory. Only for models whose authors you trust."""
-    attn_implementation: str = "auto"
+    attn_implementation: Annotated[str, Key(verl=".override_config.attn_implementation")] = "auto"
     """Attention implementation of transformers: sdpa, eager, flash_attention_2 … auto: sdpa where the model
     has it, else eager."""
-    cast_lm_head_to_fp32: bool = False
+    cast_lm_head_to_fp32: Annotated[bool, Key(refused="its workers load the model")] = False
     """Compute logits in float32 from weights of lower precision, in sampling and in the update, which brings
     their log-probs closer together (trl's key of this name). Takes float32 products over the vocabulary."""
 
@@ -135,39 +179,39 @@ class Data(Section):
     world: Literal["tiny", "tiny-hard"] = "tiny"
     """The made-up world of a run without train_files, and the small base model that goes with it. In
     tiny-hard names are alike, and neither base nor cold start was taught a second search."""
-    train_files: Files | None = None
+    train_files: Annotated[Files | None, SAME] = None
     """Training questions: one or several files, Parquet in verl's schema or JSON lines. null: those of
     world."""
     exclude_files: Files | None = None
     """Questions of train_files that are left out, by their ids in these files of demonstrations or
     questions. With the demonstrations of a cold start, reinforcement learning has the questions that it was
     not shown."""
-    val_files: Files | None = None
+    val_files: Annotated[Files | None, SAME] = None
     """Questions for validation during training. Must not be the test questions."""
     test_files: Files | None = None
     """Questions for the final evaluation only."""
-    corpus: File | None = None
+    corpus: Annotated[File | None, Key(EVERY)] = None
     """Passages to search: JSON lines, Parquet, CSV or a folder of texts. The index is built from them."""
-    template: File | None = None
+    template: Annotated[File | None, Key(EVERY)] = None
     """Prompt template: search-r1, short, r1, closed-book, cot, rag, few-shot, tiny, tiny-r1, or a text file
     with `{question}`. A text with neither `<search>` nor `{information}` is a prompt without search, for
     rollout.search=false. With `{information}` in it, as in rag, the question is searched for first and the
     passages stand there. null: use the prompts in the files unchanged."""
-    examples: File | None = None
+    examples: Annotated[File | None, Key(EVERY)] = None
     """Worked examples for the template few-shot: a text file, each with a line `Question: …` and below it an
     episode that ends with `</answer>`. null: three of ours."""
-    train_batch_size: Count = 128
+    train_batch_size: Annotated[Count, Key(SAMPLING, verl=".")] = 128
     """Questions per training step; each is sampled rollout.n times."""
-    max_prompt_length: Count = 2048
+    max_prompt_length: Annotated[Count, Key(EVERY, verl=".")] = 2048
     """Longest rendered prompt, in tokens. A longer one is an error, or skipped with
     filter_overlong_prompts."""
-    max_response_length: Count = 4096
+    max_response_length: Annotated[Count, Key(EVERY, verl=".")] = 4096
     """Longest episode after its prompt, in tokens: all that the policy writes and reads."""
-    filter_overlong_prompts: bool = False
+    filter_overlong_prompts: Annotated[bool, Key(f"{TRAINING} eval teacher made", verl=".")] = False
     """Skip questions whose prompt is longer than max_prompt_length, and report how many."""
-    shuffle: bool = True
+    shuffle: Annotated[bool, Key(SAMPLING, verl=".")] = True
     """Shuffle the questions of each epoch. The order depends on trainer.seed only."""
-    mix: dict[str, NonNegative] = {}
+    mix: Annotated[dict[str, NonNegative], Key(SAMPLING)] = {}
     """Shares of a training batch by data source, such as {nq: 1, hotpotqa: 2}, or by hops if all names are
     numbers (unknown: those without hops); 0 leaves questions out. Each place goes to what is furthest below
     its share so far. Empty: all questions alike."""
@@ -201,7 +245,7 @@ class NamedRetriever(Section):
 class Search(Section):
     """What answers searches, and how failures are handled."""
 
-    url: Texts | None = None
+    url: Annotated[Texts | None, Key(resumes=True)] = None
     """URL of a search server's `/retrieve`, or a list of URLs that serve the same index; a URL without a path
     means `/retrieve`. null: search in this process."""
     index: File | None = None
@@ -221,13 +265,13 @@ class Search(Section):
     from it, without a server or an index. null: neither."""
     topk: Count = 3
     """Passages per search."""
-    timeout_s: Positive = 30.0
+    timeout_s: Annotated[Positive, Key(resumes=True)] = 30.0
     """Time-out of a request, in seconds."""
-    retries: Natural = 3
+    retries: Annotated[Natural, Key(resumes=True)] = 3
     """Retries after a failed request."""
     max_query_chars: Count = 1000
     """Longest query, in characters. A longer one is rejected, and the policy is told."""
-    max_failed: Share = 0.05
+    max_failed: Annotated[Share, Key(TRAINING, resumes=True)] = 0.05
     """Largest share of a step's episodes that failed searches, rewards and engine faults may cost, also of
     the episodes of a validation or test; above it the run stops."""
 
@@ -281,11 +325,11 @@ class OpenAi(Section):
 class Rollout(Section):
     """How episodes are sampled."""
 
-    n: Count = 1
+    n: Annotated[Count, Key(SAMPLING, verl=".")] = 1
     """Episodes per question in a training step: the group size."""
-    temperature: Positive = 1.0
+    temperature: Annotated[Positive, Key(SAMPLING, verl=".")] = 1.0
     """Sampling temperature in training. Log-probs are computed at the same temperature."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: Annotated[float, Key(SAMPLING, verl=".")] = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling in training. Below 1, the sampled distribution differs from the trained one (a
     warning): tokens that it cuts off are never sampled."""
     max_turns: Natural = 4
@@ -300,18 +344,32 @@ class Rollout(Section):
     """Let the policy search. false: the baseline that answers from its weights."""
     stop_at_answer: bool = True
     """End the episode at `</answer>`. false: at the end-of-text token that the policy samples."""
-    deterministic: bool = False
+    deterministic: Annotated[
+        bool,
+        Key(GENERATING, refused="episodes arrive in no fixed order"),
+    ] = False
     """Fix the order in which episodes enter the batch, so that a run is bitwise repeatable on one thread.
     On a GPU, also use deterministic kernels where PyTorch has them, without TF32; the gradient of its fused
     attention is not one of them. Needs the torch engine."""
-    engine: Literal["auto", "torch", "vllm", "openai"] = "auto"
+    engine: Annotated[
+        Literal["auto", "torch", "vllm", "openai"],
+        Key(GENERATING, refused="cluster.rollout names the engine"),
+    ] = "auto"
     """What generates. torch: the policy's own model, in this process. vllm: vLLM, in this process. openai: a
     server with OpenAI's API, for evaluation. auto: vllm on a GPU where it is installed and runs need not
     repeat, else torch. With `--backend verl` see cluster.rollout."""
-    openai: OpenAi = OpenAi()
-    max_num_seqs: Count = 128
+    openai: Annotated[OpenAi, Key(GENERATING, needs="rollout.engine=openai")] = OpenAi()
+    max_num_seqs: Annotated[Count, Key(f"{TRAINING} eval teacher", verl=".", resumes=True)] = 128
     """Concurrent episodes; on verl, for each replica of the model."""
-    gpu_memory_utilization: Share = 0.5
+    gpu_memory_utilization: Annotated[
+        Share,
+        Key(
+            read_by=GENERATING,
+            needs=".engine=auto|vllm",
+            refused="cluster.gpu_memory_utilization counts",
+            resumes=True,
+        ),
+    ] = 0.5
     """Share of the GPU's memory that vLLM takes while it generates; the trainer needs the rest. Without a
     GPU: of the free memory, at most. With `--backend verl` see cluster.gpu_memory_utilization."""
 
@@ -335,19 +393,19 @@ class Reward(PluginSection):
     weights: dict[str, float] = Field(default={"em": 1.0}, min_length=1)
     """Reward plugins, by name or `module:Class`, and their weights. A mapping in a file replaces the one
     below it; `--set reward.weights.format=0.2` adds to it."""
-    overlong_buffer: OverlongBuffer = OverlongBuffer()
+    overlong_buffer: Annotated[OverlongBuffer, Key(needs="reward.overlong_buffer.enable")] = OverlongBuffer()
 
 
 class KlCtrl(Section):
     """Coefficient of the KL penalty in the reward."""
 
-    type: Literal["fixed", "adaptive"] = "fixed"
+    type: Annotated[Literal["fixed", "adaptive"], SAME] = "fixed"
     """fixed, or adaptive towards target_kl (Ziegler et al. 2019)."""
-    kl_coef: NonNegative = 0.001
+    kl_coef: Annotated[NonNegative, SAME] = 0.001
     """Coefficient of the penalty; the initial one if adaptive."""
-    target_kl: Positive = 0.1
+    target_kl: Annotated[Positive, Key(verl=".", needs=".type=adaptive")] = 0.1
     """Target KL of the adaptive coefficient."""
-    horizon: Count = 10000
+    horizon: Annotated[Count, Key(verl=".", needs=".type=adaptive")] = 10000
     """Horizon of the adaptive coefficient, in episodes."""
 
 
@@ -360,10 +418,13 @@ class RolloutCorrection(Section):
     of a sequence's. auto: token if the engine samples from a copy of the weights (vLLM, SGLang, any engine of
     verl's) or from an adapter merged in less than float32, else off."""
     rollout_is_threshold: Annotated[
-        float | str, AfterValidator(checked_bounds), Takes("number > 0, or LOWER_UPPER such as 0.5_5")
+        float | str,
+        AfterValidator(checked_bounds),
+        Takes("number > 0, or LOWER_UPPER such as 0.5_5"),
+        Key(needs=".rollout_is"),
     ] = 2.0
     """Upper bound of the weights. `0.5_5`: weights outside 0.5 to 5 become 0 instead (IcePop)."""
-    rollout_is_batch_normalize: bool = False
+    rollout_is_batch_normalize: Annotated[bool, Key(needs=".rollout_is")] = False
     """Divide the weights by their mean over the batch."""
     rollout_rs: Annotated[str | None, Takes("null, or one or several of token_k1, seq_mean_k1 …")] = Field(
         default=None, pattern=rf"^{_REJECTION}( *, *{_REJECTION})*$"
@@ -412,7 +473,7 @@ def _rejection(option: str, text: str) -> tuple[str, float | None, float]:
 class FilterGroups(Section):
     """Dynamic sampling (DAPO, arXiv 2503.14476): groups whose scores agree are replaced. Names as in verl."""
 
-    enable: bool = False
+    enable: Annotated[bool, Key(refused="it refills without a bound")] = False
     """Replace groups whose scores agree, which teach nothing where the group is the baseline, by those of
     further questions, until data.train_batch_size groups differ. All episodes are in the log. Needs rollout.n
     of 2 or more."""
@@ -427,47 +488,50 @@ class FilterGroups(Section):
 class Algorithm(PluginSection):
     """How advantages are estimated. The options of an algorithm go under its name."""
 
-    name: str = "ppo"
+    name: Annotated[str, Key(SAMPLING, verl=".adv_estimator")] = "ppo"
     """The algorithm plugin: an installed one (`srl plugins list`), or `module:Class`."""
-    gamma: Share = 1.0
+    gamma: Annotated[Share, SAME] = 1.0
     """Discount per policy token."""
-    lam: Share = 1.0
+    lam: Annotated[Share, SAME] = 1.0
     """λ of generalised advantage estimation."""
-    use_kl_in_reward: bool = False
+    use_kl_in_reward: Annotated[bool, SAME] = False
     """Subtract kl_ctrl.kl_coef × KL(policy, reference) from each token's reward."""
-    kl_penalty: KlEstimator = "k1"
+    kl_penalty: Annotated[KlEstimator, Key(verl=".", names=KL, needs=".use_kl_in_reward")] = "k1"
     """KL estimator in the reward: k1 (difference of log-probs), k2 (half its square), k3 (low variance)."""
-    kl_ctrl: KlCtrl = KlCtrl()
+    kl_ctrl: Annotated[KlCtrl, Key(verl=".", needs="algorithm.use_kl_in_reward")] = KlCtrl()
     rollout_correction: RolloutCorrection = RolloutCorrection()
-    filter_groups: FilterGroups = FilterGroups()
+    filter_groups: Annotated[FilterGroups, Key(needs="algorithm.filter_groups.enable")] = FilterGroups()
 
 
 class Optim(Section):
     """AdamW and its learning rate."""
 
-    lr: Positive = 1e-6
+    lr: Annotated[Positive, SAME] = 1e-6
     """Learning rate after the warm-up."""
     betas: Annotated[
-        tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
-        Listed,
+        Annotated[
+            tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
+            Listed,
+        ],
+        Key(verl="."),
     ] = (0.9, 0.999)
     """Decay of the first and second moment."""
-    weight_decay: NonNegative = 0.01
+    weight_decay: Annotated[NonNegative, SAME] = 0.01
     """Decoupled weight decay."""
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
-    lr_warmup_steps: Natural = 0
+    lr_warmup_steps: Annotated[Natural, SAME] = 0
     """Warm-up steps, in which the learning rate rises from 0. 0: see lr_warmup_steps_ratio."""
-    lr_warmup_steps_ratio: Share = 0.0
+    lr_warmup_steps_ratio: Annotated[Share, Key(verl=".", needs=".lr_warmup_steps=0")] = 0.0
     """Warm-up as a share of the steps in which the network learns; only if lr_warmup_steps is 0."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    lr_scheduler_type: Annotated[Literal["constant", "linear", "cosine"], SAME] = "constant"
     """Learning rate after the warm-up: constant, or decaying to 0 at the last step."""
 
 
 class CriticOptim(Optim):
     """AdamW and its learning rate."""
 
-    lr: Positive = 1e-5
+    lr: Annotated[Positive, SAME] = 1e-5
     """Learning rate after the warm-up."""
 
 
@@ -486,74 +550,93 @@ class PolicyLoss(Section):
 class Actor(Section):
     """The update of the policy."""
 
-    ppo_mini_batch_size: Count = 64
+    ppo_mini_batch_size: Annotated[Count, SAME] = 64
     """Questions (× rollout.n episodes) per optimiser step. Must divide data.train_batch_size."""
-    ppo_epochs: Count = 1
+    ppo_epochs: Annotated[Count, SAME] = 1
     """Passes over the episodes of a step."""
-    ppo_max_token_len: Count = 16384
+    ppo_max_token_len: Annotated[Count, Key(TRAINING, verl=".ppo_max_token_len_per_gpu", resumes=True)] = (
+        16384
+    )
     """Tokens per forward and backward pass; padding counts only where a model cannot be packed. Sets the
     memory needed; the result does not depend on it."""
-    use_torch_compile: bool = False
+    use_torch_compile: Annotated[
+        bool,
+        Key(
+            read_by=TRAINING,
+            unread="verl has a key of its own",
+            resumes=True,
+        ),
+    ] = False
     """Fuse the kernels of layers in updates and log-prob passes with torch.compile, which takes up to a
     minute at the first update."""
-    clip_ratio: NonNegative = 0.2
+    clip_ratio: Annotated[NonNegative, SAME] = 0.2
     """Clip range ε of PPO."""
-    clip_ratio_low: NonNegative | None = None
+    clip_ratio_low: Annotated[NonNegative | None, SAME] = None
     """Clip range below 1. null: clip_ratio."""
-    clip_ratio_high: NonNegative | None = None
+    clip_ratio_high: Annotated[NonNegative | None, SAME] = None
     """Clip range above 1. null: clip_ratio."""
-    clip_ratio_c: float | None = Field(default=3.0, gt=1)
+    clip_ratio_c: Annotated[float | None, Key(verl=".", needs=".policy_loss.loss_mode=vanilla")] = Field(
+        default=3.0, gt=1
+    )
     """Bound of the ratio for negative advantages (dual clip, Ye et al. 2020). null: none. Only with
     policy_loss.loss_mode=vanilla."""
     policy_loss: PolicyLoss = PolicyLoss()
-    entropy_coeff: NonNegative = 0.0
+    entropy_coeff: Annotated[NonNegative, SAME] = 0.0
     """Weight of the entropy bonus."""
-    use_kl_loss: bool = False
+    use_kl_loss: Annotated[bool, SAME] = False
     """Add kl_loss_coef × KL(policy, reference) to the loss."""
-    kl_loss_coef: NonNegative = 0.001
+    kl_loss_coef: Annotated[NonNegative, Key(verl=".", needs=".use_kl_loss")] = 0.001
     """Weight of the KL in the loss."""
-    kl_loss_type: KlLoss = "k3"
+    kl_loss_type: Annotated[KlLoss, Key(verl=".", names=KL, needs=".use_kl_loss")] = "k3"
     """KL estimator in the loss. k3+: the value of k3 with the gradient of k2, which is that of the KL."""
-    loss_agg_mode: LossAggMode = "token-mean"
+    loss_agg_mode: Annotated[LossAggMode, Key(verl=".", names=LOSS_AGG)] = "token-mean"
     """How token losses are aggregated: the mean over all policy tokens of the mini-batch, the mean over
     episodes of their mean or sum, or each episode's sum divided by loss_agg_constant."""
-    loss_agg_constant: Count | None = None
+    loss_agg_constant: Annotated[
+        Count | None, Key(verl=".loss_scale_factor", needs=".loss_agg_mode=constant")
+    ] = None
     """Divisor of an episode's sum with loss_agg_mode: constant. null: data.max_response_length."""
-    grad_clip: Positive = 1.0
+    grad_clip: Annotated[Positive, Key(verl=".optim.clip_grad")] = 1.0
     """Largest gradient norm."""
-    mask_observations: bool = True
+    mask_observations: Annotated[bool, Key(refused="it has one mask")] = True
     """Train only on policy tokens. false: also on observations, for the ablation."""
-    optim: Optim = Optim()
+    optim: Annotated[Optim, SAME] = Optim()
 
 
 class Critic(Section):
     """The update of the value function, for algorithms with a critic."""
 
-    ppo_mini_batch_size: Count = 64
+    ppo_mini_batch_size: Annotated[Count, SAME] = 64
     """Questions (× rollout.n episodes) per optimiser step. Must divide data.train_batch_size."""
-    ppo_epochs: Count = 1
+    ppo_epochs: Annotated[Count, SAME] = 1
     """Passes over the episodes of a step."""
-    ppo_max_token_len: Count = 16384
+    ppo_max_token_len: Annotated[Count, Key(verl=".ppo_max_token_len_per_gpu", resumes=True)] = 16384
     """Tokens per forward and backward pass, as for the actor."""
-    lora_rank: Natural = 0
+    lora_rank: Annotated[Natural, Key(refused="its critic is a process of its own")] = 0
     """Rank of the critic's own LoRA adapter, on a frozen trunk: the policy's own if that has an adapter too,
     else a copy of the policy as training starts. Scale and modules are those of model.lora_alpha and
     model.lora_target_modules. 0: train a copy with all its weights, which takes far more memory."""
-    cliprange_value: Positive = 0.5
+    cliprange_value: Annotated[Positive, SAME] = 0.5
     """Clip range of the value around the old one."""
-    grad_clip: Positive = 1.0
+    grad_clip: Annotated[Positive, Key(verl=".optim.clip_grad")] = 1.0
     """Largest gradient norm."""
-    loss_agg_mode: LossAggMode = "token-mean"
+    loss_agg_mode: Annotated[LossAggMode, Key(verl=".", names=LOSS_AGG)] = "token-mean"
     """How token losses are aggregated, as for the actor."""
-    optim: CriticOptim = CriticOptim()
+    optim: Annotated[CriticOptim, SAME] = CriticOptim()
 
 
 class Ref(Section):
     """The reference policy of the KL terms."""
 
-    path: File | None = None
+    path: Annotated[File | None, Key(refused="its reference is the policy's directory")] = None
     """Reference policy: a directory, a name on the hub or a GGUF file. null: the policy as RL starts."""
-    param_offload: bool = True
+    param_offload: Annotated[
+        bool,
+        Key(
+            unread="cluster.param_offload decides",
+            resumes=True,
+        ),
+    ] = True
     """Keep the reference in the machine's memory, and bring it to the GPU for its pass: about a quarter of a
     second a step for 6 GB. false: keep it on the GPU. Without effect on a CPU, and where the reference is the
     policy without its adapter."""
@@ -567,20 +650,20 @@ class Sft(Section):
     train_files: File | None = None
     """Demonstrations, JSON lines `{"question", "golden_answers", "turns": ["…", …]}`, with `data_source` and
     `hops` for mix. null: those of data.world."""
-    log: File | None = None
+    log: Annotated[File | None, Key("sft")] = None
     """A run, or its log, whose training episodes are fine-tuned on instead of train_files: those that filter
     keeps, with the tokens that were sampled. `--from-log FILTER --run RUN` sets both."""
-    filter: str = Field(default="em = 1 and searches >= 1", min_length=1)
+    filter: Annotated[str, Key("sft rft")] = Field(default="em = 1 and searches >= 1", min_length=1)
     """Which sampled episodes are kept: a condition in SQL on the columns of `trajectories` (docs/store.md).
     For log, and for the rounds of `--algo rft`."""
-    max_per_question: Count | None = 4
+    max_per_question: Annotated[Count | None, Key("sft rft")] = 4
     """Most sampled episodes of a question that are kept, chosen at random; duplicates are dropped before.
     null: all."""
     steps: Natural = 80
     """Optimiser steps, at most; with `--algo rft` of each round. 0: none."""
     epochs: Positive | None = None
     """Passes over the episodes, at most. null: steps alone decides."""
-    patience: Count | None = None
+    patience: Annotated[Count | None, Key("sft")] = None
     """End `--algo sft` after as many validations (trainer.test_freq) in a row without a higher EM. null: make
     all steps. `RUN@best` is the best checkpoint."""
     batch_size: Count = 32
@@ -611,40 +694,40 @@ class Rft(Section):
 class Trainer(Section):
     """Length of a run, checkpoints, validation and logging."""
 
-    total_training_steps: Natural = 30
+    total_training_steps: Annotated[Natural, Key(SAMPLING, verl=".")] = 30
     """Steps of RL."""
-    save_freq: Natural = 10
+    save_freq: Annotated[Natural, Key("rl sft", verl=".", resumes=True)] = 10
     """Steps between checkpoints. A run that is stopped saves one too, unless the step under way has begun to
     change weights. 0: only the last step, and none when the run is stopped."""
-    test_freq: Natural = 10
+    test_freq: Annotated[Natural, Key("rl sft", verl=".")] = 10
     """Steps between validations. 0: none."""
-    val_before_train: bool = True
+    val_before_train: Annotated[bool, SAME] = True
     """Validate before the first step."""
-    critic_warmup: Natural = 0
+    critic_warmup: Annotated[Natural, Key("rl", verl=".")] = 0
     """First steps, in which only the critic learns. The actor's learning-rate schedule starts after them."""
-    seed: Seed = 0
+    seed: Annotated[Seed, Key(EVERY, verl="data.seed")] = 0
     """Seed of everything random: question order, sampling, new weights."""
-    max_ckpt_to_keep: Count | None = None
+    max_ckpt_to_keep: Annotated[Count | None, Key(resumes=True)] = None
     """Number of newest checkpoints to keep. null: all."""
-    keep_best_ckpt: bool = True
+    keep_best_ckpt: Annotated[bool, Key(needs=".test_freq", resumes=True)] = True
     """Keep the checkpoint with the best validation EM too, whatever max_ckpt_to_keep is."""
     logger: Annotated[
         tuple[Literal["console", "tensorboard", "wandb"], ...], BeforeValidator(one_or_many)
     ] = ("console",)
     """Where metrics go besides the run's log: console, tensorboard, wandb."""
-    project_name: str = "srl"
+    project_name: Annotated[str, Key(verl=".", needs=".logger=wandb")] = "srl"
     """Project name in external loggers."""
-    experiment_name: str | None = None
+    experiment_name: Annotated[str | None, Key(verl=".", needs=".logger=wandb")] = None
     """Run name in external loggers. null: the run's name."""
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    threads: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, Key(GENERATING, resumes=True)] = None
     """CPU threads of torch. null: 1 with rollout.deterministic, else $OMP_NUM_THREADS, else one for every 8
     million parameters of the model, at least 1 and at most one for each core that the process may use."""
-    plugin_path: Files | None = None
+    plugin_path: Annotated[Files | None, Key(EVERY)] = None
     """Directories with the modules of `module:Class` plugins, besides Python's own path. null: the current
     directory, which a run saves here."""
-    sample_freq: Natural = 10
+    sample_freq: Annotated[Natural, Key("rl", needs=".sample_count", resumes=True)] = 10
     """Steps between printing example episodes. 0: never."""
-    sample_count: Natural = 2
+    sample_count: Annotated[Natural, Key("rl", needs=".sample_freq", resumes=True)] = 2
     """Example episodes printed."""
 
 
@@ -655,40 +738,50 @@ class Eval(Section):
     """Questions per validation, the same each time and of every data source in proportion. null: all."""
     test_questions: Count | None = None
     """Questions per test, drawn in the same way. null: all."""
-    batch_size: Count | None = None
+    batch_size: Annotated[
+        Count | None,
+        Key(
+            read_by="eval",
+            unread="its servers queue all questions",
+        ),
+    ] = None
     """Concurrent questions of an evaluation; a validation in training has as many as rollout.max_num_seqs
     allows. null: rollout.max_num_seqs."""
-    temperature: NonNegative = 0.0
+    temperature: Annotated[NonNegative, Key(GENERATING, verl=f"{ROLLOUT}.val_kwargs.temperature")] = 0.0
     """Sampling temperature. 0: greedy."""
-    max_failed: Share = 0.01
+    max_failed: Annotated[Share, Key("eval teacher made")] = 0.01
     """Largest share of questions that may be lost to faults; above it the exit code is 1."""
 
 
 class Cluster(Section):
     """Machines and processes. Only with `--backend verl`."""
 
-    nnodes: Count = 1
+    nnodes: Annotated[Count, Key(verl="trainer.nnodes")] = 1
     """Machines used for training."""
-    n_gpus_per_node: Count | None = None
+    n_gpus_per_node: Annotated[Count | None, Key(verl="trainer.n_gpus_per_node")] = None
     """GPUs per machine, with one worker each. null: as many as this machine has; two workers if it has
     none."""
     address: str | None = None
     """Address of a running Ray cluster: auto, or host:port. null: start one on this machine."""
-    strategy: Literal["fsdp2", "fsdp", "megatron"] = "fsdp2"
+    strategy: Annotated[Literal["fsdp2", "fsdp", "megatron"], Key(verl=f"{ACTOR}.strategy")] = "fsdp2"
     """How the model is sharded over the workers in training."""
-    rollout: Literal["auto", "vllm", "sglang", "torch"] = "auto"
+    rollout: Annotated[Literal["auto", "vllm", "sglang", "torch"], Key(verl=f"{ROLLOUT}.name")] = "auto"
     """The engine that generates. torch: the local backend's, for machines without a GPU. auto: torch there,
     else vllm."""
-    tensor_model_parallel_size: Count = 1
+    tensor_model_parallel_size: Annotated[Count, Key(verl=f"{ROLLOUT}.tensor_model_parallel_size")] = 1
     """GPUs per replica of the model in generation (tensor parallelism)."""
-    gpu_memory_utilization: Share = 0.6
+    gpu_memory_utilization: Annotated[Share, Key(verl=f"{ROLLOUT}.gpu_memory_utilization", resumes=True)] = (
+        0.6
+    )
     """Share of a GPU's memory for generation; training needs the rest."""
-    param_offload: bool = False
+    param_offload: Annotated[bool, Key(verl=f"{ACTOR}.fsdp_config.param_offload", resumes=True)] = False
     """Offload the weights to CPU memory while they are not in use."""
-    optimizer_offload: bool = False
+    optimizer_offload: Annotated[bool, Key(verl=f"{ACTOR}.fsdp_config.optimizer_offload", resumes=True)] = (
+        False
+    )
     """Offload the optimiser state to CPU memory while it is not in use."""
-    agent_workers: Count = 8
+    agent_workers: Annotated[Count, Key(verl=f"{ROLLOUT}.agent.num_workers", resumes=True)] = 8
     """Processes in which episodes run; they call the policy and the search servers. Without a GPU, at most
     one per worker."""
-    watchdog_s: Positive = 1800.0
+    watchdog_s: Annotated[Positive, Key(resumes=True)] = 1800.0
     """Seconds without progress after which the run is stopped, to be resumed."""

@@ -1,4 +1,4 @@
-"""verl's configuration of a run, composed and checked before any process is started.
+"""verl's configuration of a run, checked before any process is started.
 
 `compose` refuses what a run on verl cannot keep. `validated` adds what verl would only find out in its
 workers (batch sizes, copies of the model, context length) and verl's own validation. `server_config` is for
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from importlib.util import find_spec
 from math import gcd
@@ -21,6 +21,8 @@ import torch
 
 from srl.config import Config
 from srl.config.cross_checks import context_errors, truncation_errors
+from srl.config.keys import keys, plain, value_of
+from srl.config.unread import missing
 from srl.errors import UserError
 from srl.train.verl.job import (
     TORCH,
@@ -31,11 +33,11 @@ from srl.train.verl.job import (
     precision,
     rollout_name,
 )
-from srl.train.verl.overrides import ADD, apply_overrides, given
 from srl.train.verl.translate import (
     MODEL,
     Setting,
-    defaults,
+    composed,
+    given,
     needs_critic,
     server_settings,
     settings,
@@ -44,17 +46,10 @@ from srl.train.verl.translate import (
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-REFUSED: dict[str, str] = {
-    "rollout.deterministic": "episodes of several processes arrive in no fixed order",
-    "rollout.engine": "verl starts the engine, which cluster.rollout names",
-    "rollout.gpu_memory_utilization": "verl starts the engine, with cluster.gpu_memory_utilization",
-    "actor.mask_observations": "verl has one mask for the loss and for every mean",
-    "critic.lora_rank": "our critic shares the weights of a policy in the same process",
-    "model.cast_lm_head_to_fp32": "verl's workers load the model themselves",
-    "algorithm.filter_groups.enable": "verl refills a batch without a bound, and in no fixed order",
-    "ref.path": "verl loads the reference from the policy's own directory",
-}
-"""Keys that must keep their default, with the reason."""
+REFUSED = {key.name: key for key in keys() if key.facts.refused}
+"""Keys that must keep their default."""
+OF_SERVERS = ("rollout.engine", "model.cast_lm_head_to_fp32")
+"""Those among them that rollout servers read."""
 
 
 def compose(config: Config, job: Job) -> DictConfig:
@@ -63,7 +58,7 @@ def compose(config: Config, job: Job) -> DictConfig:
     Raises UserError for a setting that verl cannot keep, and for a key that verl does not have.
     """
     check_supported(config, job)
-    return _composed(config, settings(config, job))
+    return composed(config, settings(config, job))
 
 
 def server_config(config: Config, job: Job) -> DictConfig:
@@ -71,45 +66,31 @@ def server_config(config: Config, job: Job) -> DictConfig:
 
     Raises UserError, as `compose` and `validated` do.
     """
-    _raise_first(_unsupported_by_servers(config, job))
-    composed = _composed(config, server_settings(config, job))
-    _raise_first(_server_problems(composed, config))
-    return composed
-
-
-def _raise_first(problems: Iterator[str]) -> None:
-    problem = next(problems, None)
-    if problem is not None:
-        raise UserError(problem)
-
-
-def _composed(config: Config, known: Mapping[str, Setting]) -> DictConfig:
-    """verl's defaults, then `known`, then the section `verl`."""
-    pristine = defaults(config)
-    composed = deepcopy(pristine)
-
-    from omegaconf import OmegaConf
-
-    for key, setting in known.items():
-        OmegaConf.update(composed, key, setting.value, merge=False, force_add=True)
-    apply_overrides(composed, pristine, config)
-    return composed
+    _raise_first(_refused_keys(config, OF_SERVERS))
+    _raise_first(_rollout(config, job))
+    _raise_first(_device(config, job))
+    whole = composed(config, server_settings(config, job))
+    _raise_first(_machines(whole, config))
+    _raise_first(_copies(whole, _workers(whole)))
+    _raise_first(_model(whole, config))
+    return whole
 
 
 def validated(config: Config, job: Job) -> DictConfig:
     """`compose`, with all checks passed. Raises UserError with our key and verl's words."""
-    composed = compose(config, job)
-    _raise_first(problems(composed, config))
-    _check_with_verl(composed, config, settings(config, job))
-    return composed
+    whole = compose(config, job)
+    _raise_first(problems(whole, config))
+    _check_with_verl(whole, config, settings(config, job))
+    return whole
 
 
-def notes(config: Config, job: Job) -> list[str]:
+def _raise_first(problems: Iterator[str]) -> None:
+    for problem in problems:
+        raise UserError(problem)
+
+
+def notes(config: Config, job: Job) -> Iterator[str]:
     """What may surprise a user of this backend, one line each."""
-    return [*_notes(config, job), *_replaced(config, settings(config, job))]
-
-
-def _notes(config: Config, job: Job) -> Iterator[str]:
     longest = config.data.max_episode_tokens
     for who in ("actor", "critic") if needs_critic(config) else ("actor",):
         section = getattr(config, who)
@@ -125,22 +106,13 @@ def _notes(config: Config, job: Job) -> Iterator[str]:
         yield f"passes are computed in {dtype}; verl keeps the trained weights in float32"
 
 
-def _replaced(config: Config, known: dict[str, Setting]) -> Iterator[str]:
-    """A line for each key under `verl` that overrides a value of ours."""
-    for key, value in given(config):
-        setting = known.get(key.removeprefix(ADD))
-        if setting is not None and setting.value != value:
-            source = setting.ours or "srl's own value"
-            yield f"verl.{key} = {value} overrides {source} = {setting.value}"
-
-
 def check_supported(config: Config, job: Job) -> None:
     """Raises UserError for the first setting that this backend cannot keep, with what to set instead."""
     _raise_first(_unsupported(config, job))
 
 
 def _unsupported(config: Config, job: Job) -> Iterator[str]:
-    yield from _refused_keys(config)
+    yield from _refused_keys(config, REFUSED)
     if config.trainer.total_training_steps == 0:
         yield (
             "trainer.total_training_steps = 0: training with --backend verl takes at least one step; "
@@ -160,40 +132,15 @@ def _unsupported(config: Config, job: Job) -> Iterator[str]:
         yield "model.dtype = float32: Megatron trains in bfloat16 or float16; set one of them"
 
 
-def _unsupported_by_servers(config: Config, job: Job) -> Iterator[str]:
-    """What rollout servers cannot keep; the settings of training, which they do not read, are not checked."""
-    refused = (
-        ("rollout.engine", config.rollout.engine, "leave it out and set cluster.rollout", "auto"),
-        ("model.cast_lm_head_to_fp32", config.model.cast_lm_head_to_fp32, "set it to false", False),
-    )
-    for key, value, instead, default in refused:
-        if value != default:
+def _refused_keys(config: Config, names: Iterable[str]) -> Iterator[str]:
+    """The keys that verl cannot keep, where they have an effect and not their default."""
+    for name in names:
+        key, value = REFUSED[name], value_of(config, name)
+        void = missing(config, name) or (name == "ref.path" and not config.needs_reference)
+        if value != key.default and not void:
             yield (
-                f"{key} = {str(value).lower()} is not supported with --backend verl: {REFUSED[key]}; "
-                f"{instead}, or leave out --backend verl"
-            )
-    yield from _rollout(config, job)
-    yield from _device(config, job)
-
-
-def _refused_keys(config: Config) -> Iterator[str]:
-    other_reference = config.needs_reference and config.ref.path not in (None, config.model.path)
-    engine, share = config.rollout.engine, config.rollout.gpu_memory_utilization
-    refused = (
-        ("rollout.deterministic", "true", "set it to false", config.rollout.deterministic),
-        ("rollout.engine", engine, "leave it out and set cluster.rollout", engine != "auto"),
-        ("rollout.gpu_memory_utilization", share, "set cluster.gpu_memory_utilization", share != 0.5),
-        ("actor.mask_observations", "false", "set it to true", not config.actor.mask_observations),
-        ("critic.lora_rank", config.critic.lora_rank, "set it to 0", config.critic.lora_rank > 0),
-        ("model.cast_lm_head_to_fp32", "true", "set it to false", config.model.cast_lm_head_to_fp32),
-        ("algorithm.filter_groups.enable", "true", "set it to false", config.algorithm.filter_groups.enable),
-        ("ref.path", config.ref.path, "leave it out", other_reference),
-    )
-    for key, value, instead, is_set in refused:
-        if is_set:
-            yield (
-                f"{key} = {value} is not supported with --backend verl: {REFUSED[key]}; "
-                f"{instead}, or train with --backend local"
+                f"{name} = {plain(value)} is not supported with --backend verl, since {key.facts.refused}; "
+                f"leave it at {plain(key.default)}, or leave out --backend verl"
             )
 
 
@@ -242,49 +189,42 @@ def refused(config: Config) -> Iterator[str]:
             )
 
 
-def problems(composed: DictConfig, config: Config) -> Iterator[str]:
+def problems(whole: DictConfig, config: Config) -> Iterator[str]:
     """What one of verl's workers would fail on, with the keys of ours to change."""
     yield from refused(config)
-    yield from _machines(composed, config)
-    workers = _workers(composed)
-    yield from _batches(composed, config, workers)
-    yield from _copies(composed, workers)
-    yield from _model(composed, config)
+    yield from _machines(whole, config)
+    workers = _workers(whole)
+    yield from _batches(whole, config, workers)
+    yield from _copies(whole, workers)
+    yield from _model(whole, config)
 
 
-def _server_problems(composed: DictConfig, config: Config) -> Iterator[str]:
-    """What a rollout server would fail on, with the keys of ours to change."""
-    yield from _machines(composed, config)
-    yield from _copies(composed, _workers(composed))
-    yield from _model(composed, config)
-
-
-def _workers(composed: DictConfig) -> int:
+def _workers(whole: DictConfig) -> int:
     """How many GPUs the run uses, or workers in their place."""
-    return int(composed.trainer.nnodes * composed.trainer.n_gpus_per_node)
+    return int(whole.trainer.nnodes * whole.trainer.n_gpus_per_node)
 
 
-def _machines(composed: DictConfig, config: Config) -> Iterator[str]:
+def _machines(whole: DictConfig, config: Config) -> Iterator[str]:
     """Several machines need a Ray cluster that is running; without an address a run starts its own, with the
     GPUs that are here."""
-    if composed.trainer.nnodes > 1 and config.cluster.address is None:
+    if whole.trainer.nnodes > 1 and config.cluster.address is None:
         yield (
-            f"cluster.nnodes = {composed.trainer.nnodes}: several machines need an existing Ray cluster; "
+            f"cluster.nnodes = {whole.trainer.nnodes}: several machines need an existing Ray cluster; "
             "run `ray start` on each and set cluster.address=auto"
         )
-    here, wanted = torch.cuda.device_count(), composed.trainer.n_gpus_per_node
-    if composed.trainer.device != "cpu" and config.cluster.address is None and 0 < here < wanted:
+    here, wanted = torch.cuda.device_count(), whole.trainer.n_gpus_per_node
+    if whole.trainer.device != "cpu" and config.cluster.address is None and 0 < here < wanted:
         yield (
             f"cluster.n_gpus_per_node = {wanted}: this machine has {here} GPU{'s' if here > 1 else ''}; "
             f"set cluster.n_gpus_per_node={here}"
         )
 
 
-def _batches(composed: DictConfig, config: Config, workers: int) -> Iterator[str]:
+def _batches(whole: DictConfig, config: Config, workers: int) -> Iterator[str]:
     """A mini-batch of episodes must divide evenly among the workers that take different data."""
-    n = composed.actor_rollout_ref.rollout.n
-    trained = [("actor", composed.actor_rollout_ref.actor)]
-    trained += [("critic", composed.critic)] if composed.critic.enable else []
+    n = whole.actor_rollout_ref.rollout.n
+    trained = [("actor", whole.actor_rollout_ref.actor)]
+    trained += [("critic", whole.critic)] if whole.critic.enable else []
     for who, section in trained:
         size, ranks = section.ppo_mini_batch_size, _data_ranks(section, workers)
         if ranks == 0 or workers % ranks:
@@ -318,10 +258,10 @@ def _what_divides(batch: int, size: int, n: int, ranks: int) -> str:
     return f"{min(fitting, key=lambda d: abs(d - size))} questions work"
 
 
-def _copies(composed: DictConfig, workers: int) -> Iterator[str]:
+def _copies(whole: DictConfig, workers: int) -> Iterator[str]:
     """Whole copies of the model generate, each on `tensor_model_parallel_size` GPUs."""
-    size = composed.actor_rollout_ref.rollout.tensor_model_parallel_size
-    node = composed.trainer.n_gpus_per_node
+    size = whole.actor_rollout_ref.rollout.tensor_model_parallel_size
+    node = whole.trainer.n_gpus_per_node
     if workers % size:
         yield (
             f"cluster.tensor_model_parallel_size = {size} does not divide the {workers} GPUs "
@@ -334,25 +274,25 @@ def _copies(composed: DictConfig, workers: int) -> Iterator[str]:
         )
 
 
-def _model(composed: DictConfig, config: Config) -> Iterator[str]:
+def _model(whole: DictConfig, config: Config) -> Iterator[str]:
     """What the model's `config.json` does not allow, if it is on this machine."""
-    sizes = model_config(composed.actor_rollout_ref.model.path)
+    sizes = model_config(whole.actor_rollout_ref.model.path)
     context, heads = sizes.get("max_position_embeddings"), sizes.get("num_attention_heads")
-    rollout = composed.actor_rollout_ref.rollout
+    rollout = whole.actor_rollout_ref.rollout
     size = rollout.tensor_model_parallel_size
     yield from context_errors(config, context)
     if heads is not None and heads % size:
         yield f"cluster.tensor_model_parallel_size = {size} does not divide the model's {heads} heads"
-    if support := device_support(composed.trainer.device == "cpu"):
+    if support := device_support(whole.trainer.device == "cpu"):
         yield from support.problems(sizes, rollout.name)
 
 
-def _check_with_verl(composed: DictConfig, config: Config, known: dict[str, Setting]) -> None:
+def _check_with_verl(whole: DictConfig, config: Config, known: dict[str, Setting]) -> None:
     """verl's own validation, whose output is dropped and whose errors become one line."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    checked = _without_files(composed)
+    checked = _without_files(whole)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             validate_config(checked, need_reference_policy(checked), need_critic(checked))
@@ -360,11 +300,11 @@ def _check_with_verl(composed: DictConfig, config: Config, known: dict[str, Sett
         raise UserError(_in_our_words(error, config, known)) from error
 
 
-def _without_files(composed: DictConfig) -> DictConfig:
+def _without_files(whole: DictConfig) -> DictConfig:
     """A copy for which verl loads nothing: it would read the critic's model, and import vLLM for LoRA."""
     from omegaconf import OmegaConf
 
-    copy = deepcopy(composed)
+    copy = deepcopy(whole)
     OmegaConf.update(copy, "critic.model", None, merge=False)
     if find_spec("vllm") is None:
         for rank in ("lora_rank", "lora.rank"):

@@ -1,14 +1,13 @@
-"""The table "our key → verl's key", and verl's configuration made from it.
+"""verl's configuration of a run: its defaults, then ours, then the section `verl`.
 
-`settings` lists every value that our configuration gives verl in training, `server_settings` those of rollout
-servers alone. Keys that have no counterpart in verl are in `READ_BY_US` (our own code reads them in verl's
-processes) or in `srl.config.unread.UNREAD_BY_VERL`; `config_check.REFUSED` has those that verl cannot keep. A
-test holds that every key of ours is in exactly one of these places.
+A key of ours that verl has too names it where it is declared (`Key.verl` in `srl.config.sections`). In
+`_computed` is what another form or other keys decide. All other keys are read by our own code in verl's
+processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin
-from srl.config.sections import Actor, Critic, Model
-from srl.errors import UserError
+from srl.config.keys import flat, keys, plain, value_of
+from srl.config.sections import ACTOR, ROLLOUT, Model
+from srl.errors import UserError, nearest
 from srl.install import pip_install
 from srl.train.learning_rate import Network, warmup_steps
 from srl.train.verl.job import (
@@ -40,17 +40,18 @@ if TYPE_CHECKING:
 
 Rows = Iterator[Row]
 
-ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
+REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 FSDP_AND_MEGATRON = (
     (ACTOR, "fsdp_config", "megatron"),
     (REF, "fsdp_config", "megatron"),
     ("critic", "fsdp", "megatron"),
 )
 """verl's section of each network, and the keys in it for FSDP and for Megatron."""
-
-KL_NAMES = {"k1": "kl", "k2": "mse", "k3": "low_var_kl", "k3+": "low_var_kl+"}
-LOSS_AGG = {"constant": "seq-mean-token-sum-norm"}
-"""verl's names of our modes, where they differ."""
+NOT_OF_MEGATRON = (
+    f"{ACTOR}.fsdp_config.", f"{ACTOR}.strategy", f"{MODEL}.lora_", f"{MODEL}.target_modules",
+    f"{ACTOR}.optim.lr_scheduler_type", "critic.optim.lr_scheduler_type",
+)  # fmt: skip
+"""What begins the names of keys that verl has under FSDP only."""
 SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 NO_DUAL_CLIP = 1e9
 """A bound above every ratio, since verl requires one: it clamps log-ratios to 20, and e^20 = 4.9e8."""
@@ -61,44 +62,38 @@ CHECKED_WORKER = "srl.train.verl.vllm_delivery.CheckedWorker"
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 """Gradient checkpointing under Megatron; verl reads its own key for it under FSDP only."""
 
-READ_BY_US: dict[str, str] = {
-    "data.train_files": "our data set reads the questions",
-    "data.exclude_files": "our data set reads the questions",
-    "data.val_files": "our data set reads the questions",
-    "data.test_files": "our data set reads the questions",
-    "data.world": "the made-up world, as in local training",
-    "data.corpus": "the corpus to search, as in local training",
-    "data.template": "our data set makes the prompts, the episode its feedback",
-    "data.examples": "our data set makes the prompts",
-    "data.filter_overlong_prompts": "our data set skips overlong prompts",
-    "data.shuffle": "our data set yields the order of local training",
-    "data.mix": "our data set yields the order of local training",
-    "search.": "the episode searches",
-    "retriever.": "the episode searches",
-    "rollout.max_turns": "the episode counts turns",
-    "rollout.max_turn_tokens": "the episode limits the tokens of a turn",
-    "rollout.max_obs_length": "the episode truncates observations",
-    "rollout.min_answer_tokens": "the episode reserves room for an answer",
-    "rollout.search": "the episode searches or not",
-    "rollout.stop_at_answer": "the episode ends at the answer or not",
-    "algorithm.rollout_correction.": "our trainer weights and rejects tokens",
-    "reward.": "the process that ran an episode scores it",
-    "rft.": "rejection sampling runs on the machine that starts the run",
-    "sft.": "fine-tuning before RL runs on the machine that starts the run",
-    "trainer.max_ckpt_to_keep": "our trainer deletes old checkpoints; verl would delete the best",
-    "trainer.keep_best_ckpt": "our trainer deletes old checkpoints",
-    "trainer.logger": "our log writer passes metrics on",
-    "trainer.plugin_path": "our processes load plugins named as module:Class from there",
-    "trainer.sample_freq": "our log writer shows episodes",
-    "trainer.sample_count": "our log writer shows episodes",
-    "watch.": "our log writer has the watches",
-    "eval.val_questions": "our data set limits the questions",
-    "eval.test_questions": "our data set limits the questions",
-    "eval.max_failed": "srl checks it after the evaluation",
-    "cluster.watchdog_s": "the launcher watches the run",
-    "verl": "applied on top of what is translated",
+FIXED: dict[str, Any] = {
+    "data.custom_cls.path": "pkg://srl.train.verl.dataset",
+    "data.custom_cls.name": "Questions",
+    "data.train_files": ["train"],
+    "data.val_files": ["val"],
+    "data.shuffle": False,
+    "data.validation_shuffle": False,
+    "data.dataloader_num_workers": 0,
+    f"{ROLLOUT}.do_sample": True,
+    f"{ROLLOUT}.top_k": -1,
+    f"{ROLLOUT}.calculate_log_probs": True,
+    f"{ROLLOUT}.agent.default_agent_loop": "srl_search",
+    f"{ROLLOUT}.val_kwargs.top_p": 1.0,
+    f"{ROLLOUT}.val_kwargs.top_k": -1,
+    f"{ROLLOUT}.val_kwargs.n": 1,
+    "trainer.logger": [],
+    "trainer.v1.trainer_mode": "sync",
+    "reward.num_workers": 0,
 }
-"""Keys that our code reads in verl's processes or in the launcher. A name that ends in a dot is a section."""
+"""What is the same in every run: our data set yields the questions, our agent loop the episodes."""
+OUR_OWN = {
+    "data.custom_cls.path", "data.custom_cls.name", f"{ROLLOUT}.agent.default_agent_loop",
+    f"{ROLLOUT}.calculate_log_probs", f"{ROLLOUT}.logprobs_mode", "critic.enable",
+    "trainer.default_local_dir", "trainer.resume_mode", "trainer.use_v1", "trainer.v1.trainer_mode",
+}  # fmt: skip
+"""Keys that make verl run our code; they cannot be changed."""
+CORRECTIONS = ("algorithm.rollout_correction", f"{ACTOR}.policy_loss.rollout_correction")
+"""verl's sections with the names of ours, which our trainer reads in their place."""
+OPEN = "ray_kwargs.ray_init."
+"""A mapping that verl passes on unread, to `ray.init`."""
+ADD = "+"
+"""Prefix of a key that verl does not have, as in Hydra."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,41 +106,50 @@ class Setting:
 
 def settings(config: Config, job: Job) -> dict[str, Setting]:
     """verl's keys and their values for `config`, without those left at verl's defaults."""
-    return {key: Setting(value, ours) for key, value, ours in _rows(config, job)}
+    fixed = ((key, value, "") for key, value in FIXED.items())
+    rows = (*_of_the_table(config), *fixed, *_computed(config, job))
+    return {key: Setting(value, ours) for key, value, ours in rows}
 
 
 def server_settings(config: Config, job: Job) -> dict[str, Setting]:
     """verl's keys and their values for rollout servers without a trainer, which load the weights."""
-    return {key: Setting(value, ours) for key, value, ours in _server_rows(config, job)}
+    merged = config.with_settings({"model.lora_rank": 0})
+    loading = {"load_format": "auto", "free_cache_engine": False, "enable_sleep_mode": False}
+    return (
+        settings(merged, job)
+        | {f"{ROLLOUT}.{name}": Setting(value) for name, value in loading.items()}
+        | {f"{ROLLOUT}.nnodes": Setting(config.cluster.nnodes, "cluster.nnodes")}
+    )
 
 
-def _server_rows(config: Config, job: Job) -> Rows:
+def _of_the_table(config: Config) -> Rows:
+    """Each key of ours that names one of verl's, with its value there."""
+    for key in keys():
+        name, value = key.facts.verl, value_of(config, key.name) if key.facts.verl else None
+        if not name or (key.name.startswith("critic.") and not needs_critic(config)):
+            continue
+        if is_megatron(config) and name.startswith(NOT_OF_MEGATRON):
+            continue
+        if key.name.startswith("model.lora_") and config.model.lora_rank == 0:
+            continue
+        yield name, plain(value) if isinstance(value, tuple) else key.facts.names.get(value, value), key.name
+
+
+def _computed(config: Config, job: Job) -> Rows:
+    """What verl has in another form, or takes from several keys of ours."""
     yield from _model(config, job, MODEL)
-    yield from _data(config)
     yield from _rollout(config, job)
-    yield from _cluster(config, job)
-    yield from _ray(config, job)
-    if support := device_support(job.cpu):
-        yield from support.settings(config, job)
-    yield f"{ROLLOUT}.nnodes", config.cluster.nnodes, "cluster.nnodes"
-    yield f"{ROLLOUT}.load_format", "auto", ""
-    yield f"{ROLLOUT}.free_cache_engine", False, ""
-    yield f"{ROLLOUT}.enable_sleep_mode", False, ""
-
-
-def _rows(config: Config, job: Job) -> Rows:
-    yield from _model(config, job, MODEL)
+    yield "algorithm.adv_estimator", f"srl_{config.algorithm.name}", "algorithm.name"
+    yield "critic.enable", needs_critic(config), "algorithm.name"
+    yield from _network(config, "actor", ACTOR)
+    yield from _clipping(config)
     if needs_critic(config):
         yield from _model(config, job, "critic.model")
-    yield from _lora(config, job)
-    yield from _data(config)
-    yield from _rollout(config, job)
-    yield from _algorithm(config)
-    yield from _actor(config)
-    if needs_critic(config):
-        yield from _critic(config)
+        yield from _network(config, "critic", "critic")
+        for name in ("forward_max_token_len_per_gpu", "ppo_infer_max_token_len_per_gpu"):
+            tokens = tokens_per_pass(config.critic.ppo_max_token_len, config)
+            yield f"critic.{name}", tokens, "critic.ppo_max_token_len"
     yield from _trainer(config, job)
-    yield from _cluster(config, job)
     for section, fsdp, megatron in networks(config):
         name = f"{section}.{megatron if is_megatron(config) else fsdp}"
         yield from _training_engine(config, job, name, trained=section != REF)
@@ -167,19 +171,29 @@ def _model(config: Config, job: Job, verl: str) -> Rows:
     """The policy; and the critic, which starts as a copy of it with a value head of zeros.
 
     Padding is removed with flash attention only: other implementations would need a mask of the squared
-    length of all episodes together. Dropout is set to 0, since verl leaves it on in its updates.
+    length of all episodes together. Dropout is set to 0, since verl leaves it on in its updates. Adapters are
+    merged into the weights for the torch rollout, which takes whole weights.
     """
-    model = config.model
-    attention = _attention(model)
-    changed = {"attn_implementation": attention, **without_dropout(model_config(model.path))}
-    unpadded = is_megatron(config) or "flash" in attention
+    model, attention = config.model, _attention(config.model)
     yield f"{verl}.path", model.path and absolute(model.path), "model.path"
     yield f"{verl}.tokenizer_path", absolute(job.tokenizer), "model.tokenizer"
     yield f"{verl}.trust_remote_code", model.trust_remote_code, "model.trust_remote_code"
     checkpointing = model.gradient_checkpointing
     yield f"{verl}.enable_gradient_checkpointing", checkpointing, "model.gradient_checkpointing"
-    yield f"{verl}.override_config", changed, "model.attn_implementation"
+    yield f"{verl}.override_config.attn_implementation", attention, "model.attn_implementation"
+    for name, rate in without_dropout(model_config(model.path)).items():
+        yield f"{verl}.override_config.{name}", rate, ""
+    unpadded = is_megatron(config) or "flash" in attention
     yield f"{verl}.use_remove_padding", unpadded, "model.attn_implementation"
+    if model.lora_rank == 0 or verl != MODEL:
+        return
+    if is_megatron(config):
+        yield f"{verl}.lora.rank", model.lora_rank, "model.lora_rank"
+        yield f"{verl}.lora.alpha", model.lora_alpha, "model.lora_alpha"
+    elif rollout_name(config, job) == TORCH:
+        yield f"{verl}.lora.merge", True, "cluster.rollout"
+    else:
+        yield f"{ROLLOUT}.load_format", "safetensors", "model.lora_rank"
 
 
 def _attention(model: Model) -> str:
@@ -202,172 +216,65 @@ def without_dropout(sizes: dict[str, Any]) -> dict[str, Any]:
     return {name: 0.0 for name in sorted(rates) if sizes[name] > 0} | {k: v for k, v in inner.items() if v}
 
 
-def _lora(config: Config, job: Job) -> Rows:
-    """Adapters of the policy; merged into the weights for the torch rollout, which takes whole weights."""
-    model = config.model
-    if model.lora_rank == 0:
-        return
-    if is_megatron(config):
-        yield f"{MODEL}.lora.rank", model.lora_rank, "model.lora_rank"
-        yield f"{MODEL}.lora.alpha", model.lora_alpha, "model.lora_alpha"
-        return
-    named = model.lora_target_modules
-    targets = named if isinstance(named, str) else list(named)
-    yield f"{MODEL}.lora_rank", model.lora_rank, "model.lora_rank"
-    yield f"{MODEL}.lora_alpha", model.lora_alpha, "model.lora_alpha"
-    yield f"{MODEL}.target_modules", targets, "model.lora_target_modules"
-    if rollout_name(config, job) == TORCH:
-        yield f"{MODEL}.lora.merge", True, "cluster.rollout"
-    else:
-        yield f"{ROLLOUT}.load_format", "safetensors", "model.lora_rank"
-
-
-def _data(config: Config) -> Rows:
-    """Our data set yields the questions in the order of local training; verl reads no file."""
-    yield "data.custom_cls.path", "pkg://srl.train.verl.dataset", ""
-    yield "data.custom_cls.name", "Questions", ""
-    yield "data.train_files", ["train"], ""
-    yield "data.val_files", ["val"], ""
-    yield "data.train_batch_size", config.data.train_batch_size, "data.train_batch_size"
-    yield "data.max_prompt_length", config.data.max_prompt_length, "data.max_prompt_length"
-    yield "data.max_response_length", config.data.max_response_length, "data.max_response_length"
-    yield "data.trust_remote_code", config.model.trust_remote_code, "model.trust_remote_code"
-    yield "data.shuffle", False, ""
-    yield "data.validation_shuffle", False, ""
-    yield "data.seed", config.trainer.seed, "trainer.seed"
-    yield "data.dataloader_num_workers", 0, ""
-
-
 def _rollout(config: Config, job: Job) -> Rows:
-    yield from _sampling(config)
-    yield from _rollout_engine(config, job)
-    if rollout_name(config, job) == "vllm":  # it looks for a tokenizer beside the model unless told
-        yield f"{ROLLOUT}.engine_kwargs.vllm.tokenizer", absolute(job.tokenizer), "model.tokenizer"
-        yield f"{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls", CHECKED_WORKER, ""
-    if rollout_name(config, job) == "sglang":  # without a tokenizer it ignores stop strings
-        yield f"{ROLLOUT}.skip_tokenizer_init", False, ""
-        yield f"{ROLLOUT}.engine_kwargs.sglang.tokenizer_path", absolute(job.tokenizer), "model.tokenizer"
-
-
-def _sampling(config: Config) -> Rows:
-    rollout, temperature = config.rollout, config.eval.temperature
-    yield f"{ROLLOUT}.n", rollout.n, "rollout.n"
-    yield f"{ROLLOUT}.do_sample", True, ""
-    yield f"{ROLLOUT}.temperature", rollout.temperature, "rollout.temperature"
-    yield f"{ROLLOUT}.top_p", rollout.top_p, "rollout.top_p"
-    yield f"{ROLLOUT}.top_k", -1, ""
-    yield f"{ROLLOUT}.seed", config.trainer.seed, "trainer.seed"
-    yield f"{ROLLOUT}.calculate_log_probs", True, ""
-    yield f"{ROLLOUT}.agent.default_agent_loop", "srl_search", ""
-    yield f"{ROLLOUT}.val_kwargs.do_sample", temperature > 0, "eval.temperature"
-    yield f"{ROLLOUT}.val_kwargs.temperature", temperature, "eval.temperature"
-    yield f"{ROLLOUT}.val_kwargs.top_p", 1.0, ""
-    yield f"{ROLLOUT}.val_kwargs.top_k", -1, ""
-    yield f"{ROLLOUT}.val_kwargs.n", 1, ""
-
-
-def _rollout_engine(config: Config, job: Job) -> Rows:
     """The engine that generates, and how much it generates at once on each copy of the model."""
-    cluster, seqs = config.cluster, config.rollout.max_num_seqs
-    size, share = cluster.tensor_model_parallel_size, cluster.gpu_memory_utilization
-    yield f"{ROLLOUT}.name", rollout_name(config, job), "cluster.rollout"
-    yield f"{ROLLOUT}.tensor_model_parallel_size", size, "cluster.tensor_model_parallel_size"
-    yield f"{ROLLOUT}.gpu_memory_utilization", share, "cluster.gpu_memory_utilization"
+    engine, seqs = rollout_name(config, job), config.rollout.max_num_seqs
+    yield f"{ROLLOUT}.name", engine, "cluster.rollout"
     yield f"{ROLLOUT}.dtype", precision(config, job), "model.dtype"
     yield f"{ROLLOUT}.max_model_len", config.data.max_episode_tokens, "data.max_response_length"
-    yield f"{ROLLOUT}.max_num_seqs", seqs, "rollout.max_num_seqs"
     yield f"{ROLLOUT}.max_num_batched_tokens", max(VLLM_TOKENS, seqs), "rollout.max_num_seqs"
+    yield f"{ROLLOUT}.seed", config.trainer.seed, "trainer.seed"
+    yield f"{ROLLOUT}.val_kwargs.do_sample", config.eval.temperature > 0, "eval.temperature"
+    workers = config.cluster.agent_workers
+    workers = min(workers, job.gpus_per_node) if job.cpu else workers
+    yield f"{ROLLOUT}.agent.num_workers", workers, "cluster.agent_workers"
+    tokenizer = absolute(job.tokenizer)
+    if engine == "vllm":  # it looks for a tokenizer beside the model unless told
+        yield f"{ROLLOUT}.engine_kwargs.vllm.tokenizer", tokenizer, "model.tokenizer"
+        yield f"{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls", CHECKED_WORKER, ""
+    if engine == "sglang":  # without a tokenizer it ignores stop strings
+        yield f"{ROLLOUT}.skip_tokenizer_init", False, ""
+        yield f"{ROLLOUT}.engine_kwargs.sglang.tokenizer_path", tokenizer, "model.tokenizer"
 
 
-def _algorithm(config: Config) -> Rows:
-    algorithm = config.algorithm
-    yield "algorithm.adv_estimator", f"srl_{algorithm.name}", "algorithm.name"
-    yield "critic.enable", needs_critic(config), "algorithm.name"
-    yield "algorithm.gamma", algorithm.gamma, "algorithm.gamma"
-    yield "algorithm.lam", algorithm.lam, "algorithm.lam"
-    yield "algorithm.use_kl_in_reward", algorithm.use_kl_in_reward, "algorithm.use_kl_in_reward"
-    yield "algorithm.kl_penalty", KL_NAMES[algorithm.kl_penalty], "algorithm.kl_penalty"
-    for name, value in algorithm.kl_ctrl.model_dump().items():
-        yield f"algorithm.kl_ctrl.{name}", value, f"algorithm.kl_ctrl.{name}"
-
-
-def _actor(config: Config) -> Rows:
+def _clipping(config: Config) -> Rows:
+    """The loss of the policy and its clip ranges; verl takes one bound where it is told both."""
     actor = config.actor
-    low, high = (
-        name if getattr(actor, name) is not None else "clip_ratio"
-        for name in ("clip_ratio_low", "clip_ratio_high")
-    )
-    yield from _passes(config, ACTOR, "actor", actor)
-    yield f"{ACTOR}.ppo_max_token_len_per_gpu", *_tokens(config, "actor", actor)
-    yield f"{ACTOR}.clip_ratio", actor.clip_ratio, "actor.clip_ratio"
-    yield f"{ACTOR}.clip_ratio_low", getattr(actor, low), f"actor.{low}"
-    yield f"{ACTOR}.clip_ratio_high", getattr(actor, high), f"actor.{high}"
+    for name in ("clip_ratio_low", "clip_ratio_high"):
+        if getattr(actor, name) is None:
+            yield f"{ACTOR}.{name}", actor.clip_ratio, "actor.clip_ratio"
     yield f"{ACTOR}.clip_ratio_c", actor.clip_ratio_c or NO_DUAL_CLIP, "actor.clip_ratio_c"
     yield f"{ACTOR}.policy_loss.loss_mode", actor.policy_loss.loss_mode, "actor.policy_loss.loss_mode"
-    yield f"{ACTOR}.entropy_coeff", actor.entropy_coeff, "actor.entropy_coeff"
-    yield f"{ACTOR}.use_kl_loss", actor.use_kl_loss, "actor.use_kl_loss"
-    yield f"{ACTOR}.kl_loss_coef", actor.kl_loss_coef, "actor.kl_loss_coef"
-    yield f"{ACTOR}.kl_loss_type", KL_NAMES[actor.kl_loss_type], "actor.kl_loss_type"
-    yield from _optimiser(config, "actor", actor)
 
 
-def _critic(config: Config) -> Rows:
-    """verl's critic uses the token limit of its inference key in training too."""
-    critic = config.critic
-    yield from _passes(config, "critic", "critic", critic)
-    limits = ("ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu", "ppo_infer_max_token_len_per_gpu")
-    for name in limits:
-        yield f"critic.{name}", *_tokens(config, "critic", critic)
-    yield "critic.cliprange_value", critic.cliprange_value, "critic.cliprange_value"
-    yield from _optimiser(config, "critic", critic)
+def _network(config: Config, who: Network, verl: str) -> Rows:
+    """Mini-batches (counted in questions on both sides), passes, the aggregation of losses, and AdamW.
 
-
-def _passes(config: Config, verl: str, ours: str, section: Actor | Critic) -> Rows:
-    """Mini-batches (counted in questions on both sides), epochs, and the aggregation of token losses."""
-    mode, constant = section.loss_agg_mode, config.actor.loss_agg_constant
-    source = "actor.loss_agg_constant" if constant else "data.max_response_length"
-    scale = (constant or config.data.max_response_length) if mode == "constant" else None
+    Under FSDP the schedule of the learning rate is ours (`schedule.py`). Under Megatron verl passes AdamW's
+    betas on by the override only.
+    """
+    section = getattr(config, who)
+    optim, constant = section.optim, config.actor.loss_agg_constant
+    scale = constant or config.data.max_response_length
     mini = min(section.ppo_mini_batch_size, config.data.train_batch_size)
-    yield f"{verl}.ppo_mini_batch_size", mini, f"{ours}.ppo_mini_batch_size"
-    yield f"{verl}.ppo_epochs", section.ppo_epochs, f"{ours}.ppo_epochs"
-    yield f"{verl}.use_dynamic_bsz", True, f"{ours}.ppo_max_token_len"
+    tokens = tokens_per_pass(section.ppo_max_token_len, config)
+    kind, asked = optim.lr_scheduler_type, "" if optim.lr_warmup_steps else "_ratio"
+    yield f"{verl}.ppo_mini_batch_size", mini, f"{who}.ppo_mini_batch_size"
+    yield f"{verl}.ppo_max_token_len_per_gpu", tokens, f"{who}.ppo_max_token_len"
+    yield f"{verl}.use_dynamic_bsz", True, ""
     yield f"{verl}.shuffle", False, ""
     yield f"{verl}.data_loader_seed", config.trainer.seed, "trainer.seed"
-    yield f"{verl}.loss_agg_mode", LOSS_AGG.get(mode, mode), f"{ours}.loss_agg_mode"
-    yield f"{verl}.loss_scale_factor", scale, source
-
-
-def _tokens(config: Config, ours: str, section: Actor | Critic) -> tuple[int, str]:
-    return tokens_per_pass(section.ppo_max_token_len, config), f"{ours}.ppo_max_token_len"
-
-
-def _optimiser(config: Config, who: Network, section: Actor | Critic) -> Rows:
-    """AdamW. verl clips by `optim.clip_grad`; nothing reads the actor's `grad_clip`."""
-    optim, verl = section.optim, f"{ACTOR if who == 'actor' else who}.optim"
-    asked = "lr_warmup_steps" if optim.lr_warmup_steps else "lr_warmup_steps_ratio"
-    yield f"{verl}.lr", optim.lr, f"{who}.optim.lr"
-    yield f"{verl}.betas", list(optim.betas), f"{who}.optim.betas"
-    yield f"{verl}.weight_decay", optim.weight_decay, f"{who}.optim.weight_decay"
-    yield f"{verl}.clip_grad", section.grad_clip, f"{who}.grad_clip"
-    yield f"{verl}.lr_warmup_steps", warmup_steps(config, who), f"{who}.optim.{asked}"
-    yield f"{verl}.lr_warmup_steps_ratio", 0.0, f"{who}.optim.lr_warmup_steps_ratio"
-    yield from _schedule(config, verl, who, optim)
-
-
-def _schedule(config: Config, verl: str, who: str, optim: Any) -> Rows:
-    """The learning-rate schedule, and ε. Under Megatron verl passes AdamW's betas on by the override only.
-
-    Under FSDP `patches.local_learning_rate` replaces the schedule; verl has no name for `linear`.
-    """
+    source = "actor.loss_agg_constant" if constant else "data.max_response_length"
+    yield f"{verl}.loss_scale_factor", scale if section.loss_agg_mode == "constant" else None, source
+    yield f"{verl}.optim.lr_warmup_steps", warmup_steps(config, who), f"{who}.optim.lr_warmup_steps{asked}"
+    yield f"{verl}.optim.lr_warmup_steps_ratio", 0.0, f"{who}.optim.lr_warmup_steps_ratio"
+    adam: dict[str, float] = {"eps": optim.eps}
     if is_megatron(config):
-        first, second = optim.betas
-        adam = {"adam_beta1": first, "adam_beta2": second, "adam_eps": optim.eps}
-        yield f"{verl}.lr_decay_style", optim.lr_scheduler_type, f"{who}.optim.lr_scheduler_type"
-        yield f"{verl}.override_optimizer_config", adam, f"{who}.optim.eps"
-        return
-    kind = verl_scheduler_type(optim.lr_scheduler_type)
-    yield f"{verl}.lr_scheduler_type", kind, f"{who}.optim.lr_scheduler_type"
-    yield f"{verl}.override_optimizer_config", {"eps": optim.eps}, f"{who}.optim.eps"
+        adam = {"adam_beta1": optim.betas[0], "adam_beta2": optim.betas[1], "adam_eps": optim.eps}
+        yield f"{verl}.optim.lr_decay_style", kind, f"{who}.optim.lr_scheduler_type"
+    else:
+        yield f"{verl}.optim.lr_scheduler_type", verl_scheduler_type(kind), f"{who}.optim.lr_scheduler_type"
+    yield f"{verl}.optim.override_optimizer_config", adam, f"{who}.optim.eps"
 
 
 def verl_scheduler_type(kind: str) -> str:
@@ -377,33 +284,18 @@ def verl_scheduler_type(kind: str) -> str:
 
 def _trainer(config: Config, job: Job) -> Rows:
     """verl's actor learns from step `critic_warmup` on, ours from the step after it."""
-    trainer, total = config.trainer, config.trainer.total_training_steps
-    yield "trainer.total_training_steps", total, "trainer.total_training_steps"
-    yield "trainer.total_epochs", max(1, total), "trainer.total_training_steps"
-    yield "trainer.save_freq", trainer.save_freq or max(1, total), "trainer.save_freq"
-    yield "trainer.test_freq", trainer.test_freq, "trainer.test_freq"
-    yield "trainer.val_before_train", trainer.val_before_train, "trainer.val_before_train"
+    trainer, total = config.trainer, max(1, config.trainer.total_training_steps)
+    yield "trainer.total_epochs", total, "trainer.total_training_steps"
+    yield "trainer.save_freq", trainer.save_freq or total, "trainer.save_freq"
     yield "trainer.critic_warmup", trainer.critic_warmup + 1, "trainer.critic_warmup"
-    yield "trainer.logger", [], ""
-    yield "trainer.project_name", trainer.project_name, "trainer.project_name"
     yield "trainer.experiment_name", trainer.experiment_name or job.run.name, "trainer.experiment_name"
     yield "trainer.default_local_dir", absolute(job.checkpoints), ""
     yield "trainer.resume_mode", "auto" if job.resume else "disable", ""
-    yield "trainer.v1.trainer_mode", "sync", ""
-    yield "reward.num_workers", 0, ""
-
-
-def _cluster(config: Config, job: Job) -> Rows:
-    cluster = config.cluster
-    yield "trainer.nnodes", cluster.nnodes, "cluster.nnodes"
     yield "trainer.n_gpus_per_node", job.gpus_per_node, "cluster.n_gpus_per_node"
     yield "trainer.device", "cpu" if job.cpu else "cuda", "model.device"
-    if not is_megatron(config):
-        yield f"{ACTOR}.strategy", cluster.strategy, "cluster.strategy"
-        if needs_critic(config):
-            yield "critic.strategy", cluster.strategy, "cluster.strategy"
-    workers = min(cluster.agent_workers, job.gpus_per_node) if job.cpu else cluster.agent_workers
-    yield f"{ROLLOUT}.agent.num_workers", workers, "cluster.agent_workers"
+    yield "data.trust_remote_code", config.model.trust_remote_code, "model.trust_remote_code"
+    if needs_critic(config) and not is_megatron(config):
+        yield "critic.strategy", config.cluster.strategy, "cluster.strategy"
 
 
 def _training_engine(config: Config, job: Job, verl: str, *, trained: bool) -> Rows:
@@ -424,37 +316,117 @@ def _training_engine(config: Config, job: Job, verl: str, *, trained: bool) -> R
 
 def _ray(config: Config, job: Job) -> Rows:
     """Ray counts the GPUs of a cluster that it starts; an existing cluster knows its own."""
-    verl = "ray_kwargs.ray_init"
+    verl, threads = "ray_kwargs.ray_init", config.trainer.threads
     if config.cluster.address is not None:
         yield f"{verl}.address", config.cluster.address, "cluster.address"
     else:
         yield f"{verl}.include_dashboard", False, ""
-    threads = config.trainer.threads
     if threads is not None:
         yield f"{verl}.runtime_env.env_vars", {"OMP_NUM_THREADS": str(threads)}, "trainer.threads"
         if rollout_name(config, job) == TORCH:
             yield f"{ROLLOUT}.engine_kwargs.srl_torch", {"threads": threads}, "trainer.threads"
 
 
-def defaults(config: Config) -> DictConfig:
-    """verl's own defaults, read from its YAML files; verl itself is not imported."""
-    return deepcopy(_read_defaults(is_megatron(config)))
+# verl's own files, and the section `verl`
+
+
+def composed(config: Config, rows: Mapping[str, Setting]) -> DictConfig:
+    """verl's defaults, then `rows`, then the section `verl`.
+
+    Raises UserError for a key in it that verl does not have, and for one that our code sets or replaces.
+    """
+    from omegaconf import OmegaConf
+
+    pristine = _read_defaults(is_megatron(config))
+    whole = deepcopy(pristine)
+    for key, setting in rows.items():
+        OmegaConf.update(whole, key, setting.value, merge=False, force_add=True)
+    for key, value in given(config):
+        name = key.removeprefix(ADD)
+        _check_free(name, value)
+        if not key.startswith((ADD, OPEN)):
+            _check_known(whole if _has(whole, name) else pristine, name, value)
+        OmegaConf.update(whole, name, value, merge=False, force_add=True)
+    return whole
+
+
+def given(config: Config) -> Iterator[tuple[str, Any]]:
+    """`(verl's dotted key, value)` of the section `verl`."""
+    for path, value in flat(config.verl):
+        yield ".".join(path), plain(value)
+
+
+@cache
+def ours_of() -> dict[str, str]:
+    """verl's names in the table, and our keys that have them."""
+    return {key.facts.verl: key.name for key in keys() if key.facts.verl}
+
+
+def _check_free(name: str, value: Any) -> None:
+    """Raises UserError for a key of verl's that a key of ours has, or that makes verl run our code."""
+    ours = ours_of().get(name)
+    for section in CORRECTIONS:
+        if name == section or name.startswith(f"{section}."):
+            ours = CORRECTIONS[0]
+    if ours:
+        raise UserError(f"verl.{name} is a key of ours", key=f"verl.{name}", hint=f"set {ours} instead")
+    if name in OUR_OWN or value == "bypass_mode":
+        raise UserError(f"verl.{name} makes verl run srl's code, and cannot be changed", key=f"verl.{name}")
+
+
+def _check_known(whole: DictConfig, key: str, value: Any) -> None:
+    """Raises UserError for a key that verl does not have, and for a section that is set to a value."""
+    from omegaconf import DictConfig, OmegaConf
+
+    there = OmegaConf.select(whole, key, throw_on_missing=False) if _has(whole, key) else None
+    if isinstance(there, DictConfig) and len(there) and not isinstance(value, Mapping):
+        raise UserError(f"verl.{key} is a section, not a value", key=f"verl.{key}", hint="set a key in it")
+    parent, _, name = key.rpartition(".")
+    if not _has(whole, key) and not _is_open(whole, parent, name):
+        tree: Any = OmegaConf.to_container(whole, resolve=False)
+        near = nearest(key, [".".join(map(str, path)) for path, _ in flat(tree)])
+        what = f"verl.{key}: verl has no key {key}{near}"
+        raise UserError(what, key=f"verl.{key}", hint=f"to add one: verl.{ADD}{key}")
+
+
+def _has(whole: DictConfig, key: str) -> bool:
+    """Whether `key` exists, also with a missing value or null; interpolations are not followed."""
+    from omegaconf import DictConfig
+
+    node: Any = whole
+    for name in key.split("."):
+        if not isinstance(node, DictConfig) or name not in list(node):
+            return False
+        node = node._get_node(name)
+    return True
+
+
+def _is_open(whole: DictConfig, parent: str, name: str) -> bool:
+    """Whether `name` may be added to `parent`: an empty mapping, or a section whose class has the field."""
+    from dataclasses import fields, is_dataclass
+
+    from hydra.utils import get_class
+    from omegaconf import DictConfig, OmegaConf
+
+    if not _has(whole, parent):
+        above, _, last = parent.rpartition(".")
+        return bool(above) and _is_open(whole, above, last)
+    node = OmegaConf.select(whole, parent, throw_on_missing=False)
+    if node is None or not isinstance(node, DictConfig) or len(node) == 0:
+        return node is None or isinstance(node, DictConfig)
+    target = node.get("_target_")
+    made = get_class(target) if target else None
+    return is_dataclass(made) and name in [field.name for field in fields(made)]
 
 
 @cache
 def _read_defaults(megatron: bool) -> DictConfig:
-    directory = str(_config_directory())
-
-    from hydra import compose, initialize_config_dir
-
-    with initialize_config_dir(directory, version_base=None):
-        return compose("ppo_trainer", ["model_engine=megatron"] if megatron else [])
-
-
-def _config_directory() -> Path:
-    """The configuration files of the installed verl. Raises UserError if there are none."""
+    """verl's own defaults, read from its YAML files; verl itself is not imported. Raises UserError."""
     spec = find_spec("verl")
     places = list(spec.submodule_search_locations or ()) if spec else []
     if not places or find_spec("hydra") is None:
         raise UserError(f"verl is not installed; type: {pip_install('verl')}")
-    return Path(places[0]) / "trainer" / "config"
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(Path(places[0]) / "trainer" / "config"), version_base=None):
+        return compose("ppo_trainer", ["model_engine=megatron"] if megatron else [])
