@@ -20,7 +20,7 @@ from srl.data.demonstration_file import read_demonstrations
 from srl.data.demonstration_texts import COMMON_WORDS, QUOTED_WORDS, excerpt, words_of
 from srl.data.parquet import read_questions, write_questions
 from srl.data.prepare import parse_input, prepare
-from srl.data.stated_values import date_in, find_value, is_earlier, same_value
+from srl.data.stated_values import find_value
 from srl.data.supporting_facts import NoDemonstration, facts_of
 from srl.errors import CheckFailed
 from srl.index import build_index, open_index
@@ -31,7 +31,7 @@ from srl.rollout.episode import run_episode
 from srl.serve.in_process import LocalSearch
 from srl.train.fact_chains import THOUGHT_WORDS, Chain, ChainOptions, fact_chain
 from srl.train.load_components import episode_options
-from srl.train.made_demonstrations import DemonstrationsMade, write_fact_demonstrations
+from srl.train.made_demonstrations import DemonstrationsMade, write_made_demonstrations
 from srl.trajectory import Passage, Question, Trajectory
 from srl.workspace import Workspace
 
@@ -79,6 +79,22 @@ def dropped(question: Question, index: Path, **options: Any) -> str:
     return str(reason.value)
 
 
+def test_a_question_whose_chain_cannot_be_right_is_left_out_for_a_stated_reason(index):
+    mayor = [["Quenton", "mayor", "Mira Oswin"]]
+    birth = [["Tovan Hesk", "date of birth", "3 March 1911"]]
+    lost = {"supporting_ids": ["p99"]}
+    for question, options, reason in [
+        (Question("q", "Who?", ("x",)), {}, "no supporting facts"),
+        (Question("q", "Who is mayor?", ("Mira Oswin",), metadata=lost), {}, "no wording brings a passage"),
+        (TWO_HOPS, {"max_searches": 1}, "more searches than an episode has"),
+        (asks("Who is the mayor?", "Mira Oswin", "Quenton", evidences=mayor), {},
+         "a name that nothing before it says"),
+        (asks("When was Tovan Hesk born?", "3 March 1911", "Tovan Hesk", evidences=birth), {},
+         "the passages do not have the answer"),
+    ]:  # fmt: skip
+        assert dropped(question, index, **options) == reason
+
+
 def answer_of(chain: Chain) -> str:
     action = parse_action(chain.turns[-1])
     assert action is not None
@@ -117,7 +133,7 @@ def test_two_passages_under_one_title_are_two_to_find(tmp_path):
 
     assert [lookup.ids for lookup in facts_of(asked("p0", "p1")).lookups] == [{"p0"}, {"p1"}]
     chain = chain_of(asked("p0", "p1"), tmp_path / "index", topk=2)
-    assert {doc.passage.id for doc in chain.shown} == {"p0", "p1"}
+    assert {doc.passage.id for doc in chain.docs} == {"p0", "p1"}
     assert dropped(asked("p0", "lost"), tmp_path / "index") == "no wording brings a passage"
 
 
@@ -125,58 +141,6 @@ def test_passage_that_was_shown_already_is_not_searched_again(index):
     chain = chain_of(TWO_HOPS, index, topk=8)
     assert chain.queries == ["The Silver Pass director"]
     assert "Arno Rusk" in chain.turns[-1]
-
-
-def compared(text: str, answer: str, relation: str, first: str, second: str) -> Question:
-    triples = [["Arno Rusk", relation, first], ["Tovan Hesk", relation, second]]
-    return asks(text, answer, "Arno Rusk", "Tovan Hesk", evidences=triples)
-
-
-@pytest.mark.parametrize(
-    ("question", "answer"), [("Who is older, {}?", "Arno Rusk"), ("Who was born later, {}?", "Tovan Hesk")]
-)
-def test_dates_are_compared_and_the_answer_is_what_comes_out(index, question, answer):
-    asked = compared(question.format("Arno Rusk or Tovan Hesk"), answer, "date of birth", "24 August 1886",
-                     "March 3, 1911")  # fmt: skip
-    chain = chain_of(asked, index)
-    assert answer_of(chain) == answer
-    assert "March 3, 1911" in chain.turns[-1]
-    assert "later than 24 August 1886" in chain.turns[-1]
-    wrong = "Tovan Hesk" if answer == "Arno Rusk" else "Arno Rusk"
-    asked = compared(asked.text, wrong, "date of birth", "24 August 1886", "March 3, 1911")
-    assert dropped(asked, index) == "a comparison that comes out otherwise"
-
-
-def test_comparison_whose_question_names_no_direction_is_left_out(index):
-    asked = compared(
-        "Arno Rusk or Tovan Hesk?", "Arno Rusk", "date of birth", "24 August 1886", "March 3, 1911"
-    )
-    assert dropped(asked, index) == "a comparison that is not understood"
-
-
-def test_yes_and_no_follow_from_the_values(index):
-    text = "Are Arno Rusk and Tovan Hesk from the same country?"
-    chain = chain_of(compared(text, "yes", "country", "Indian", "India"), index)
-    assert answer_of(chain) == "yes"
-    assert "the same as Indian" in chain.turns[-1]
-    assert dropped(compared(text, "no", "country", "Indian", "India"), index) == (
-        "a comparison that comes out otherwise"
-    )
-
-
-def test_name_that_nothing_on_the_way_says_is_not_searched(index):
-    question = asks(
-        "Who is the mayor?", "Mira Oswin", "Quenton", evidences=[["Quenton", "mayor", "Mira Oswin"]]
-    )
-    assert dropped(question, index) == "a name that nothing before it says"
-
-
-def test_answer_that_no_shown_passage_has_is_not_taught(index):
-    question = asks(
-        "When was Tovan Hesk born?", "3 March 1911", "Tovan Hesk",
-        evidences=[["Tovan Hesk", "date of birth", "3 March 1911"]],
-    )  # fmt: skip
-    assert dropped(question, index) == "the passages do not have the answer"
 
 
 def test_titles_alone_are_followed_by_the_names_that_passages_say(index):
@@ -224,7 +188,6 @@ def test_brief_thoughts_begin_when_something_was_read_and_name_the_passage_of_th
     assert two.queries == full.queries
     assert two.turns[0] == "<search> The Silver Pass director </search>"
     assert "Arno Rusk" in two.turns[1].partition("</think>")[0]
-    assert "24 August 1886" in two.turns[2].partition("</think>")[0]
 
 
 def test_search_that_misses_is_reworded_and_with_recovery_kept_as_it_was(index):
@@ -235,7 +198,7 @@ def test_search_that_misses_is_reworded_and_with_recovery_kept_as_it_was(index):
     assert kept.recovered
     found = asyncio.run(LocalSearch(open_index(index), 1).search(kept.queries[0]))
     assert found.hits[0].passage.id != IDS["Mira Oswin"]
-    assert kept.shown[0].passage == found.hits[0].passage
+    assert kept.docs[0].passage == found.hits[0].passage
     assert answer_of(kept) == "Mira Oswin"
 
 
@@ -251,43 +214,9 @@ def test_a_miss_is_kept_only_where_every_hop_has_a_search_left(index):
     assert (tight.recovered, tight.queries) == (False, right)
 
 
-def test_question_without_facts_and_passage_that_is_not_there_are_left_out(index):
-    assert dropped(Question("q", "Who?", ("x",)), index) == "no supporting facts"
-    lost = Question(
-        "q", "Who is the mayor of Quenton?", ("Mira Oswin",), metadata={"supporting_ids": ["p99"]}
-    )
-    assert dropped(lost, index) == "no wording brings a passage"
-
-
 def test_each_id_is_a_passage_to_look_up_where_there_are_no_titles():
     facts = facts_of(Question("q", "?", ("yes",), metadata={"supporting_ids": ["p1", "p4", "p1"]}))
     assert [lookup.ids for lookup in facts.lookups] == [{"p1"}, {"p4"}]
-
-
-def test_more_searches_than_an_episode_has_are_not_written(index):
-    assert dropped(TWO_HOPS, index, max_searches=1) == "more searches than an episode has"
-
-
-def test_triples_without_an_order_leave_the_titles():
-    triples = [["A", "mother", "B"], ["C", "sibling", "D"]]
-    facts = facts_of(
-        Question("q", "?", ("D",), metadata={"supporting_titles": ["A", "C"], "evidences": triples})
-    )
-    assert not facts.by_value
-    assert [lookup.title for lookup in facts.lookups] == ["A", "C"]
-
-
-def test_triples_of_two_chains_are_followed_one_chain_after_the_other():
-    triples = [
-        ["A", "director", "X"],
-        ["B", "director", "Y"],
-        ["X", "date of birth", "1"],
-        ["Y", "date of birth", "2"],
-    ]
-    metadata = {"supporting_titles": ["A", "B", "X", "Y"], "evidences": triples}
-    facts = facts_of(Question("q", "?", ("A",), metadata=metadata))
-    assert [lookup.subject for lookup in facts.lookups] == ["A", "X", "B", "Y"]
-    assert (facts.begins, facts.ends) == ((0, 2), (1, 3))
 
 
 def test_triples_whose_names_differ_in_accents_or_length_are_one_chain():
@@ -321,6 +250,8 @@ def test_triples_may_be_columns_and_other_forms_leave_the_titles():
     facts = facts_of(Question("q", "?", ("C",), metadata={**known, "evidences": columns}))
     assert [(lookup.subject, lookup.value) for lookup in facts.lookups] == [("A", "B"), ("B", "C")]
     odd: list[dict[str, Any]] = [
+        {"evidences": [["A", "mother", "B"], ["C", "sibling", "D"]]},
+        {"evidences": [["A", "by", "X"], ["B", "by", "Y"], ["X", "born", "1"], ["Y", "born", "2"]]},
         {"evidences": [["A", "director"]]}, {"evidences": {"fact": ["A"]}}, {"evidences": "A"},
         {"question_decomposition": [{"question": "A?"}]}, {"question_decomposition": "A"},
         {"evidences": [["A", "director", 7]]},
@@ -352,15 +283,6 @@ def test_triples_may_be_columns_and_other_forms_leave_the_titles():
 def test_value_is_found_as_a_text_states_it(value, text, found):
     span = find_value(value, text)
     assert (text[slice(*span)] if span else None) == found
-
-
-def test_dates_are_ordered_by_what_both_tell():
-    assert is_earlier(date_in("March 1911"), date_in("4 April 1911")) is True
-    assert is_earlier(date_in("1911"), date_in("4 April 1911")) is None
-    assert is_earlier(date_in("May 9, 1920"), date_in("9 May 1919")) is False
-    assert same_value("Italian", "Italy")
-    assert same_value("US", "American")
-    assert not same_value("Iran", "Iraq")
 
 
 def test_excerpt_has_the_value_and_the_questions_words():
@@ -416,7 +338,7 @@ def test_command_writes_demonstrations_and_says_what_became_of_the_questions(she
     code, out, err = shell.typed(*typed(asked, index))
     assert code == 0, err
     assert out.splitlines()[0] == "d.jsonl  2 demonstrations of 3 questions"
-    assert re.search(r"made +3 +2 +0 +0 +1\.[05]0", out)
+    assert re.search(r"made +3 +2 +0 +0 +1", out)
     assert re.search(r"made +1 +no supporting facts", out)
     found = read_demonstrations(Path("d.jsonl"))
     assert [item.id for item in found] == ["made/q", "made/r"]
@@ -429,24 +351,6 @@ def test_command_writes_demonstrations_and_says_what_became_of_the_questions(she
     assert report["sources"][0]["dropped"] == {"no supporting facts": 1}
 
 
-def test_options_of_the_other_source_are_refused(shell: Shell, asked, index):  # noqa: F811
-    said = shell.refused(*typed(asked, index, "--attempts", 2))
-    assert said == "--attempts goes with --from teacher, not with --from facts"
-    teacher = (
-        "data",
-        "demonstrations",
-        "--data",
-        asked,
-        "--index",
-        index,
-        "--out",
-        "d.jsonl",
-        "--recovery",
-        0.5,
-    )
-    assert "--recovery goes with --from facts" in shell.refused(*teacher)
-
-
 def test_questions_without_any_demonstration_are_one_line(shell: Shell, tmp_path, index):  # noqa: F811
     write_questions(tmp_path / "none.parquet", [Question("made/s", "Who?", ("x",), "made")])
     code, out, err = shell.typed(*typed(tmp_path / "none.parquet", index))
@@ -455,21 +359,12 @@ def test_questions_without_any_demonstration_are_one_line(shell: Shell, tmp_path
     assert not Path("d.jsonl").exists()
 
 
-def test_questions_whose_prompts_are_all_too_long_are_one_line(shell: Shell, asked, index):  # noqa: F811
-    short = ("--set", "data.max_prompt_length=8", "--set", "data.filter_overlong_prompts=true")
-    code, out, err = shell.typed(*typed(asked, index, *short))
-    assert (code, out) == (2, "")
-    assert re.fullmatch(
-        r"srl: no question is left of \S+; raise data.max_prompt_length", err.splitlines()[-1]
-    )
-
-
 def test_passage_beyond_the_budget_of_an_observation_does_not_count(asked, index, tmp_path):
     """Of eight hits 60 pieces of three bytes hold the first; the two hops need a search each."""
     small = settings(index, "search.topk=8", "rollout.max_obs_length=60")
-    write_fact_demonstrations(small, [str(asked)], tmp_path / "small.jsonl", Workspace(tmp_path))
+    write_made_demonstrations(small, "facts", [str(asked)], tmp_path / "small.jsonl", Workspace(tmp_path))
     large = settings(index, "search.topk=8", "rollout.max_obs_length=2000")
-    write_fact_demonstrations(large, [str(asked)], tmp_path / "large.jsonl", Workspace(tmp_path))
+    write_made_demonstrations(large, "facts", [str(asked)], tmp_path / "large.jsonl", Workspace(tmp_path))
     turns = [
         len(read_demonstrations(tmp_path / name)[0].metadata["turns"])
         for name in ("small.jsonl", "large.jsonl")
@@ -480,8 +375,7 @@ def test_passage_beyond_the_budget_of_an_observation_does_not_count(asked, index
 def test_demonstration_that_an_episode_cannot_hold_is_left_out(asked, index, tmp_path):
     """A turn of a few tokens does not reach its closing tag."""
     with pytest.raises(CheckFailed, match="it does not fit the lengths of an episode"):
-        write_fact_demonstrations(
-            settings(index, "rollout.max_turn_tokens=16"), [str(asked)],
+        write_made_demonstrations(settings(index, "rollout.max_turn_tokens=16"), "facts", [str(asked)],
             tmp_path / "d.jsonl", Workspace(tmp_path),
         )  # fmt: skip
     assert not (tmp_path / "d.jsonl").exists()
@@ -497,7 +391,7 @@ def test_a_chain_whose_episode_shows_less_is_left_out(asked, index, tmp_path):
             tmp_path / f"{room}.jsonl",
         )
         with suppress(CheckFailed):
-            write_fact_demonstrations(config, [str(asked)], file, Workspace(tmp_path))
+            write_made_demonstrations(config, "facts", [str(asked)], file, Workspace(tmp_path))
             for item in read_demonstrations(file):
                 episode = asyncio.run(played(item, config, search))
                 seen.add((item.id, *(found.shown for found in episode.searches)))
@@ -537,8 +431,13 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Demonstratio
     prepare(inputs, folder / "data", limit=60)
     build_index(folder / "data" / "corpus.jsonl", folder / "index", "bm25", {})
     config = settings(folder / "index")
-    written = write_fact_demonstrations(
-        config, [str(folder / "data" / "train.parquet")], folder / "d.jsonl", Workspace(folder), recovery=0.5
+    written = write_made_demonstrations(
+        config,
+        "facts",
+        [str(folder / "data" / "train.parquet")],
+        folder / "d.jsonl",
+        Workspace(folder),
+        recovery=0.5,
     )
     return config, written, {item.id: item for item in read_questions(folder / "data" / "train.parquet")}
 

@@ -78,7 +78,6 @@ def accessed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind
         ("eval", 0, evaluate(place, "--data", place / "test.parquet")),
         ("ask", 0, ("-q", "ask", "last", "what flag has velmar", "--index", place / "index")),
         ("made", 0, (*written, out / "made.jsonl", "--from", "passages")),
-        ("teacher", 1, (*written, out / "taught.jsonl", "--min-reward", 2)),
     ]
     found: dict[Kind, set[str]] = {kind: set() for kind in KINDS}
     with pytest.MonkeyPatch.context() as patch:

@@ -73,6 +73,13 @@ def prepare(
         int | None,
         typer.Option(min=10, help="Split passages of more words than this, at the ends of sentences."),
     ] = None,
+    from_log: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Keep only questions whose episodes in this run satisfy --where."),
+    ] = None,
+    where: Annotated[
+        str, typer.Option(metavar="SQL", help="Condition on a question's trajectories, such as a pass rate.")
+    ] = "avg(em) BETWEEN 0.1 AND 0.9",
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -81,11 +88,13 @@ def prepare(
     A SOURCE is a name from `srl data list`; without a file it is downloaded from the Hugging Face hub.
     Several sources are merged: `nq:train=a.jsonl hotpotqa:validation=b.json corpus=c.jsonl`.
     Passages with the same title and text become one, and questions name their gold passages by its id.
-    With --passage-words they name the part with the answer.
+    With --passage-words they name the part with the answer. With --from-log only the questions are kept that
+    a model answers so often: an evaluation of it with several samples (`srl eval run --n 8`) tells.
 
     \b
     Example:
       srl data prepare squad=train-v1.1.json 2wiki-corpus=2wikimultihopqa_corpus.json --val 0.05
+      srl data prepare questions=train.parquet --from-log last --where "avg(em) < 0.9" --out harder
     """
     from srl.data.prepare import CORPUS, parse_input
     from srl.data.prepare import prepare as run
@@ -96,6 +105,11 @@ def prepare(
     if out is None:
         out = Workspace.resolve().worlds / "+".join(dict.fromkeys(each.source.name for each in inputs))
     check_new(out, overwrite, inputs=[path for each in inputs for path in each.files])
+    only = None
+    if from_log is not None:
+        from srl.train.log_filters import questions_where
+
+        only = questions_where(Workspace.resolve().find_run(from_log), where)
     large = any(each.source.is_corpus for each in inputs)
     with output.progress("passages written") if large else nullcontext() as update:
         made = run(
@@ -107,6 +121,7 @@ def prepare(
             contexts=contexts,
             merge=merge,
             passage_words=passage_words,
+            only=only,
             overwrite=overwrite,
             progress=update,
         )

@@ -59,7 +59,7 @@ class Config(Section):
     search: Annotated[Search, Key(EVERY)] = Search()
     retriever: Annotated[Retriever, Key(EVERY)] = Retriever()
     rollout: Annotated[Rollout, Key(EVERY, verl=ROLLOUT)] = Rollout()
-    reward: Annotated[Reward, Key(f"{TRAINING} teacher")] = Reward()
+    reward: Annotated[Reward, Key(TRAINING)] = Reward()
     algorithm: Annotated[Algorithm, Key("rl", verl="algorithm")] = Algorithm()
     actor: Annotated[Actor, Key("rl", verl=ACTOR)] = Actor()
     critic: Annotated[Critic, Key("rl", verl="critic")] = Critic()

@@ -25,7 +25,7 @@ LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
 
 TRAINING = "rl sft rft"
 SAMPLING = "rl rft"
-GENERATING = f"{TRAINING} eval ask teacher"
+GENERATING = f"{TRAINING} eval ask"
 EVERY = f"{GENERATING} made"
 """Kinds of runs (`KINDS` in unread.py), for `Key.read_by`."""
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -207,7 +207,7 @@ class Data(Section):
     filter_overlong_prompts."""
     max_response_length: Annotated[Count, Key(EVERY, verl=".")] = 4096
     """Longest episode after its prompt, in tokens: all that the policy writes and reads."""
-    filter_overlong_prompts: Annotated[bool, Key(f"{TRAINING} eval teacher made", verl=".")] = False
+    filter_overlong_prompts: Annotated[bool, Key(f"{TRAINING} eval made", verl=".")] = False
     """Skip questions whose prompt is longer than max_prompt_length, and report how many."""
     shuffle: Annotated[bool, Key(SAMPLING, verl=".")] = True
     """Shuffle the questions of each epoch. The order depends on trainer.seed only."""
@@ -359,7 +359,7 @@ class Rollout(Section):
     server with OpenAI's API, for evaluation. auto: vllm on a GPU where it is installed and runs need not
     repeat, else torch. With `--backend verl` see cluster.rollout."""
     openai: Annotated[OpenAi, Key(GENERATING, needs="rollout.engine=openai")] = OpenAi()
-    max_num_seqs: Annotated[Count, Key(f"{TRAINING} eval teacher", verl=".", resumes=True)] = 128
+    max_num_seqs: Annotated[Count, Key(f"{TRAINING} eval", verl=".", resumes=True)] = 128
     """Concurrent episodes; on verl, for each replica of the model."""
     gpu_memory_utilization: Annotated[
         Share,
@@ -749,7 +749,7 @@ class Eval(Section):
     allows. null: rollout.max_num_seqs."""
     temperature: Annotated[NonNegative, Key(GENERATING, verl=f"{ROLLOUT}.val_kwargs.temperature")] = 0.0
     """Sampling temperature. 0: greedy."""
-    max_failed: Annotated[Share, Key("eval teacher made")] = 0.01
+    max_failed: Annotated[Share, Key("eval made")] = 0.01
     """Largest share of questions that may be lost to faults; above it the exit code is 1."""
 
 

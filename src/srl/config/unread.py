@@ -16,7 +16,7 @@ from srl.errors import UserError
 from srl.files import read_manifest
 from srl.protocol import TEMPLATES
 
-Kind = Literal["rl", "sft", "rft", "eval", "ask", "teacher", "made"]
+Kind = Literal["rl", "sft", "rft", "eval", "ask", "made"]
 Backend = Literal["local", "verl"]
 
 KINDS: dict[Kind, str] = {
@@ -25,7 +25,6 @@ KINDS: dict[Kind, str] = {
     "rft": "--algo rft",
     "eval": "an evaluation",
     "ask": "`srl ask`",
-    "teacher": "a teacher of demonstrations",
     "made": "what makes demonstrations without a model",
 }
 """The kinds of runs, in words."""

@@ -27,17 +27,6 @@ _COMMON = """
 COMMON_WORDS = STOP_WORDS.union(_COMMON.split())
 """Words that name nobody and nothing, which a query may have beside what is known."""
 
-RELATION_NOUNS = frozenset(
-    (
-        "author", "capital", "cause of death", "child", "composer", "continent", "country",
-        "country of citizenship", "country of origin", "date of birth", "date of death", "director", "editor",
-        "employer", "father", "location", "mother", "native language", "performer", "place of birth",
-        "place of burial", "place of death", "place of detention", "producer", "publication date",
-        "publisher", "sibling", "spouse",
-    )
-)  # fmt: skip
-"""The relations of Wikidata of which one says "the … of"."""
-
 _WORD = re.compile(r"\w+(?:[.'’&/-]\w+)*")
 _ENDINGS = re.compile(r"(?:'s|’s|ies|ied|y|es|ed|e|s|ing)$")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"'“‘(]*[A-Z0-9])")
@@ -81,51 +70,29 @@ def as_known(name: str, known: Sequence[str]) -> str | None:
     return None
 
 
-def need(relation: str, name: str, rng: random.Random) -> str:
+_NEEDS = ("I look up {n}.", "First I read about {n}.", "I search for {n}.")
+_NEEDS_THIS = ("I look this up.", "I need to search for this.", "I do not know this, so I search.")
+_MISSED = (
+    "These passages do not say it, so I search again.",
+    "This is not what I need, so I try other words.",
+    "The answer is not here, so I ask in another way.",
+)
+_QUOTES = ('Doc {d} says "{q}".', 'I read in Doc {d}: "{q}".', 'According to Doc {d}, "{q}".')
+
+
+def need(name: str, rng: random.Random) -> str:
     """The first thought: what the search is for. Without a name only that there is one."""
-    if name and relation in RELATION_NOUNS:
-        says = ("I need the {r} of {n}.", "First I look up the {r} of {n}.", "I search for the {r} of {n}.")
-    elif name:
-        says = ("I look up {n}.", "First I read about {n}.", "I search for {n}.")
-    else:
-        says = ("I look this up.", "I need to search for this.", "I do not know this, so I search.")
-    return rng.choice(says).format(r=relation, n=name.rstrip("?."))
+    return rng.choice(_NEEDS if name else _NEEDS_THIS).format(n=name.rstrip("?."))
 
 
 def missed(rng: random.Random) -> str:
     """The thought after a search that did not bring its passage."""
-    return rng.choice(
-        (
-            "These passages do not say it, so I search again.",
-            "This is not what I need, so I try other words.",
-            "The answer is not here, so I ask in another way.",
-        )
-    )
-
-
-_STATED: dict[str, tuple[str, ...]] = {
-    "composer": ("{v} composed {n}",),
-    "date of birth": ("{n} was born on {v}",),
-    "date of death": ("{n} died on {v}",),
-    "director": ("{v} directed {n}", "{n} was directed by {v}"),
-    "performer": ("{n} is by {v}",),
-    "place of birth": ("{n} was born in {v}",),
-    "place of death": ("{n} died in {v}",),
-    "publication date": ("{n} came out in {v}",),
-    "spouse": ("{n} was married to {v}",),
-}
-
-
-def states(relation: str, name: str, value: str, rng: random.Random) -> str:
-    """What was read of a relation, without the stop at the end."""
-    says = ("The {r} of {n} is {v}", "{v} is the {r} of {n}", "I read that the {r} of {n} is {v}")
-    return rng.choice(says + _STATED.get(relation, ())).format(r=relation, n=name, v=value)
+    return rng.choice(_MISSED)
 
 
 def quotes(quoted: str, rank: int, rng: random.Random) -> str:
-    """What was read in the passage's own words, without the stop at the end."""
-    says = ('Doc {d} says "{q}"', 'I read in Doc {d}: "{q}"', 'According to Doc {d}, "{q}"')
-    return rng.choice(says).format(d=rank, q=quoted.replace('"', "'"))
+    """What was read, in the passage's own words."""
+    return rng.choice(_QUOTES).format(d=rank, q=quoted.replace('"', "'"))
 
 
 def sentences(text: str) -> list[str]:

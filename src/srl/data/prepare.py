@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,7 @@ def prepare(
     contexts: bool = True,
     merge: bool = True,
     passage_words: int | None = None,
+    only: Container[str] | None = None,
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Prepared:
@@ -115,9 +116,10 @@ def prepare(
     questions to hold out, of all or of each data source by name, `contexts` whether paragraphs that come with
     questions join the corpus, `merge` whether passages with the same title and text become one
     (`srl.data.merge`), `passage_words` the most words of a passage, beyond which it is split
-    (`srl.data.split_passages`). Questions name their gold passages by their ids in this corpus. A question of
-    two files of a split is there once. One that another split has, in the same words or with the same id of
-    its file, is dropped: from training first, then from validation.
+    (`srl.data.split_passages`), `only` the ids of the questions that are kept. Questions name their gold
+    passages by their ids in this corpus. A question of two files of a split is there once. One that another
+    split has, in the same words or with the same id of its file, is dropped: from training first, then from
+    validation.
     `overwrite` replaces a directory that an earlier call wrote and that holds nothing else. `progress` is
     called with the number of passages written. Raises UserError, and then leaves nothing behind.
     """
@@ -130,7 +132,7 @@ def prepare(
     files = [(each, path) for each in inputs for path in _files(each)]
     replace = replaceable(KIND, "a directory of prepared data") if overwrite else None
     with atomic_directory(out, replace=replace) as folder:
-        made = _read(files, limit)
+        made = _read(files, limit, only)
         split = None if passage_words is None else Splitter(passage_words).split
         merging = Merging(_gold(made, files), merge, split)
         passages = _passages(made, files, contexts, progress or (lambda count: None))
@@ -168,7 +170,9 @@ def _files(each: Input) -> tuple[Path, ...]:
     return (download(each.source, each.split or first),)
 
 
-def _read(files: Sequence[tuple[Input, Path]], limit: int | None) -> _Composition:
+def _read(
+    files: Sequence[tuple[Input, Path]], limit: int | None, only: Container[str] | None
+) -> _Composition:
     """All questions, each in its split: that which was asked for, or its row says, or its file's name."""
     made, rows = _Composition({}), Counter[tuple[str, str]]()
     lists: dict[str, list[list[Question]]] = {split: [] for split in SPLITS}
@@ -177,7 +181,14 @@ def _read(files: Sequence[tuple[Input, Path]], limit: int | None) -> _Compositio
         split = named or source.only_split or "train"
         skipped: Counter[str] = Counter()
         key = source.data_source, split
-        questions = list(islice(source.questions(path, split, skipped, rows[key]), limit))
+        questions: list[Question] = []
+        for question in source.questions(path, split, skipped, rows[key]):
+            if len(questions) == limit:
+                break
+            if only is None or question.id in only:
+                questions.append(question)
+            else:
+                skipped["not chosen by the log"] += 1
         rows[key] += len(questions) + skipped.total()
         by_row = each.split is None and (source.format is None or is_training_parquet(path))
         for name, own in lists.items():

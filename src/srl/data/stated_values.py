@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 
 Span = tuple[int, int]
-Date = tuple[int, int, int]
-"""Year, month and day; 0 for a part that is not given."""
 
 _MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
            "november", "december")  # fmt: skip
@@ -42,53 +40,21 @@ def find_value(value: str, text: str) -> Span | None:
     """Where `text` states `value`: in its words, as the same date, or as the adjective of a country."""
     if (found := find_text(value, text)) is not None:
         return found
-    date = date_in(value)
-    if date is not None and date[1]:
-        return next((match.span() for match in _DATE.finditer(text) if _date(match) == date), None)
-    for other in _other_names(value):
+    if (date := _DATE.search(value)) and date["month"]:
+        return next((match.span() for match in _DATE.finditer(text) if _date(match) == _date(date)), None)
+    for other in next((names for names in _COUNTRIES if value in names), ()):
         if (found := find_text(other, text)) is not None:
             return found
     if len(value) < 4 or not (value.isalpha() and value[0].isupper()):
         return None
-    adjective = re.search(rf"(?<!\w){re.escape(_stem(value))}[a-z]*(?!\w)", text)
+    stem = value[: max(4, len(value) - 3)]  # what a country's name and its adjective have in common
+    adjective = re.search(rf"(?<!\w){re.escape(stem)}[a-z]*(?!\w)", text)
     return adjective.span() if adjective else None
 
 
-def _other_names(country: str) -> tuple[str, ...]:
-    return next((names for names in _COUNTRIES if country in names), ())
-
-
-def same_value(one: str, other: str) -> bool:
-    """Whether two values are the same, as `Indian` and `India`, or `US` and `American`."""
-    first, second = one.casefold(), other.casefold()
-    if first == second or other in _other_names(one):
-        return True
-    long_enough = min(len(first), len(second)) >= 4
-    return long_enough and (first.startswith(_stem(second)) or second.startswith(_stem(first)))
-
-
-def _stem(name: str) -> str:
-    """What a country's name and its adjective have in common."""
-    return name[: max(4, len(name) - 3)]
-
-
-def date_in(text: str) -> Date | None:
-    """The first date in a text; a year alone is one."""
-    return next((_date(match) for match in _DATE.finditer(text)), None)
-
-
-def _date(match: re.Match[str]) -> Date:
+def _date(match: re.Match[str]) -> tuple[int, int, int]:
+    """Year, month and day; 0 for a part that is not given."""
     if match["only"]:
         return int(match["only"]), 0, 0
     day = re.sub(r"\D", "", match["day"] or match["day2"] or "0")
     return int(match["year"]), _MONTHS.index(match["month"].lower()) + 1, int(day)
-
-
-def is_earlier(first: Date, second: Date) -> bool | None:
-    """Whether the first date is before the second; None where the parts that both have do not tell."""
-    for one, other in zip(first, second, strict=True):
-        if not one or not other:
-            return None
-        if one != other:
-            return one < other
-    return None

@@ -6,7 +6,7 @@ Evidence triples (2WikiMultihopQA), a decomposition (MuSiQue), or the titles of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unicodedata import combining, normalize
@@ -65,38 +65,35 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The lookups of a question. `by_value`: each value is stated, and is a name for the next lookup.
-
-    Where the question compares two things, `begins` are the positions of the lookups of which they are the
-    subjects, and `ends` those of the two values.
-    """
+    """The lookups of a question. `by_value`: each value is stated, and is a name for the next lookup."""
 
     lookups: tuple[Lookup, ...]
     by_value: bool = False
-    begins: tuple[int, ...] = ()
-    ends: tuple[int, ...] = ()
-
-    @property
-    def compared(self) -> bool:
-        return len(self.ends) == 2
 
 
 def facts_of(question: Question) -> Facts:
     """The supporting facts of a question. Raises NoDemonstration where its metadata have none.
 
-    Triples and decompositions in a form that is not known are passed over: the titles remain.
+    Triples and decompositions in a form that is not known, and triples that are not one chain, as those of a
+    comparison, are passed over: the titles remain.
     """
     metadata = question.metadata
     passages = _Passages(metadata)
     if steps := steps_of(metadata.get("question_decomposition")):
         return Facts(tuple(_step(step, passages) for step in steps), by_value=True)
-    if passages.titles and (triples := triples_of(metadata.get("evidences"))):
-        return _by_triples(triples, passages)
     if not passages.titles and not passages.all_ids:
         raise NoDemonstration(NO_FACTS)
-    if passages.titles:
-        return Facts(passages.lookups())
-    return Facts(tuple(Lookup("", frozenset([name])) for name in passages.ids))
+    if not passages.titles:
+        return Facts(tuple(Lookup("", frozenset([name])) for name in passages.all_ids))
+    if chain := _chain(triples_of(metadata.get("evidences"))):
+        return Facts(
+            tuple(
+                passages.lookup(_title(triple, place, passages.titles), *triple)
+                for place, triple in enumerate(chain)
+            ),
+            by_value=True,
+        )
+    return Facts(passages.lookups())
 
 
 def steps_of(given: object) -> list[Mapping[str, Any]]:
@@ -131,29 +128,31 @@ class _Passages:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.titles = [str(title) for title in metadata.get("supporting_titles") or ()]
-        ids = [str(name) for name in metadata.get("supporting_ids") or ()]
+        self.ids = [str(name) for name in metadata.get("supporting_ids") or ()]
+        self.all_ids = dict.fromkeys(self.ids)
         facts = metadata.get("supporting_facts")
-        named = (fact for fact in facts if isinstance(fact, dict)) if isinstance(facts, list) else ()
-        self.facts = [fact for fact in named if _are_texts(fact.get("title"))]
-        self.listed, self.ids, self.all_ids = ids, tuple(dict.fromkeys(ids)), frozenset(ids)
-        pairs = list(zip(self.titles, ids, strict=True)) if len(ids) == len(self.titles) else []
-        pairs += [(fact["title"], fact["id"]) for fact in self.facts if fact.get("id")]
-        self.title_of = {name: title for title, name in pairs}
+        rows = (fact for fact in facts if isinstance(fact, dict)) if isinstance(facts, list) else ()
+        self.facts = [fact for fact in rows if _are_texts(fact.get("title"))]
+        pairs = list(zip(self.ids, self.titles, strict=True)) if self.are_paired else []
+        self.title_of = dict(pairs + [(fact["id"], fact["title"]) for fact in self.facts if fact.get("id")])
+
+    @property
+    def are_paired(self) -> bool:
+        return len(self.ids) == len(self.titles)
 
     def lookups(self) -> tuple[Lookup, ...]:
         """A lookup for each title; where there is an id for each, of that passage alone, since two may have
         the same title."""
         found = tuple(map(self.lookup, self.titles))
-        if len(self.listed) != len(found):
+        if not self.are_paired:
             return found
-        pairs = zip(found, self.listed, strict=True)
-        return tuple(replace(each, ids=frozenset([name])) for each, name in pairs)
+        return tuple(replace(each, ids=frozenset([name])) for each, name in zip(found, self.ids, strict=True))
 
-    def lookup(self, title: str, **rest: Any) -> Lookup:
+    def lookup(self, title: str, subject: str = "", relation: str = "", value: str = "") -> Lookup:
         """The lookup of the passage with this title."""
         ids = frozenset(name for name, of in self.title_of.items() if of == title and name in self.all_ids)
         texts = tuple(fact["text"] for fact in self.facts if fact["title"] == title and fact.get("text"))
-        return Lookup(title, ids or self.all_ids, sentences=texts, **rest)
+        return Lookup(title, ids or frozenset(self.all_ids), subject, relation, "", value, texts)
 
 
 def _step(step: Mapping[str, Any], passages: _Passages) -> Lookup:
@@ -161,39 +160,27 @@ def _step(step: Mapping[str, Any], passages: _Passages) -> Lookup:
 
     An `id` that is no passage's, as those in MuSiQue's own steps, is passed over.
     """
-    asked, name = step["question"], step.get("id")
-    name = name if name in passages.all_ids else None
-    subject, arrow, relation = (part.strip() for part in asked.partition(">>"))
-    title = passages.title_of.get(name or "", "")
-    ids = frozenset([name]) if name else passages.all_ids
+    name = step.get("id")
+    ids = frozenset([name] if name in passages.all_ids else passages.all_ids)
+    title = passages.title_of.get(name, "") if name in passages.all_ids else ""
+    subject, arrow, relation = (part.strip() for part in step["question"].partition(">>"))
     if arrow:
         return Lookup(title, ids, subject, relation, value=step["answer"])
-    return Lookup(title, ids, subquestion=asked, value=step["answer"])
+    return Lookup(title, ids, subquestion=step["question"], value=step["answer"])
 
 
-def _by_triples(triples: Sequence[Triple], passages: _Passages) -> Facts:
-    """Each chain of triples to its end before the next one; without an order, only the passages count."""
-    chains = [list(_chain(root, triples)) for root in range(len(triples)) if _is_root(root, triples)]
-    order = [place for chain in chains for place in chain]
-    lookups = tuple(
-        passages.lookup(
-            _title(triples, place, passages.titles), subject=triples[place][0], relation=triples[place][1],
-            value=triples[place][2],
-        )
-        for place in order
-    )  # fmt: skip
-    if sorted(order) == list(range(len(triples))):
-        if len(chains) == 1:
-            return Facts(lookups, by_value=True)
-        begins = tuple(order.index(chain[0]) for chain in chains)
-        ends = tuple(order.index(chain[-1]) for chain in chains)
-        if len(chains) == 2 and len({lookups[end].relation for end in ends}) == 1:
-            return Facts(lookups, True, begins, ends)
-    return Facts(passages.lookups())
-
-
-def _is_root(place: int, triples: Sequence[Triple]) -> bool:
-    return not any(_same_name(triples[place][0], other[2]) for other in triples)
+def _chain(triples: Sequence[Triple]) -> list[Triple]:
+    """The triples in the order in which each begins where the one before ends; none where they are not one
+    chain."""
+    roots = [one for one in triples if not any(_same_name(one[0], other[2]) for other in triples)]
+    chain, left = roots[:1], [one for one in triples if one is not roots[0]] if len(roots) == 1 else []
+    while left:
+        following = next((one for one in left if _same_name(one[0], chain[-1][2])), None)
+        if following is None:
+            return []
+        chain.append(following)
+        left.remove(following)
+    return chain if len(roots) == 1 else []
 
 
 def _same_name(subject: str, value: str) -> bool:
@@ -202,24 +189,12 @@ def _same_name(subject: str, value: str) -> bool:
     return bool(words) and (words == others[: len(words)] or others == words[: len(others)] != [])
 
 
-def _chain(place: int, triples: Sequence[Triple]) -> Iterator[int]:
-    """The place of a triple, and of those that begin where it ends."""
-    for _ in triples:
-        yield place
-        value = triples[place][2]
-        following = [other for other, triple in enumerate(triples) if _same_name(triple[0], value)]
-        if not following:
-            return
-        place = following[0]
-
-
-def _title(triples: Sequence[Triple], place: int, titles: Sequence[str]) -> str:
+def _title(triple: Triple, place: int, titles: Sequence[str]) -> str:
     """The title of the passage that a triple is from: its subject's, else the one in the same place."""
-    subject = triples[place][0]
     for title in titles:
-        if _same_title(title, subject) or _same_title(Lookup(title).name, subject):
+        if _same_title(title, triple[0]) or _same_title(Lookup(title).name, triple[0]):
             return title
-    if len(titles) == len(triples):
+    if place < len(titles):
         return titles[place]
     raise NoDemonstration("a triple of no gold passage")
 
