@@ -94,7 +94,7 @@ def prepare(
     \b
     Example:
       srl data prepare squad=train-v1.1.json 2wiki-corpus=2wikimultihopqa_corpus.json --val 0.05
-      srl data prepare questions=train.parquet --from-log last --where "avg(em) < 0.9" --out harder
+      srl data prepare questions=q.parquet --from-log last --where "avg(em)<0.9"
     """
     from srl.data.prepare import CORPUS, parse_input
     from srl.data.prepare import prepare as run

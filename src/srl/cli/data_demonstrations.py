@@ -84,7 +84,7 @@ def demonstrations(
     Example:
       srl data demonstrations my-model --from facts --data train.parquet --index my-index --out facts.jsonl
       srl data demonstrations my-model --from passages --data train.parquet --index my-index --out read.jsonl
-      srl data demonstrations --from-log last --where "em = 1 and searches >= 1" --out shown.jsonl
+      srl data demonstrations --from-log last --where "em=1" --out shown.jsonl
     """
     if (source is None) == (from_log is None):
         raise UserError("give one of --from facts, --from passages and --from-log RUN", key="from")
