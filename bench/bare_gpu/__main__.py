@@ -19,6 +19,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[2])
@@ -49,6 +50,9 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="what comes back, for run; default: beside the pieces")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="how long a run takes at most")
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="PHASE", help="a phase to leave out"
+    )
     parser.add_argument("--smoke", action="store_true", help="a tiny model and few questions, on any device")
     given = parser.parse_args()
     place = pieces.ROOT / "build" / "bare_gpu" / (f"{given.script}-smoke" if given.smoke else given.script)
@@ -56,7 +60,7 @@ def main() -> int:
         if given.what == "prepare":
             prepare(given.script, place, given.data.absolute(), given.smoke)
         else:
-            run(given.script, place, given.out or place / "out", given.minutes, given.smoke)
+            run(given.script, place, given.out or place / "out", given.minutes, given.smoke, given.without)
     except (pieces.PieceError, OSError) as error:
         print(f"bench/bare_gpu: {error}", file=sys.stderr)
         return 2
@@ -78,7 +82,7 @@ def prepare(name: str, place: Path, data: Path, smoke: bool) -> None:
     print(f"{count} pieces in {place}: {', '.join(f'{size / 2**20:.1f}' for size in sizes)} MiB")
 
 
-def run(name: str, place: Path, out: Path, minutes: float, smoke: bool) -> None:
+def run(name: str, place: Path, out: Path, minutes: float, smoke: bool, without: Sequence[str] = ()) -> None:
     """The phases of a script, in `minutes`, unpacking included."""
     clock = pieces.Clock(60 * minutes)
     here = pieces.Run(pieces.unpack(place), out, clock, smoke)
@@ -89,7 +93,7 @@ def run(name: str, place: Path, out: Path, minutes: float, smoke: bool) -> None:
     here.figure("machine", **machine)
     pieces.install(here.store)
     sys.path.insert(1, str(here.site))
-    here.phases(SCRIPTS[name].PHASES)
+    here.phases([phase for phase in SCRIPTS[name].PHASES if phase.name not in without])
 
 
 if __name__ == "__main__":

@@ -209,9 +209,9 @@ PHASES = (
     Phase("decode", 0.3, decode),
     Phase("cold start", 0.45, taught),
     Phase("before", 0.52, before),
-    Phase("eager", 0.6, eager),
-    Phase("grpo", 0.87, grpo),
-    Phase("after", 0.98, after),
-    Phase("logs", 1.0, logs),
+    Phase("grpo", 0.8, grpo),
+    Phase("after", 0.95, after),
+    Phase("logs", 0.96, logs),
+    Phase("eager", 1.0, eager),
 )
 """A phase that ends early leaves its time to those that follow; `grpo` has the most of it."""

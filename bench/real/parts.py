@@ -128,7 +128,7 @@ def cold_start(bench: Bench) -> None:
 
 def taught(bench: Bench) -> list[str]:
     """The settings of fine-tuning: its demonstrations, and their shares."""
-    return [*options([f"sft.train_files={bench.prepared / SHOWN}"]), *sft_mix(bench)]
+    return options([f"sft.train_files={bench.prepared / SHOWN}", *sft_mix(bench)])
 
 
 def made(bench: Bench, kind: str) -> Path:
