@@ -98,6 +98,13 @@ def test_a_step_is_made_once_and_not_kept_if_it_fails(bench):
     assert bench.once("step", partial(divmod, 1, 0)) == {"a": 1}
 
 
+@pytest.mark.parametrize("settings", [parts.common, parts.taught, parts.asked_by_rl])
+def test_every_setting_of_a_whole_run_follows_its_option(bench, settings):
+    arguments = settings(bench)
+    assert set(arguments[::2]) == {"--set"}
+    assert all("=" in setting for setting in arguments[1::2])
+
+
 @pytest.mark.parametrize("part", ["grpo", "ppo", "mask", "rft", "r1"])
 def test_reinforcement_learning_asks_nothing_that_the_cold_start_was_shown(bench, typed, monkeypatch, part):
     monkeypatch.setattr(parts, "start", lambda bench: "cold@best")
