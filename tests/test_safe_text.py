@@ -103,7 +103,7 @@ READERS = {
     "titles": "from srl.data.supporting_facts import Lookup\nread = lambda text: Lookup(text).name",
     "golden_answers": "from srl.data.golden_answers import golden_answers\n"
     "def read(text):\n    with suppress(ValueError): golden_answers(text)",
-    "overrides": "from srl.train.importing.source import read_value\n"
+    "overrides": "from srl.train.importing.convert import read_value\n"
     "def read(text):\n    if text[0] not in '[(': read_value(text)",
 }
 """Code that defines `read`, which is called with text of others."""
