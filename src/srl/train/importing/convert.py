@@ -109,9 +109,9 @@ ONLY_SEARCH_R1 = (NAMES[SEARCH_R1].keys() - {key.facts.verl for key in keys()} -
 """Keys that mark a configuration as Search-R1's."""
 DROPPED = """
 trainer.default_* trainer.resume_* trainer.del_* trainer.remove_previous_*
-trainer.max_critic_ckpt_to_keep
-trainer.checkpoint_* trainer.esi_* trainer.*_data_dir trainer.log_val_* trainer.total_epochs trainer.use_v1
-trainer.v1.* trainer.device trainer.val_only data.* reward.* reward_model.* reranker.* custom_reward_function.*
+trainer.max_critic_ckpt_to_keep custom_reward_function.* trainer.checkpoint_* trainer.esi_*
+trainer.*_data_dir trainer.log_val_* trainer.total_epochs trainer.use_v1
+trainer.v1.* trainer.device trainer.val_only data.* reward.* reward_model.* reranker.*
 *.checkpoint.* *micro_batch_size* *use_dynamic_bsz *max_token_len_per_gpu *.rollout_n *.data_loader_seed
 *.use_remove_padding *.grad_offload *.optim.total_training_steps *.optim.min_lr_ratio *.shuffle
 *.rollout.trace.* *.rollout.multi_turn.* *.rollout.agent.* *.rollout.mode *.rollout.*do_sample
