@@ -17,7 +17,7 @@ from srl.cli.train import app
 from srl.config import load_config
 from srl.errors import UserError
 from srl.model import save_model
-from srl.train import disk_space, make_missing
+from srl.train import make_missing
 from srl.train.dry_run import plan_run, planned_job
 from srl.train.fit import GPUS, total
 
@@ -56,7 +56,7 @@ def test_dry_run_speaks_json(saved, backend):
     assert found["shape"]["kind"] == "qwen2"
     assert {part["name"] for part in found["memory"]} >= {"policy weights", "KV cache", "gradients"}
     assert found["available"] > 0
-    assert found["fits"] == {}
+    assert len(found["fits"]) == 1
 
 
 def test_plan_of_the_tiny_world_is_that_of_its_base(saved, monkeypatch):
@@ -94,14 +94,12 @@ def test_run_that_cannot_be_planned_is_one_line(saved, settings, named):
     assert "\n" not in str(caught.value)
 
 
-def test_memory_and_a_disk_that_are_too_small_are_warned_of(saved, monkeypatch, tmp_path):
+def test_memory_that_is_too_small_is_warned_of(saved, monkeypatch, tmp_path):
     config = configured(saved, data__max_response_length=100, data__max_prompt_length=100)
     assert plan_run(config).warnings == ()
     monkeypatch.setattr("srl.train.dry_run.available_memory", lambda: 100_000_000)
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder: type("Disk", (), {"free": 1000}))
-    memory, disk = plan_run(config).warnings
+    (memory,) = plan_run(config).warnings
     assert "--set" in memory
-    assert "checkpoints" in disk
 
 
 def test_a_plan_for_a_gpu_that_is_not_here_says_what_to_set_on_each(saved, monkeypatch):
@@ -114,16 +112,14 @@ def test_a_plan_for_a_gpu_that_is_not_here_says_what_to_set_on_each(saved, monke
 # verl
 
 
-@pytest.mark.parametrize(("preset", "machines"), [("search-r1-v0.2", 1), ("search-r1-32b", 4)])
-def test_plan_of_a_published_run_fits_the_gpus_it_was_published_for(monkeypatch, preset, machines):
+@pytest.mark.parametrize("preset", ["search-r1-v0.2", "search-r1-32b"])
+def test_plan_of_a_published_run_fits_the_gpus_it_was_published_for(monkeypatch, preset):
     """Eight H100 of 80 GB, or four times eight, without verl."""
     monkeypatch.setattr("srl.train.dry_run.find_spec", lambda name: None)
     config = load_config(preset, algo="ppo").config
     plan = plan_run(config, "verl")
     assert not planned_job(config).cpu
-    assert str(machines) in plan.facts["machines"]
     assert plan.fits["80 GB"] == {}
-    assert {part.name for part in plan.host} >= {"offloaded optimiser", "processes", "loading"}
 
 
 def test_fsdp_shards_over_its_group_where_verls_own_key_says_so(monkeypatch):
@@ -138,7 +134,6 @@ def test_fsdp_shards_over_its_group_where_verls_own_key_says_so(monkeypatch):
 
 def test_plan_without_a_gpu_is_of_the_whole_machine():
     plan = plan_run(load_config("tiny", algo="grpo").config, "verl")
-    assert (plan.fits, plan.host) == ({}, ())
     assert total(plan.memory, "rollout") > 10 * 2**29, "nine processes and more"
 
 

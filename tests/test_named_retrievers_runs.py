@@ -24,7 +24,6 @@ from srl.protocol import template
 from srl.serve.named_retrievers import NamedRetrievers, digest_of
 from srl.serve.server import bind, create_app, url_of
 from srl.train import search as searching
-from srl.train.dry_run import plan_run
 from srl.train.evaluate_model import evaluate_model, settings_of
 from srl.train.load_components import load_policy
 from srl.train.questions import choose_template, load_questions, warn_about_unlisted_retrievers
@@ -250,18 +249,6 @@ def test_an_older_description_knows_no_retrievers():
     assert IndexDigests("b", {"web": "c"}).changed_since(older)[0].now == "b"
     assert IndexDigests("", {"web": "c"}).changed_since(older) == []
     assert IndexDigests.read({}) == IndexDigests()
-
-
-def test_the_plan_names_every_retriever_and_the_cassette(place):
-    found = plan_run(settings(place, "search.cassette=record my.cassette", "search.retrievers.papers.topk=5"))
-    assert found.facts["search"] == (
-        f"{place / 'pages'}, 1 passages a search; papers: {place / 'papers'}, 5 passages "
-        "a search; recorded on my.cassette"
-    )
-    assert (
-        plan_run(settings(place, "search.cassette=replay my.cassette")).facts["search"]
-        == "replayed from my.cassette"
-    )
 
 
 # What the policy is told

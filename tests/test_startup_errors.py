@@ -149,30 +149,12 @@ def test_a_pipe_is_refused_that_a_resumed_run_could_not_read_again(place, tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
-def test_nothing_is_said_of_what_can_start(place):
-    assert list(startup_errors(configured(place, {}))) == []
-    assert (
-        list(startup_errors(configured(place, {"data.corpus": None, "search.url": "http://127.0.0.1:9"})))
-        == []
-    )
-
-
-def test_the_plan_says_that_a_server_was_not_asked(place):
-    chosen = configured(place, {"data.corpus": None, "search.url": "http://127.0.0.1:9"})
-    found = plan_run(chosen)
-    assert "contacts no server" in found.facts["search"]
-    assert found.warnings == ()
-
-
-def test_the_plan_warns_of_what_a_start_refuses(place):
-    (warning,) = plan_run(configured(place, {"data.train_files": "folder"})).warnings
-    assert "folder is a directory, not a file" in warning
-
-
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_a_mini_batch_above_the_batch_is_one_optimiser_step_an_epoch(place, epochs):
-    chosen = config(place, actor__ppo_mini_batch_size=64, actor__ppo_epochs=epochs)
-    assert f" {epochs} optimiser step" in plan_run(chosen).facts["algorithm"]
+def test_nothing_is_said_of_what_can_start_and_a_plan_warns_of_what_cannot(place):
+    served = configured(place, {"data.corpus": None, "search.url": "http://127.0.0.1:9"})
+    for chosen in (configured(place, {}), served):
+        assert list(startup_errors(chosen)) == []
+        assert plan_run(chosen).warnings == ()
+    assert len(plan_run(configured(place, {"data.train_files": "folder"})).warnings) == 1
 
 
 def test_an_adapter_wider_than_the_model_is_refused_at_once(place, tmp_path):
@@ -204,4 +186,4 @@ def test_a_dry_run_checks_the_model_where_memory_holds_it(tmp_path, monkeypatch)
     monkeypatch.setattr(model_check, "available_memory", lambda: 1000)
     skipped = plan_run(chosen)
     assert skipped.warnings == ()
-    assert len(skipped.notes) == 1
+    assert set(skipped.notes) - set(whole.notes)

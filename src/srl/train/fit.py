@@ -3,15 +3,16 @@
 Nothing is loaded: bytes are counted from the model's shape. Weights, gradients, optimiser states and the KV
 cache are counted as they are allocated; temporaries are an upper estimate (Korthikanti et al. 2022, arXiv
 2205.05198, section 4, for a layer with RMSNorm, rotary positions, grouped-query attention and a gated
-feed-forward), which tests hold to measured peaks. FSDP shards float32 weights, gradients and moments over the
-workers. Megatron's distributed optimiser is counted as its documentation says; no run of it was measured.
+feed-forward), which tests hold to measured peaks. On verl FSDP shards float32 weights, gradients and moments
+over the workers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from srl.config.sections import Actor, Critic
 from srl.rollout.cached_forward import PADDED_TOKENS
 from srl.rollout.kv_cache import BLOCK
 from srl.rollout.torch_engine import SMALL_CACHE
-from srl.train.model_size import Shape
+from srl.train.model_size import Shape, shape_of
 from srl.train.verl.translate import VLLM_TOKENS
 from srl.update.logprobs import CHUNK, FLOAT32_LOGITS, KEPT_LOGITS
 
@@ -43,42 +44,27 @@ FUSED_LOGIT = 4
 SERVER, BUCKET, PROCESS = 2 * GIB, 2 * GIB, 3 * GIB // 5
 """verl: a vLLM server beside its weights and cache; new weights on their way to it, before there is a cache;
 a process with verl, Ray and torch (0.55 GiB measured)."""
-
 SINGLE_PROCESSES = 12
 """verl's processes that run once: this command, the trainer, the log, the queue and its eight stores."""
 
 Phase = Literal["rollout", "update"]
+PHASES: tuple[Phase, Phase] = ("update", "rollout")
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How a backend spreads a run. `workers` are the devices that train; FSDP shards over `shard_group` of
-    them (0: all), Megatron cuts a network into `model_parts`. A copy that generates is on `copy_gpus`."""
+    them (0: all). A copy that generates is on `copy_gpus`."""
 
-    kind: Literal["local", "fsdp", "megatron"] = "local"
+    kind: Literal["local", "verl"] = "local"
     cpu: bool = False
     workers: int = 1
-    nodes: int = 1
     shard_group: int = 0
-    model_parts: int = 1
     copy_gpus: int = 1
-    episode_workers: int = 0
-
-    @property
-    def copies(self) -> int:
-        return self.workers // self.copy_gpus
 
     @property
     def shards(self) -> int:
-        """Pieces that weights and gradients are cut into."""
-        return (self.shard_group or self.workers) if self.kind == "fsdp" else self.model_parts
-
-    def state_bytes(self, itemsize: int) -> tuple[int, int]:
-        """Bytes per number of weights, and of AdamW's state: the moments, and a float32 copy of other
-        weights. `itemsize` is that of the passes. Gradients are float32."""
-        weight = FLOAT32 if self.kind == "fsdp" else itemsize
-        copied = self.kind == "megatron" or weight < FLOAT32
-        return weight, MOMENTS + (FLOAT32 if copied else 0)
+        return (self.shard_group or self.workers) if self.kind == "verl" else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,53 +93,58 @@ def available_memory(path: Path = Path("/proc/meminfo")) -> int | None:
 
 def footprint(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     """The memory of one device, or of the whole machine where verl runs without a GPU. On verl's GPUs the
-    engine comes on top (`Generation`): it takes a fixed share of each."""
+    server comes on top (`server_bytes`): it takes a fixed share of each."""
     parts = states(shape, config, layout)
     if layout.kind == "local":
         parts += rollout_parts(shape, config, layout)
         candidates = [[logprob_buffers(shape, config, layout)], [saved_model(shape, layout)]]
     else:
-        step = -(-8 * max(shape.trainable, shape.critic_trained) // _optimiser_shards(layout))
+        step = -(-8 * max(shape.trainable, shape.critic_trained) // layout.shards)
         candidates = [[Part("optimiser step", 0, step, "gradients and a root of moments in float32")]]
-    for section in (config.actor, config.critic) if shape.critic else (config.actor,):
+    for section in _trained(shape, config):
         candidates.append(pass_parts(shape, config, layout, section))
     parts += max(candidates, key=lambda parts: total(parts, "update"))
-    if layout.cpu and layout.kind != "local":
+    if layout.cpu and layout.kind == "verl":
         count = layout.workers
         parts = [Part(p.name, p.rollout * count, p.update * count, f"{count} × {p.how}") for p in parts]
-        parts += machine_memory(shape, config, layout)
+        processes = 2 * count + config.cluster.agent_workers + SINGLE_PROCESSES
+        cached = count * cache_bytes(shape, config.rollout.max_num_seqs, config.data.max_episode_tokens)
+        for name, size, how in (
+            ("reference weights", shape.reference * FLOAT32, "float32"),
+            ("processes", processes * PROCESS, f"{processes}"),
+            ("engine weights", count * shape.parameters * shape.itemsize, f"{count} copies"),
+            ("KV cache", cached, f"{count} copies"),
+        ):
+            parts.append(Part(name, size, size, how))
     return [part for part in parts if part.rollout or part.update]
 
 
-def _optimiser_shards(layout: Layout) -> int:
-    """Pieces of the optimiser's state; Megatron's is spread over all workers."""
-    return layout.workers if layout.kind == "megatron" else layout.shards
+def _trained(shape: Shape, config: Config) -> tuple[Actor | Critic, ...]:
+    return (config.actor, config.critic) if shape.critic else (config.actor,)
 
 
 def states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     """Weights, optimiser states and gradients of one device. What verl offloads is there in an update only;
     FSDP keeps the reference in the machine's memory; one network at a time has gradients."""
-    weight, optimiser = layout.state_bytes(shape.itemsize)
-    on_verl, shards = layout.kind != "local", layout.shards
-    weights_away = on_verl and config.cluster.param_offload
+    on_verl = layout.kind == "verl"
+    weight = FLOAT32 if on_verl else shape.itemsize
+    optimiser = MOMENTS + (FLOAT32 if weight < FLOAT32 else 0)  # with a copy in float32
+    away = on_verl and config.cluster.param_offload
     states_away = on_verl and config.cluster.optimizer_offload
-    reference = 0 if layout.kind == "fsdp" else shape.reference
-    reference_away = weights_away if on_verl else config.ref.param_offload and not layout.cpu
-    most = max(shape.trainable, shape.critic_trained)
     rows = (
-        ("policy weights", shape.parameters, weight, shards, weights_away),
-        ("adapter weights", shape.adapter, weight, shards, weights_away),
-        ("critic weights", shape.critic, weight, shards, weights_away),
-        ("reference weights", reference, weight, shards, reference_away),
-        ("policy optimiser", shape.trainable, optimiser, _optimiser_shards(layout), states_away),
-        ("critic optimiser", shape.critic_trained, optimiser, _optimiser_shards(layout), states_away),
-        ("gradients", most, FLOAT32, shards, True),
-    )
-    parts = []
-    for name, count, size, pieces, away in rows:
-        share = -(-count * size // pieces)
-        cut = f" / {pieces}" if pieces > 1 else ""
-        parts.append(Part(name, 0 if away else share, share, f"{count / 1e6:,.1f} M × {size} bytes{cut}"))
+        ("policy weights", shape.parameters, weight, away),
+        ("adapter weights", shape.adapter, weight, away),
+        ("critic weights", shape.critic, weight, away),
+        ("reference weights", 0 if on_verl else shape.reference, weight,
+         config.ref.param_offload and not layout.cpu),
+        ("policy optimiser", shape.trainable, optimiser, states_away),
+        ("critic optimiser", shape.critic_trained, optimiser, states_away),
+        ("gradients", max(shape.trainable, shape.critic_trained), FLOAT32, True),
+    )  # fmt: skip
+    cut, parts = f" / {layout.shards}" if layout.shards > 1 else "", []
+    for name, count, size, is_away in rows:
+        share = -(-count * size // layout.shards)
+        parts.append(Part(name, 0 if is_away else share, share, f"{count / 1e6:,.1f} M × {size} bytes{cut}"))
     return parts
 
 
@@ -176,17 +167,13 @@ def rollout_parts(shape: Shape, config: Config, layout: Layout) -> list[Part]:
         together = min(slots, -(-tokens // config.rollout.max_obs_length))
         gathered += together * longest * 2 * shape.heads * shape.head_dim * size
     layer = tokens * longest * (1 + size) + _forward_layer(shape, tokens, gathered)
-    cache = cache_bytes(shape, slots, longest)
-    kept = cache if layout.cpu and cache <= SMALL_CACHE else 0
+    buffers = max(sampling, layer) if layout.cpu else sampling + layer
+    cached = cache_bytes(shape, slots, longest)
+    kept = cached if layout.cpu and cached <= SMALL_CACHE else 0
     aside = shape.body * size if shape.adapter and layout.cpu else 0
     return [
-        Part("KV cache", cache, kept, f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"),
-        Part(
-            "rollout buffers",
-            max(sampling, layer) if layout.cpu else sampling + layer,
-            0,
-            "logits, one layer",
-        ),
+        Part("KV cache", cached, kept, f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"),
+        Part("rollout buffers", buffers, 0, "logits, one layer"),
         Part("weights aside", aside, 0, "of the matrices with an adapter, while it is merged"),
     ]
 
@@ -202,9 +189,8 @@ def _forward_layer(shape: Shape, tokens: int, gathered: int = 0) -> int:
 
 def logprob_buffers(shape: Shape, config: Config, layout: Layout) -> Part:
     """A pass without gradients: one layer at a time, or the logits of a chunk beside the states."""
-    sections = (config.actor, config.critic) if shape.critic else (config.actor,)
-    tokens, size = max(pass_tokens(config, layout, section) for section in sections), shape.itemsize
-    chunk = min(CHUNK, tokens) * shape.vocabulary
+    tokens = max(pass_tokens(config, layout, section) for section in _trained(shape, config))
+    chunk, size = min(CHUNK, tokens) * shape.vocabulary, shape.itemsize
     logits = tokens * shape.width * size + chunk * size + FORWARD_LOGIT * _in_float32(chunk, layout)
     return Part("log-prob buffers", 0, max(_forward_layer(shape, tokens), logits), f"{tokens:,} tokens")
 
@@ -216,17 +202,15 @@ def saved_model(shape: Shape, layout: Layout) -> Part:
     on_gpu = shape.parameters - shape.body + shape.body // shape.layers
     loaded = (shape.parameters if layout.cpu else on_gpu) * shape.itemsize
     again = loaded if shape.adapter and layout.cpu else 0  # the shard that is being written
-    return Part(
-        "saved model", 0, max(merged + again, loaded + 64 * shape.vocabulary * FLOAT32), "loaded anew"
-    )
+    most = max(merged + again, loaded + 64 * shape.vocabulary * FLOAT32)
+    return Part("saved model", 0, most, "loaded anew")
 
 
 def pass_tokens(config: Config, layout: Layout, section: Actor | Critic) -> int:
     """The most tokens, padding included, of one forward and backward pass of a worker."""
     longest = config.data.max_episode_tokens
     rows = min(section.ppo_mini_batch_size, config.data.train_batch_size) * config.rollout.n
-    rows = max(1, rows * layout.model_parts // layout.workers)
-    return min(max(section.ppo_max_token_len, longest), rows * longest)
+    return min(max(section.ppo_max_token_len, longest), max(1, rows // layout.workers) * longest)
 
 
 def pass_parts(shape: Shape, config: Config, layout: Layout, section: Actor | Critic) -> list[Part]:
@@ -245,7 +229,7 @@ def pass_parts(shape: Shape, config: Config, layout: Layout, section: Actor | Cr
     if is_actor and config.model.cast_lm_head_to_fp32 and size < FLOAT32:
         logits += 2 * FLOAT32 * shape.width * shape.vocabulary  # the head in float32, and its gradient
     gathered = 0
-    if layout.kind == "fsdp":  # embedding, head, two layers and one layer's gradients, unsharded
+    if layout.kind == "verl":  # embedding, head, two layers and one layer's gradients, unsharded
         one, root = shape.body // shape.layers, shape.parameters - shape.body
         gathered = (root + 2 * one) * size + (0 if shape.adapter else (root + one) * (size + FLOAT32))
     mask = 0 if _packs(shape, layout) else config.data.max_episode_tokens * (1 + size)
@@ -254,8 +238,8 @@ def pass_parts(shape: Shape, config: Config, layout: Layout, section: Actor | Cr
     who = f"{'policy' if is_actor else 'critic'}, {tokens:,} tokens × {kept:,} bytes"
     return [
         Part("gathered weights", 0, gathered, "embedding, head, two layers"),
-        Part("activations", 0, tokens * kept // layout.model_parts, who),
-        Part("backward buffers", 0, max(logits, layer) // layout.model_parts, "logits, or one layer"),
+        Part("activations", 0, tokens * kept, who),
+        Part("backward buffers", 0, max(logits, layer), "logits, or one layer"),
     ]
 
 
@@ -289,7 +273,7 @@ def logits_bytes(shape: Shape, config: Config, layout: Layout, tokens: int) -> i
     in the backward pass, and a part of it in float32; small chunks are kept.
     """
     entropy = config.actor.entropy_coeff != 0
-    if layout.kind != "local":
+    if layout.kind == "verl":
         fused = "flash" in config.model.attn_implementation
         per_logit = FUSED_LOGIT * shape.itemsize if fused else VERL_LOGIT[shape.itemsize][entropy]
         return per_logit * tokens * shape.vocabulary
@@ -304,103 +288,81 @@ def _in_float32(logits: int, layout: Layout) -> int:
     return min(logits, FLOAT32_LOGITS["cpu" if layout.cpu else "cuda"])
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """Bytes of verl's generation on one GPU: weights, the KV cache of one token, and the server's own."""
-
-    weights: int
-    token: int
-    own: int
-
-    def episodes(self, memory: float, tokens: int) -> int:
-        """How many episodes of `tokens` fit beside the weights into `memory` bytes."""
-        return max(0, int((memory - self.weights - self.own) // (self.token * tokens)))
-
-
-def generation(shape: Shape, config: Config, layout: Layout) -> Generation:
-    """One GPU of a copy that generates: its share of the weights and of the KV cache of a token."""
+def server_bytes(shape: Shape, config: Config, layout: Layout, memory: float) -> float:
+    """What verl's server takes of a GPU with `memory` bytes while it generates: its share, in which weights
+    and an episode must fit (else infinite), or what it needs while it gets new weights."""
     size, gpus, seqs = shape.itemsize, layout.copy_gpus, config.rollout.max_num_seqs
+    weights = -(-(shape.parameters + shape.adapter) * size // gpus)
+    token = 2 * shape.layers * -(-shape.kv_heads // gpus) * shape.head_dim * size
     prompts = max(VLLM_TOKENS, seqs) * (2 * shape.ffn + 4 * shape.width) * size // gpus
-    return Generation(
-        weights=-(-(shape.parameters + shape.adapter) * size // gpus),
-        token=2 * shape.layers * -(-shape.kv_heads // gpus) * shape.head_dim * size,
-        own=SERVER + max(prompts, SAMPLED_LOGIT * seqs * shape.vocabulary),
-    )
+    own = SERVER + max(prompts, SAMPLED_LOGIT * seqs * shape.vocabulary)
+    share = config.cluster.gpu_memory_utilization * memory
+    fits = weights + own + token * config.data.max_episode_tokens <= share
+    return max(share, weights + own + BUCKET) - (1 - USABLE) * memory if fits else float("inf")
 
 
-def machine_memory(shape: Shape, config: Config, layout: Layout) -> list[Part]:
-    """What one of verl's machines holds in its memory: with GPUs, while weights load (`rollout`) and after
-    (`update`); without, throughout the run, beside the workers' parts."""
-    cluster, nodes, copies = config.cluster, layout.nodes, layout.copies
-    held, trained = shape.parameters + shape.adapter + shape.critic, shape.trainable + shape.critic_trained
-    processes = sum(-(-count // nodes) for count in (layout.workers, copies, layout.episode_workers))
-    processes += SINGLE_PROCESSES
-    reference = 0 if layout.kind == "megatron" else shape.reference * FLOAT32 // nodes
-    rows = [("reference weights", reference, "float32"), ("processes", processes * PROCESS, f"{processes}")]
-    loading = []
-    if layout.cpu:
-        cache = cache_bytes(shape, config.rollout.max_num_seqs, config.data.max_episode_tokens)
-        rows.append(("engine weights", copies * shape.parameters * shape.itemsize, f"{copies} copies"))
-        rows.append(("KV cache", copies * cache, f"{copies} copies"))
-    else:
-        readers = layout.workers // nodes if shape.tied else 1  # verl reads a tied model in every worker
-        loading.append(Part("loading", readers * shape.parameters * FLOAT32, 0, f"{readers} × in float32"))
-        if shape.adapter and cluster.rollout != "sglang":
-            size = copies * shape.parameters * shape.itemsize // nodes
-            loading.append(Part("sleeping weights", 0, size, "what vLLM adds adapters to"))
-        if cluster.param_offload:
-            rows.append(("offloaded weights", held * FLOAT32 // nodes, "cluster.param_offload"))
-        if cluster.optimizer_offload:
-            rows.append(("offloaded optimiser", trained * MOMENTS // nodes, "cluster.optimizer_offload"))
-    return [*(Part(name, size, size, how) for name, size, how in rows if size), *loading]
-
-
-def checkpoint_bytes(shape: Shape, layout: Layout) -> int:
-    """Bytes on disk of one checkpoint: the local backend's merged model and the state to resume from;
-    verl's weights and moments of policy and critic in float32."""
-    trained, size = shape.trainable + shape.critic_trained, shape.itemsize
-    if layout.kind == "local":
-        beside = 2 * shape.adapter + shape.critic_trained  # an adapter is saved to resume, and for others
-        return (shape.parameters + beside) * size + trained * layout.state_bytes(size)[1]
-    return (shape.parameters + shape.adapter + shape.critic) * FLOAT32 + trained * MOMENTS
-
-
-# What to set
-
-Size = Callable[[Mapping[str, Any]], int]
-"""The bytes of a phase with some settings changed."""
+Fits = dict[str, dict[str, Any] | None]
 
 
 def settings_that_fit(
-    config: Config, shape: Shape, phase: Phase, size: Size, room: float, is_local: bool
-) -> dict[str, Any] | None:
-    """The first settings with which a phase fits `room` bytes: none, then those that leave what is learned as
-    it is, then adapters for critic and policy. None where nothing is enough."""
-    longest = config.data.max_episode_tokens
-    limits = {"actor.ppo_max_token_len": config.actor.ppo_max_token_len}
-    if shape.critic:
-        limits["critic.ppo_max_token_len"] = config.critic.ppo_max_token_len
-    fewer: list[dict[str, Any]] = [{}]
-    if phase == "rollout":
-        fewer += [{"rollout.max_num_seqs": count} for count in _halves(config.rollout.max_num_seqs, 1)]
-    else:
-        halves = _halves(max(limits.values()), longest)
-        fewer += [{key: count for key, now in limits.items() if count < now} for count in halves]
+    config: Config, path: str | Path, shape: Shape, layout: Layout, rooms: Mapping[str, int]
+) -> Fits:
+    """The settings with which both phases fit each of `rooms`, devices of so many bytes.
+
+    The first that is enough: none, those that leave what is learned as it is, adapters for critic and policy.
+    """
+
+    @cache
+    def shape_with(rank: int, critic_rank: int) -> Shape:
+        if (rank, critic_rank) == (config.model.lora_rank, config.critic.lora_rank):
+            return shape
+        ranks = {"model.lora_rank": rank, "critic.lora_rank": critic_rank}
+        return shape_of(config.with_settings(ranks), path, needs_critic=shape.critic > 0)
+
+    def fits(changed: Config, phase: Phase, memory: int) -> bool:
+        sizes = shape_with(changed.model.lora_rank, changed.critic.lora_rank)
+        needed = float(total(footprint(sizes, changed, layout), phase))
+        if layout.kind == "verl" and not layout.cpu and phase == "rollout":
+            needed += server_bytes(sizes, changed, layout, memory)
+        return needed <= USABLE * memory
+
+    def chosen_for(memory: int) -> dict[str, Any] | None:
+        chosen: dict[str, Any] = {}
+        for phase in PHASES:
+            changes = _changes(config.with_settings(chosen), phase, layout, shape.critic > 0)
+            more = next(
+                (each for each in changes if fits(config.with_settings({**chosen, **each}), phase, memory)),
+                None,
+            )
+            if more is None:
+                return None
+            chosen |= more
+        return chosen
+
+    return {name: chosen_for(memory) for name, memory in rooms.items()}
+
+
+def _changes(config: Config, phase: Phase, layout: Layout, needs_critic: bool) -> Iterator[dict[str, Any]]:
+    """What to set for less memory in a phase, in the order in which it is tried."""
     more: list[dict[str, Any]] = [{}]
-    if phase == "update" and not config.model.gradient_checkpointing:
-        more.append({"model.gradient_checkpointing": True})
-    if phase == "rollout" and not is_local and not config.cluster.param_offload:
-        more.append({"cluster.param_offload": True, "cluster.optimizer_offload": True})
-    if is_local and shape.critic and not config.critic.lora_rank:  # verl's critic has no adapter
-        more.append(more[-1] | {"critic.lora_rank": 32})
+    if phase == "update":
+        limits = {"actor.ppo_max_token_len": config.actor.ppo_max_token_len}
+        if needs_critic:
+            limits["critic.ppo_max_token_len"] = config.critic.ppo_max_token_len
+        least = config.data.max_episode_tokens
+        if not config.model.gradient_checkpointing:
+            more.append({"model.gradient_checkpointing": True})
+    else:
+        limits, least = {"rollout.max_num_seqs": config.rollout.max_num_seqs}, 1
+        if layout.kind == "verl" and not config.cluster.param_offload:
+            more.append({"cluster.param_offload": True, "cluster.optimizer_offload": True})
+    if layout.kind == "local" and needs_critic and not config.critic.lora_rank:
+        more.append(more[-1] | {"critic.lora_rank": 32})  # verl's critic has no adapter
     if not config.model.lora_rank:
         more.append(more[-1] | {"model.lora_rank": 32})
-    candidates = (held | less for held in more for less in fewer)
-    return next((settings for settings in candidates if size(settings) <= room), None)
-
-
-def _halves(value: int, least: int) -> Iterator[int]:
-    """Half of `value`, half of that, … and `least` at the end."""
-    while value > least:
-        value = max(value // 2, least)
-        yield value
+    for settings in more:
+        yield settings
+        count = max(limits.values())
+        while count > least:
+            count = max(count // 2, least)
+            yield settings | {key: count for key, now in limits.items() if count < now}

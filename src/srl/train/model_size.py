@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from srl.config import Config
 from srl.errors import UserError
 from srl.hub_models import HubName, fetched, is_gguf
 from srl.model import add_lora, context_of, count_parameters, error_line, of_run, pick_device, pick_dtype
+from srl.train.convert_gguf import check_gguf
 from srl.update.critic import Critic
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
@@ -87,14 +88,22 @@ def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
 
     Of a model on the hub that is not in `PUBLISHED`, its `config.json` is fetched. Raises UserError.
     """
+    from srl.train.load_components import critic_options
+
     settings = config.model
     dtype = pick_dtype(settings.dtype, pick_device(settings.device))
     policy = meta_model(config, path, dtype)
-    parameters, outside = count_parameters(policy), _embeddings(policy)
+    tables = [policy.get_input_embeddings(), policy.get_output_embeddings()]
+    outside = sum({id(table.weight): table.weight.numel() for table in tables if table is not None}.values())
+    parameters = count_parameters(policy)
     if settings.lora_rank > 0:
         add_lora(policy, settings.lora_rank, settings.lora_alpha, settings.lora_target_modules)
     attention = settings.attn_implementation
-    sizes, critic = policy.config.get_text_config(), _critic(config, policy) if needs_critic else []
+    shared, critic = {id(weight) for weight in policy.parameters()}, list[nn.Parameter]()
+    if needs_critic:
+        weights = Critic(policy, **critic_options(config)).parameters()
+        critic = [weight for weight in weights if id(weight) not in shared]
+    sizes = policy.config.get_text_config()
     heads = sizes.num_attention_heads
     return Shape(
         kind=sizes.model_type, layers=sizes.num_hidden_layers, width=sizes.hidden_size, heads=heads,
@@ -111,15 +120,6 @@ def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
     )  # fmt: skip
 
 
-def _critic(config: Config, policy: PreTrainedModel) -> list[nn.Parameter]:
-    """The critic's weights that are not the policy's too."""
-    from srl.train.load_components import critic_options
-
-    shared = {id(weight) for weight in policy.parameters()}
-    critic = Critic(policy, **critic_options(config))
-    return [weight for weight in critic.parameters() if id(weight) not in shared]
-
-
 def _reference(config: Config, parameters: int, dtype: torch.dtype) -> int:
     """Parameters of the reference: none without KL, or where it is the policy without its adapter."""
     if not config.needs_reference:
@@ -127,12 +127,6 @@ def _reference(config: Config, parameters: int, dtype: torch.dtype) -> int:
     if config.ref.path is not None:
         return count_parameters(meta_model(config, config.ref.path, dtype))
     return 0 if config.model.lora_rank > 0 else parameters
-
-
-def _embeddings(model: PreTrainedModel) -> int:
-    """Parameters of embedding and head, counted once where they are tied."""
-    tables = [model.get_input_embeddings(), model.get_output_embeddings()]
-    return sum({id(table.weight): table.weight.numel() for table in tables if table is not None}.values())
 
 
 def meta_model(config: Config, path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -154,6 +148,7 @@ def meta_model(config: Config, path: str | Path, dtype: torch.dtype) -> PreTrain
 
 
 def _sizes(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
+    """The `config.json` of a directory, a published model, a GGUF file, or a model on the hub."""
     from transformers import AutoConfig
 
     if (Path(path) / "config.json").is_file():
@@ -162,21 +157,12 @@ def _sizes(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
         )
     if str(path) in PUBLISHED:
         return AutoConfig.for_model(**PUBLISHED[str(path)])
-    return _sizes_of_others(path, trust_remote_code)
-
-
-def _sizes_of_others(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """Of a GGUF file, or of a model on the hub."""
-    from transformers import AutoConfig
-
-    from srl.train.convert_gguf import check_gguf
-
     if is_gguf(path):
         check_gguf(Path(path))
         return AutoConfig.from_pretrained(str(Path(path).parent), gguf_file=Path(path).name)
     if name := HubName.parse(path):
         return _sizes(fetched(name, "config", trust_remote_code=trust_remote_code), trust_remote_code)
     raise UserError(
-        f"no model directory {path} (expected a config.json in it); give --model a directory, ORG/NAME of "
-        f"the Hugging Face hub, or a GGUF file{of_run(Path(path))}"
-    )
+        f"no model directory {path} (expected a config.json in it){of_run(Path(path))}",
+        key="model.path", hint="a directory, ORG/NAME of the Hugging Face hub, or a GGUF file",
+    )  # fmt: skip

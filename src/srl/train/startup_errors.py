@@ -26,53 +26,54 @@ from srl.train.questions import SPLITS, check_training_questions, choose_templat
 from srl.train.report import check_loggers
 from srl.trajectory import Phase
 
+Check = Callable[[], object]
 
-def startup_errors(config: Config, *checks: Callable[[], object]) -> Iterator[str]:
+
+def startup_errors(config: Config, *checks: Check) -> Iterator[str]:
     """A line for each error in model, data, prompt, plugins, and what is searched, and for those of `checks`.
 
     No server is contacted.
     """
-    found = list(unusable_files(config))
-    for check in (*_checks(config), *checks):
+    errors = list(unusable_files(config))
+    for check in (*_of_model(config), *_of_questions(config), *_of_search(config), *checks):
         try:
             check()
         except (UserError, CheckFailed) as error:
-            found.append(str(error))
-    yield from dict.fromkeys(found)
+            errors.append(str(error))
+    yield from dict.fromkeys(errors)
 
 
-def _checks(config: Config) -> Iterator[Callable[[], object]]:
+def _of_model(config: Config) -> Iterator[Check]:
     model = config.model
     yield partial(check_loggers, config.trainer.logger)
+    yield partial(load_algorithm, config)
     for path in filter(None, (model.path, config.ref.path)):
         if Path(path).is_dir():
             yield partial(check_directory, Path(path), model.trust_remote_code)
     if model.tokenizer is not None and not HubName.parse(model.tokenizer):
         yield partial(load_tokenizer, model.tokenizer, model.trust_remote_code)
-    yield from _question_checks(config)
-    if model.path is None and config.sft.train_files is not None:
-        yield partial(read_demonstrations, Path(config.sft.train_files))
-    yield partial(load_template, config)
-    yield partial(load_algorithm, config)
-    yield partial(_check_engine, config)
+    if config.rollout.engine == "vllm":
+        yield _check_vllm
     for name in config.reward.weights:
         yield partial(manager.load, "reward", name, config.reward.options(name))
-    if config.rollout.search:
-        yield from _search_checks(config)
 
 
-def _check_engine(config: Config) -> None:
-    if config.rollout.engine == "vllm":
-        from srl.rollout.vllm_engine import version_problem
+def _check_vllm() -> None:
+    from srl.rollout.vllm_engine import version_problem
 
-        if problem := version_problem():
-            raise UserError(problem)
+    if problem := version_problem():
+        raise UserError(problem)
 
 
-def _question_checks(config: Config) -> Iterator[Callable[[], object]]:
+def _of_questions(config: Config) -> Iterator[Check]:
     """The questions and the length of their prompts; the files alone if no tokenizer can be loaded."""
-    codec = _load_codec(config)
-    if codec is not None:
+    yield partial(load_template, config)
+    if config.model.path is None and config.sft.train_files is not None:
+        yield partial(read_demonstrations, Path(config.sft.train_files))
+    codec: Codec | None = None
+    with suppress(UserError):  # another check reports it
+        section = config.model.model_copy(update={"path": str(start_of(config))})
+        codec = load_codec(section, None, lambda note: None)
         yield partial(codec.encode_prompt, choose_template(config).messages("Who?"))
     for phase in SPLITS:
         files = getattr(config.data, f"{phase}_files") or ()
@@ -85,29 +86,31 @@ def _question_checks(config: Config) -> Iterator[Callable[[], object]]:
 
 def _check_split(phase: Phase, config: Config, codec: Codec) -> None:
     """The questions of one phase; there are some to train on, which fit `data.mix`."""
-    found = load_split(phase, config, codec, lambda note: None)
+    questions = load_split(phase, config, codec, lambda note: None)
     if phase == "train" and config.data.train_files:
-        check_training_questions(found, config, config.algorithm.name)
-        for line in load_rewards(config).without_effect(found):
+        check_training_questions(questions, config, config.algorithm.name)
+        for line in load_rewards(config).without_effect(questions):
             raise UserError(line)
 
 
-def _load_codec(config: Config) -> Codec | None:
-    """The model's codec; None if its tokenizer is missing or damaged, which another check reports."""
-    section = config.model.model_copy(update={"path": str(start_of(config))})
-    with suppress(UserError):
-        return load_codec(section, None, lambda note: None)
-    return None
-
-
-def _search_checks(config: Config) -> Iterator[Callable[[], object]]:
-    search, corpus = config.search, config.data.corpus
-    yield partial(_check_cassette, config)
-    if search.replays:
+def _of_search(config: Config) -> Iterator[Check]:
+    """A cassette to replay must match the search settings; one to record must not exist yet. Retrievers are
+    made of their options."""
+    if not config.rollout.search:
         return
-    if corpus is not None:
-        yield partial(check_corpus, Path(corpus))
-    yield from _retriever_checks(config)
+    search, (mode, file) = config.search, config.search.cassette_use or ("", "")
+    if mode == "replay":
+        yield partial(Replay, file, topk=search.topk)
+        return
+    if mode == "record" and Path(file).exists():
+        yield partial(_raise, UserError(f"{file} already exists; name another file", key="search.cassette"))
+    if config.data.corpus is not None:
+        yield partial(check_corpus, Path(config.data.corpus))
+    if search.url is None and search.index is None:
+        yield partial(load_retriever, config.retriever.name, config.retriever.options(config.retriever.name))
+    for named in search.retrievers.values():
+        if named.retriever is not None:
+            yield partial(load_retriever, named.retriever, named.options)
     sources: list[Search | NamedRetriever] = [search, *search.retrievers.values()]
     for source in sources:
         yield from (partial(retrieve_url, url) for url in source.url or ())
@@ -115,20 +118,5 @@ def _search_checks(config: Config) -> Iterator[Callable[[], object]]:
             yield partial(check_index, Path(source.index))
 
 
-def _retriever_checks(config: Config) -> Iterator[Callable[[], object]]:
-    """The retriever of the corpus, and the live ones with a name, are made of their options."""
-    search, name = config.search, config.retriever.name
-    if search.url is None and search.index is None:
-        yield partial(load_retriever, name, config.retriever.options(name))
-    for named in search.retrievers.values():
-        if named.retriever is not None:
-            yield partial(load_retriever, named.retriever, named.options)
-
-
-def _check_cassette(config: Config) -> None:
-    """A cassette to replay must match the search settings; one to record must not exist yet."""
-    mode, file = config.search.cassette_use or ("", "")
-    if mode == "replay":
-        Replay(file, topk=config.search.topk)
-    if mode == "record" and Path(file).exists():
-        raise UserError(f"search.cassette: {file} already exists; name another file")
+def _raise(error: Exception) -> None:
+    raise error
