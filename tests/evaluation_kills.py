@@ -28,6 +28,7 @@ from srl.index import build_index
 from srl.protocol import template
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.store import find_logs
+from srl.train.evaluation_run import FILE
 from srl.train.new_model import Sizes, make_model
 from srl.trajectory import Passage
 from srl.workspace import Workspace
@@ -107,7 +108,9 @@ class Session:
         sets = [part for text in SETS for part in ("--set", text)]
         given = ["--data", str(self.folder / "test.jsonl"), "--index", str(self.folder / "index"), "--json"]
         model = str(self.folder / "model")
-        arguments = ["-q", "--workspace", str(self.workspace), "eval", "run", model, *given, *sets]
+        begun = [run.name for run in Workspace(self.workspace).all_runs() if (run / FILE).is_file()]
+        goes_on = ["--run", begun[0]] if begun else []
+        arguments = ["-q", "--workspace", str(self.workspace), "eval", "run", model, *given, *sets, *goes_on]
         self.process = _PROCESSES.Process(
             target=evaluate, args=(arguments, self.asked_file, self.report, self.turn_s)
         )

@@ -470,7 +470,7 @@ def test_baselines_are_columns_of_one_table_and_rows_of_json(place, typed):
 def test_a_baseline_that_is_added_later_leaves_the_other_answers_as_they_are(place, typed):
     searching = ("--index", str(place / "index"), "--json")
     first = json.loads(typed(*searching, "--baseline", "rag")[1])
-    report = json.loads(typed(*searching, "--baseline", "few-shot", "--baseline", "rag")[1])
+    report = json.loads(typed(*searching, "--baseline", "few-shot", "--baseline", "rag", "--run", "last")[1])
     assert [report[name]["generated"] for name in ("search", "rag", "few-shot")] == [0, 0, 4]
     assert report["rag"]["run"] == first["rag"]["run"]
 

@@ -18,7 +18,8 @@ from srl.serve.cassette import Recorder, Replay, read_cassette
 from srl.train import cold_start
 from srl.train import search as searching
 from srl.train.episodes import EpisodeRunner
-from srl.train.evaluate_model import evaluate_model, settings_of
+from srl.train.evaluate_model import evaluate_model
+from srl.train.model_settings import settings_of
 from srl.train.run import resume, start
 from srl.train.search import load_search, new_cassette
 from srl.train.verl.config_check import refused

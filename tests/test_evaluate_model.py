@@ -17,7 +17,7 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 import srl.store
 from srl.cli import main
-from srl.config import Config, load_config
+from srl.config import load_config
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.errors import CheckFailed, UserError
@@ -36,14 +36,12 @@ from srl.store import LogWriter, RunInfo, read_records
 from srl.train.evaluate_model import (
     Evaluation,
     ModelReport,
-    _how_to_continue,
     check_failures,
     evaluate_model,
-    local_settings,
-    settings_of,
 )
-from srl.train.evaluation.generate import generate
+from srl.train.evaluation_run import generate
 from srl.train.model_card import card_of_run, write_card
+from srl.train.model_settings import local_settings, settings_of
 from srl.train.named_checkpoint import model_directory
 from srl.train.questions import load_template
 from srl.train.search import IndexDigests
@@ -101,7 +99,7 @@ def play(script: dict[str, list[str]], search: Any, n: int = 1) -> Evaluation:
                     Environment(codec, template("search-r1"), options, search), log, at_once=3,
                 )
             )  # fmt: skip
-        return Evaluation.read(Path(folder), QUESTIONS, n, len(wanted))
+        return Evaluation.read([Path(folder)], QUESTIONS, n, len(wanted))
 
 
 def logged(found: Evaluation) -> list[Trajectory]:
@@ -269,7 +267,7 @@ def test_several_samples_show_pass_at_k_and_repeat(place: Path, capsys: pytest.C
     code, out, _ = run(place, capsys, *arguments)
     assert code == 0
     assert "pass@2" in out
-    assert run(place, capsys, *arguments, "--fresh")[1] == out
+    assert run(place, capsys, *arguments)[1] == out
 
 
 def test_limit_draws_the_same_questions_each_time(place: Path) -> None:
@@ -287,25 +285,6 @@ def test_limit_draws_the_same_questions_each_time(place: Path) -> None:
     assert drawn[0] == drawn[1]
     assert len(drawn[0]) == 2
     assert drawn[2] == [question.id for question in QUESTIONS]
-
-
-def test_greedy_answers_do_not_depend_on_the_seed(place: Path) -> None:
-    said = set()
-    for seed in (0, 1):
-        flags = {"search.index": place / "index", "trainer.seed": seed}
-        config = settings_of(place / "model", None, None, flags, SMALL)
-        report = evaluate_model(config, [str(place / "test.parquet")], Workspace.resolve())
-        said.add(tuple(item.policy_text for item in logged(report.settings["search"])))
-    assert len(said) == 1
-
-
-def test_model_is_evaluated_in_half_precision(place: Path) -> None:
-    flags = {"search.index": place / "index", "model.dtype": "float16", "model.device": "cpu"}
-    config = settings_of(place / "model", None, None, flags, SMALL)
-    report = evaluate_model(config, [str(place / "test.parquet")], Workspace.resolve(), limit=2)
-    said = [item.policy_text for item in logged(report.settings["search"])]
-    assert len(said) == 2
-    assert all(said)
 
 
 class Actor(ScriptedEngine):
@@ -349,12 +328,6 @@ def test_search_and_no_search_run_on_the_same_questions_with_their_own_prompts(
     assert asked[0] == asked[1]
     starts = [logged(found)[0].segments[0].text[:50] for found in (search, plain)]
     assert starts == [template(name).prompt[:50] for name in ("search-r1", "r1")]
-
-
-def test_greedy_samples_of_one_question_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(place, capsys, "--index", str(place / "index"), "--n", "4")
-    assert (code, out) == (2, "")
-    assert "--temperature 1" in err
 
 
 def test_another_index_than_in_training_is_said_aloud(
@@ -449,17 +422,6 @@ def test_a_model_trained_on_the_prompts_of_its_files_is_measured_on_them(
     assert ("Mine: " in logged(report.settings["search"])[0].segments[0].text) is own
 
 
-def test_a_run_means_its_newest_checkpoint(place: Path, workspace: Path) -> None:
-    run = workspace / "runs" / "20260101T000000Z-x-grpo-s0-00ff"
-    (run / "checkpoints").mkdir(parents=True)
-    with pytest.raises(UserError, match="no checkpoint yet"):
-        model_directory("last", Workspace.resolve())
-    for step in ("step-000010", "step-000020"):
-        _copy_of(place / "model", run / "checkpoints" / step)
-    assert model_directory("last", Workspace.resolve()).name == "step-000020"
-    assert model_directory(str(place / "model"), Workspace.resolve()) == place / "model"
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -470,6 +432,9 @@ def test_a_run_means_its_newest_checkpoint(place: Path, workspace: Path) -> None
         (["--index", "x", "--template", "nope"], "no template 'nope'"),
         (["--index", "INDEX", "--set", "rollout.max_turn=1"], "max_turns"),
         (["--index", "INDEX", "--preset", "huge"], "no preset 'huge'"),
+        (["--index", "INDEX", "--n", "4"], "--temperature 1"),
+        (["--index", "INDEX", "--shard", "5/4"], "--shard"),
+        (["--index", "INDEX", "--run", "nowhere"], "no run"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -493,12 +458,6 @@ def test_a_broken_srl_json_is_named(place: Path, tmp_path: Path, text: str, comp
         settings_of(model, None, None, {}, [])
 
 
-def test_no_model_is_a_mistake(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(place, capsys, "--index", str(place / "index"), model="nowhere")
-    assert code == 2
-    assert "nowhere" in err
-
-
 def test_a_dead_search_is_exit_code_1_after_the_table(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,17 +479,3 @@ def _copy_of(model: Path, to: Path) -> Path:
     for file in model.iterdir():
         (to / file.name).hardlink_to(file)
     return to
-
-
-@pytest.mark.parametrize(
-    ("cassette", "fresh", "said"),
-    [
-        (None, False, "the same command continues the evaluation"),
-        (None, True, "the same command without --fresh continues the evaluation"),
-        ("record c", True, "an evaluation that records starts over: remove c, or name another cassette"),
-        ("replay c", True, "an evaluation that replays a cassette starts over"),
-    ],
-)
-def test_a_stopped_evaluation_says_how_it_goes_on(cassette, fresh, said):
-    config = Config().with_settings({"search.cassette": cassette})
-    assert _how_to_continue(config, fresh) == said

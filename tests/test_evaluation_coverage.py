@@ -15,9 +15,9 @@ from srl.evaluate.coverage import Coverage, read_coverage
 from srl.evaluate.sample import Selection
 from srl.serve.in_process import LocalSearch
 from srl.serve.named_retrievers import NamedRetrievers, indexes_of
-from srl.train.evaluation import coverage as module
-from srl.train.evaluation import generate as generating
-from srl.train.evaluation.coverage import evaluation_coverage
+from srl.train import evaluation_coverage as module
+from srl.train import evaluation_run as generating
+from srl.train.evaluation_coverage import evaluation_coverage
 from srl.workspace import Workspace
 
 LACKS = question("town1", builder="Orra Vess")
@@ -95,7 +95,7 @@ def test_the_corpus_is_read_once_for_the_same_questions(place: Place, passes: li
 def test_a_damaged_file_is_made_again(place: Place, passes: list[int]) -> None:
     run = place.evaluate().settings["search"].run
     (run / "coverage.parquet").write_bytes(b"no")
-    place.evaluate()
+    place.evaluate(runs=[run])
     assert passes == [4, 4]
     assert read_coverage(run) is not None
 

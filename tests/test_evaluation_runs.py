@@ -1,12 +1,10 @@
-"""Evaluations as runs: their log, resuming, what is taken from an earlier one, and what makes a new one."""
+"""Evaluations as runs: their log, going on by name, shards, and what is refused."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import json
-import re
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +15,10 @@ from tests.scripts import TableSearch
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 import srl.store
-from srl.answers import exact_match
 from srl.cli import main
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.errors import UserError
-from srl.evaluate import wilson_interval
-from srl.files import locked
 from srl.index import build_index
 from srl.model import save_model
 from srl.protocol import template
@@ -32,9 +27,10 @@ from srl.rollout.engine import Completion, EngineFault, Sampling, ScriptedEngine
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.store import LogWriter, RunInfo, read_records, rows
-from srl.train.evaluate_model import ModelReport, evaluate_model, settings_of
-from srl.train.evaluation import generate as generating
-from srl.train.evaluation.generate import RunningEm, generate
+from srl.train import evaluation_run
+from srl.train.evaluate_model import Evaluation, ModelReport, evaluate_model
+from srl.train.evaluation_run import generate
+from srl.train.model_settings import settings_of
 from srl.trajectory import Passage, Question, SearchTool, Trajectory
 from srl.workspace import Workspace
 
@@ -128,7 +124,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(generating, "PAUSE_S", 0.0)
+    monkeypatch.setattr(evaluation_run, "PAUSE_S", 0.0)
     return Place(tmp_path, monkeypatch)
 
 
@@ -157,54 +153,47 @@ def test_an_evaluation_is_a_run_whose_log_holds_every_answer(place: Place) -> No
         ).fetchall() == [("finished", "eval", 12)]
 
 
-def test_the_same_evaluation_again_generates_nothing(place: Place) -> None:
-    first = place.evaluate()
-    again = place.evaluate()
-    assert place.asked == []
-    assert (again.settings["search"].run, again.settings["search"].generated) == (
-        first.settings["search"].run,
-        0,
-    )
-    assert again.settings["search"].metrics == first.settings["search"].metrics
-    assert any("12 of 12 episodes are in its log" in note for note in place.notes)
-
-
-def test_fresh_generates_everything_anew_in_another_run(place: Place) -> None:
-    first, fresh = place.evaluate().settings["search"], place.evaluate(fresh=True).settings["search"]
-    assert len(place.asked) == 12
-    assert fresh.run != first.run
-    assert place.evaluate().settings["search"].run == fresh.run
-
-
-def test_more_questions_and_samples_add_to_the_log(place: Place) -> None:
+def test_an_evaluation_that_goes_on_generates_only_what_its_log_lacks(place: Place) -> None:
     few = place.evaluate("eval.temperature=1", limit=5).settings["search"]
     assert len(place.asked) == 5
-    all_of_them = place.evaluate("eval.temperature=1").settings["search"]
-    assert len(place.asked) == 7
-    assert all_of_them.run == few.run
-    twice = place.evaluate("eval.temperature=1", n=2).settings["search"]
-    assert place.asked == sorted(TOWNS)
-    assert twice.run == few.run
+    rest = place.evaluate("eval.temperature=1", runs=[few.run]).settings["search"]
+    assert (len(place.asked), rest.run) == (7, few.run)
+    twice = place.evaluate("eval.temperature=1", n=2, runs=[few.run]).settings["search"]
+    assert (place.asked, twice.run) == (sorted(TOWNS), few.run)
     trajectories = logged(few.run)
     assert len({item.id for item in trajectories}) == len(trajectories) == 24
-    assert place.evaluate("eval.temperature=1", limit=5).settings["search"].metrics == few.metrics
+    again = place.evaluate("eval.temperature=1", limit=5, runs=[few.run]).settings["search"]
+    assert (again.metrics, again.generated, place.asked) == (few.metrics, 0, [])
+    assert place.evaluate(limit=5).settings["search"].run != few.run
+
+
+def test_shards_are_parts_of_one_evaluation(place: Place) -> None:
+    whole = place.evaluate().settings["search"]
+    parts = [place.evaluate(shard=(number, 3)).settings["search"] for number in (1, 2, 3)]
+    assert [part.generated for part in parts] == [4, 4, 4]
+    assert len({part.run for part in parts}) == 3
+    together = place.evaluate(runs=[part.run for part in parts]).settings["search"]
+    assert (together.generated, times_apart(together)) == (0, times_apart(whole))
+
+
+def times_apart(evaluation: Evaluation) -> dict[str, float]:
+    return {name: value for name, value in evaluation.metrics.items() if "timing_s" not in name}
 
 
 def test_an_evaluation_that_was_stopped_goes_on_where_it_was(place: Place, tmp_path: Path) -> None:
     place.fails["town7"] = UserError("the machine is gone")
-    with pytest.raises(UserError, match="the machine is gone"):
+    with pytest.raises(UserError, match="the machine is gone") as caught:
         place.evaluate()
     [run] = Workspace.resolve().all_runs()
+    assert f"--run {run.name}" in caught.value.__notes__[-1]
     before = {item.question.id for item in logged(run)}
     assert before
     place.fails.clear()
-    found = place.evaluate().settings["search"]
+    found = place.evaluate(runs=[run]).settings["search"]
     assert {f"towers/test/{town}" for town in place.asked} == {item.id for item in QUESTIONS} - before
     assert found.run == run
-    never_stopped = place.evaluate(fresh=True).settings["search"]
-    assert [item for item in found.metrics.items() if "timing_s" not in item[0]] == [
-        item for item in never_stopped.metrics.items() if "timing_s" not in item[0]
-    ]
+    never_stopped = place.evaluate().settings["search"]
+    assert times_apart(found) == times_apart(never_stopped)
     assert [replace_times(item) for item in logged(run)] == [
         replace_times(item) for item in logged(never_stopped.run)
     ]
@@ -221,7 +210,7 @@ def test_what_a_fault_ended_is_asked_again(place: Place) -> None:
     lost = place.evaluate().settings["search"]
     assert lost.metrics["eval/failed_share"] == pytest.approx(1 / 12)
     place.fails.clear()
-    mended = place.evaluate().settings["search"]
+    mended = place.evaluate(runs=[lost.run]).settings["search"]
     assert (mended.run, mended.generated, place.asked) == (lost.run, 1, ["town3"])
     assert mended.metrics["eval/failed_share"] == 0
     assert len(logged(lost.run)) == 12
@@ -229,62 +218,33 @@ def test_what_a_fault_ended_is_asked_again(place: Place) -> None:
         assert log.execute("SELECT trajectories FROM steps").fetchall() == [(12,)]
 
 
-CHANGES: dict[str, tuple[Callable[[Place], None], str]] = {
-    "model": (lambda place: place.save_model(seed=1), r"the model .*model has changed since {}"),
-    "index": (lambda place: place.index("built by someone"), r"the index .*index has changed since {}"),
-    "text": (
-        lambda place: place.ask([question(TOWNS[0], text="Who planned {}?"), *QUESTIONS[1:]]),
-        r"1 questions have changed since {}, the first is towers/test/town0",
-    ),
-    "answers": (
-        lambda place: place.ask([*QUESTIONS[:-1], question(TOWNS[-1], "Ivo Stell")]),
-        r"1 questions have changed since {}, the first is towers/test/town11",
-    ),
+CHANGES: dict[str, Callable[[Place], object]] = {
+    "search.index": lambda place: place.index("built by someone"),
+    "data": lambda place: place.ask([*QUESTIONS[:-1], question(TOWNS[-1], "Ivo Stell")]),
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_what_changed_under_an_evaluation_is_said_and_starts_a_new_one(place: Place, name: str) -> None:
-    before = place.evaluate().settings["search"].run
-    change, told = CHANGES[name]
-    change(place)
-    after = place.evaluate().settings["search"]
-    assert (after.run != before, after.generated) == (True, 12)
-    pattern = told.format(before.name) + ": a new evaluation starts"
-    [note] = [note for note in place.notes if "new evaluation" in note]
-    assert re.search(pattern, note)
-    assert place.evaluate().settings["search"].generated == 0
+@pytest.mark.parametrize("key", [*CHANGES, "rollout.max_turns=2", "data.template=tiny", "trainer.seed=3"])
+def test_an_evaluation_goes_on_only_as_it_was(place: Place, key: str) -> None:
+    run = place.evaluate().settings["search"].run
+    if key in CHANGES:
+        CHANGES[key](place)
+    with pytest.raises(UserError) as caught:
+        place.evaluate(*([] if key in CHANGES else [key]), runs=[run])
+    assert caught.value.key == key.partition("=")[0]
+    assert len(logged(run)) == 12
 
 
-@pytest.mark.parametrize(
-    "setting",
-    ["rollout.max_turns=2", "data.template=tiny", "eval.temperature=1", "trainer.seed=3", "search.topk=1"],
-)
-def test_other_settings_are_another_evaluation(place: Place, setting: str) -> None:
-    before = place.evaluate().settings["search"].run
-    found = place.evaluate(setting).settings["search"]
-    assert (found.run != before, found.generated) == (True, 12)
-    assert not any("changed" in note for note in place.notes)
+def test_what_costs_memory_or_time_may_change_as_an_evaluation_goes_on(place: Place) -> None:
+    run = place.evaluate(limit=5).settings["search"].run
+    sets = ("rollout.max_num_seqs=3", "search.max_failed=0.5", "eval.max_failed=0.5")
+    assert place.evaluate(*sets, runs=[run]).settings["search"].generated == 7
 
 
-def test_two_evaluations_of_the_same_at_once_are_refused(place: Place) -> None:
-    run = place.evaluate(limit=3).settings["search"].run
-    with locked(run, "taken"), pytest.raises(UserError, match=f"another process evaluates in {run.name}"):
-        place.evaluate()
-    assert place.evaluate().settings["search"].generated == 9
-
-
-def test_what_is_no_evaluation_is_left_as_it_is_and_a_newer_one_is_left_out(place: Place) -> None:
-    workspace = Workspace.resolve()
-    foreign, newer = workspace.new_run("tiny", "eval", 0), workspace.new_run("tiny", "eval", 0)
-    (foreign / "thesis.txt").write_text("mine", encoding="utf-8")
-    (newer / "evaluation.json").write_text('{"format": 2}', encoding="utf-8")
-    found = place.evaluate(limit=2).settings["search"]
-    assert workspace.all_runs() == [foreign, newer, found.run]
-    assert (foreign / "thesis.txt").read_text(encoding="utf-8") == "mine"
-    [note] = [note for note in place.notes if note.startswith("warning")]
-    assert f"{newer.name} is left out" in note
-    assert "format 2" in note
+def test_what_is_no_evaluation_does_not_go_on(place: Place) -> None:
+    with pytest.raises(UserError) as caught:
+        place.evaluate(runs=[Workspace.resolve().new_run("tiny", "eval", 0)])
+    assert caught.value.key == "run"
 
 
 def test_a_workspace_that_cannot_be_written_is_one_line(place: Place, workspace: Path) -> None:
@@ -294,83 +254,20 @@ def test_a_workspace_that_cannot_be_written_is_one_line(place: Place, workspace:
         place.evaluate()
 
 
-def test_each_setting_is_a_run(place: Place) -> None:
-    found = place.evaluate(no_search_too=True)
-    runs = [item.run for item in found.settings.values()]
+def test_each_setting_is_a_run_and_each_names_the_evaluation(place: Place) -> None:
+    found = place.evaluate(no_search_too=True, limit=5).settings
+    runs = [item.run for item in found.values()]
     assert runs == Workspace.resolve().all_runs()
-    assert [json.loads((run / "evaluation.json").read_text())["setting"] for run in runs] == [
-        "search",
-        "no_search",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (lambda row: row | {"golden_answers": []}, "answer"),
-        (lambda row: row | {"id": "other"}, "id"),
-    ],
-)
-def test_rows_without_an_answer_and_ids_that_repeat_are_refused(
-    place: Place,
-    capsys: pytest.CaptureFixture[str],
-    change: Callable[[dict[str, Any]], dict[str, Any]],
-    complaint: str,
-) -> None:
-    row = {"id": "other", "question": "Who?", "golden_answers": ["me"]}
-    lines = [row, change({"id": "one", "question": "Who?", "golden_answers": ["me"]})]
-    data = place.folder / "test.jsonl"
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    sets = [part for text in SMALL for part in ("--set", text)]
-    code = main(
-        [
-            "eval",
-            "run",
-            str(place.folder / "model"),
-            "--data",
-            str(data),
-            "--index",
-            str(place.folder / "index"),
-            *sets,
-        ]
-    )
-    said = capsys.readouterr()
-    assert (code, said.out) == (2, "")
-    [line] = [line for line in said.err.splitlines() if line.startswith("srl:")]
-    assert "test.jsonl" in line
-    assert complaint in line
-    assert Workspace.resolve().all_runs() == []
+    for named in runs:
+        more = place.evaluate(no_search_too=True, limit=5, runs=[named]).settings
+        assert [(item.run, item.generated) for item in more.values()] == [(run, 0) for run in runs]
+    rag = place.evaluate(baselines=["rag"], limit=5, runs=runs[:1]).settings["rag"]
+    assert rag.generated == 5
+    assert place.evaluate(baselines=["rag"], limit=5, runs=[rag.run]).settings["search"].run == runs[0]
 
 
 def environment(codec: Codec, search: SearchTool | None = None) -> Environment:
     return Environment(codec, template("search-r1"), EpisodeOptions(), search)
-
-
-def test_at_most_as_many_episodes_as_said_are_in_memory(tmp_path: Path) -> None:
-    """Those that run and those that wait to be written, while writing takes longer than generating."""
-    codec, began, written, most = Codec(byte_level_tokenizer()), 0, 0, 0
-
-    class Counted(Says):
-        async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-            nonlocal began, most
-            began += 1
-            most = max(most, began - written)
-            ids = tuple(self.codec.encode_text("<answer>x</answer>"))
-            return Completion(ids, (0.0,) * len(ids), "stop")
-
-    def count(batch: Sequence[Trajectory]) -> None:
-        nonlocal written
-        written += len(batch)
-
-    wanted = [(replace(QUESTIONS[0], id=f"towers/test/town{number}"), 0) for number in range(60)]
-    with LogWriter(tmp_path / "log", RunInfo("run"), adds=True) as log:
-        asyncio.run(
-            generate(
-                wanted, Counted(codec), environment(codec), log, at_once=4, on_written=count,
-            )
-        )  # fmt: skip
-    assert written == 60
-    assert most <= 3 * 4
 
 
 def test_an_episode_that_cannot_be_written_ends_it_with_everything_closed(tmp_path: Path) -> None:
@@ -385,21 +282,19 @@ def test_an_episode_that_cannot_be_written_ends_it_with_everything_closed(tmp_pa
 
     with LogWriter(tmp_path / "log", RunInfo("run"), adds=True) as log:
         log.write = full  # type: ignore[method-assign,assignment]
-        before = threading.active_count()
         with pytest.raises(OSError, match="No space left"):
             asyncio.run(
                 generate(
                     [(QUESTIONS[0], 0)], Says(codec), environment(codec, Closes()), log, at_once=4,
                 )
             )  # fmt: skip
-        assert threading.active_count() == before
     assert closed == ["search"]
 
 
 def test_episodes_that_ended_before_an_error_are_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generating, "PAUSE_S", 60.0)
+    monkeypatch.setattr(evaluation_run, "PAUSE_S", 60.0)
     codec, first, last = Codec(byte_level_tokenizer()), QUESTIONS[:5], QUESTIONS[5]
 
     class Broken(Says):
@@ -422,17 +317,6 @@ def test_episodes_that_ended_before_an_error_are_in_the_log(
             )
         )  # fmt: skip
     assert {item.question.id for item in logged(tmp_path / "log")} == {item.id for item in first}
-
-
-def test_progress_shows_the_exact_match_so_far_with_its_interval() -> None:
-    shown: list[tuple[int, str]] = []
-    running = RunningEm(lambda done, so_far="": shown.append((done, so_far)), [("a", 1.0), ("b", 0.0)])
-    right = Trajectory(QUESTIONS[0], answer="Ada Brix", end="answered", phase="eval")
-    assert exact_match(right.answer, right.question.golden_answers) == 1
-    running([right, replace(right, question=QUESTIONS[1], answer=None, end="failed")])
-    low, high = wilson_interval(0.5, 4)
-    assert shown[0][0] == 2
-    assert shown[1] == (4, f"EM 0.500 ({low:.3f} to {high:.3f})")
 
 
 def test_the_last_run_of_the_training_commands_is_no_evaluation(

@@ -234,7 +234,7 @@ def test_an_evaluation_that_is_interrupted_is_one_line(shell: Shell, place: Path
     command = ("-q", "eval", "run", place / "model", "--config", place / "small.yaml", *data)
     assert shell.typed(*command) == (130, "", "srl: interrupted\n")
     monkeypatch.setattr("srl.train.evaluate_model.summarise", summarise)
-    code, out, _ = shell.typed(*command, "--json")
+    code, out, _ = shell.typed(*command, "--json", "--run", "last")
     assert (code, json.loads(out)["search"]["generated"]) == (0, 0)
 
 

@@ -24,8 +24,9 @@ from srl.protocol import template
 from srl.serve.named_retrievers import NamedRetrievers, digest_of
 from srl.serve.server import bind, create_app, url_of
 from srl.train import search as searching
-from srl.train.evaluate_model import evaluate_model, settings_of
+from srl.train.evaluate_model import evaluate_model
 from srl.train.load_components import load_policy
+from srl.train.model_settings import settings_of
 from srl.train.questions import choose_template, load_questions, warn_about_unlisted_retrievers
 from srl.train.run import resume
 from srl.train.search import IndexDigests, load_search

@@ -44,6 +44,7 @@ CANNOT = {
     r"srl inspect report .*--verdict ": "it wants episodes of that verdict; tests/test_report.py has them",
     r"srl inspect import ": "it wants a dump of verl; tests/test_inspect_exchange.py writes one",
     r"srl inspect why ": "it wants eight training steps; tests/test_why.py has them",
+    r"srl eval run .*--run RUN1": "it wants the runs of two shards; tests/test_evaluation_runs.py makes them",
     r"srl eval run .*--suite search-r1": "it wants the seven test sets of Search-R1",
     r"srl eval run .*--backend verl": "it wants verl; tests/test_verl_evaluation.py has it",
     r"srl (eval run|train (?!.*--dry-run).*--model) [A-Z]\w*/\w": HUB,

@@ -23,7 +23,7 @@ from srl.data.parquet import write_questions
 from srl.errors import UserError
 from srl.serve.in_process import LocalSearch
 from srl.train.episodes import EpisodeRunner
-from srl.train.evaluate_model import settings_of
+from srl.train.model_settings import settings_of
 from srl.train.resume import only_this_process, too_many_failures, with_its_dtype
 from srl.train.run import resume
 from srl.train.run_directory import RunRecord, checkpoints

@@ -105,7 +105,7 @@ def test_model_of_a_server_is_evaluated_without_one_here(shell: Shell, place, co
     assert report["usage"] == {
         "requests": 13, "failed_requests": 0, "prompt_tokens": 120, "completion_tokens": 60, "cost": 0.00084,
     }  # fmt: skip
-    _, _, err = shell.typed(*command, "--fresh")
+    _, _, err = shell.typed(*command)
     assert "13 requests, 120 tokens in, 60 out, cost 0.0008" in err
 
 

@@ -21,9 +21,9 @@ from srl.errors import UserError
 from srl.files import checksums, write_json, write_manifest
 from srl.model import load_model, load_tokenizer, model_digest, new_model, save_model
 from srl.protocol import STOP_STRINGS
-from srl.train.evaluate_model import settings_of
 from srl.train.export import cast, export, is_tokenizer_read_as_written, whole_checkpoints, write_weights
 from srl.train.make_missing import BASE_MODEL
+from srl.train.model_settings import settings_of
 from srl.train.model_size import shape_of
 from srl.train.named_checkpoint import model_directory
 from srl.train.sharded_weights import merged, shard_files, sharding

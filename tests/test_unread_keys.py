@@ -19,7 +19,7 @@ from srl.config.sections import Section
 from srl.config.unread import KINDS, Backend, Kind, unread
 from srl.errors import UserError
 from srl.protocol import EXAMPLES
-from srl.train import evaluate_model
+from srl.train import model_settings
 
 __all__ = ["place"]
 KEYS = [key.name for key in keys()]
@@ -85,7 +85,7 @@ def accessed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind
         patch.setenv("SRL_WORKSPACE", str(out))
         patch.setattr(Section, "__getattribute__", look)
         patch.setattr(srl.config, "load_config", then_clear(srl.config.load_config))
-        patch.setattr(evaluate_model, "local_settings", then_clear(evaluate_model.local_settings))
+        patch.setattr(model_settings, "local_settings", then_clear(model_settings.local_settings))
         for kind, code, arguments in ways:
             seen.clear()
             logs = sorted(out.glob("runs/*-rft-*"))

@@ -202,7 +202,7 @@ def test_verl_continues_a_local_evaluation_and_gives_the_same_answers(tmp_path, 
     finished(*command, "--limit", str(LOCAL), workspace=tmp_path / "verl")
     before = logged(tmp_path / "verl")
     assert len(before) == 2 * LOCAL
-    finished(*command, "--backend", "verl", workspace=tmp_path / "verl")
+    finished(*command, "--backend", "verl", "--run", "last", workspace=tmp_path / "verl")
 
     here, there = logged(tmp_path / "local"), logged(tmp_path / "verl")
     assert len(here) == 2 * QUESTIONS

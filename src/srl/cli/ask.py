@@ -69,7 +69,7 @@ def ask(
     with ExitStack() as stack:
         with output.progress("loading", passing=True):
             from srl.train.ask import conversation
-            from srl.train.evaluate_model import local_settings
+            from srl.train.model_settings import local_settings
 
             settings = local_settings(directory, None, None, flags, sets or [], workspace, output.note, "ask")
             check_search(settings, typed=index or url)

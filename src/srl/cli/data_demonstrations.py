@@ -112,8 +112,8 @@ def demonstrations(
     flags = {"search.index": index, "search.url": url, "data.template": template}
     output.show_counted()
     with output.progress("starting", passing=True):
-        from srl.train.evaluate_model import local_settings
         from srl.train.made_demonstrations import write_made_demonstrations
+        from srl.train.model_settings import local_settings
     settings = local_settings(directory, preset, config, flags, sets or [], workspace, output.note, "made")
     check_search(settings)
     made = write_made_demonstrations(

@@ -14,9 +14,9 @@ from srl.config import Config
 from srl.rollout.environment import Environment, Key
 from srl.rollout.episode import OnProgress
 from srl.serve.named_retrievers import aclose, connect
-from srl.train.evaluate_model import trained_with
 from srl.train.load_components import Generation, episode_options, load_generation
 from srl.train.make_missing import Note
+from srl.train.model_settings import trained_with
 from srl.train.questions import load_template, needs_one_message, prompt_messages
 from srl.train.search import ChangedIndex, IndexDigests, load_search
 from srl.trajectory import Question, Trajectory

@@ -3,46 +3,38 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from srl import process
-from srl.config import Config, load_config
-from srl.config.cross_checks import algorithm_plugin
-from srl.config.keys import plain
-from srl.config.load import SAVED, read_layers, typed_keys
-from srl.config.unread import Kind, unread, unread_lines
+from srl.answers import exact_match
+from srl.config import Config
 from srl.errors import CheckFailed, UserError
-from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise
+from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise, wilson_interval
 from srl.evaluate.coverage import WrittenCoverage, coverage_metrics, write_coverage
 from srl.evaluate.sample import Sample, Selection
-from srl.progress import counted
-from srl.protocol import TEMPLATES, WITHOUT_SEARCH
+from srl.progress import Count, counted
+from srl.protocol import WITHOUT_SEARCH
 from srl.rollout.codec import Codec
 from srl.rollout.environment import Environment
 from srl.store import LogWriter, reading
 from srl.train.baselines import CLOSED_BOOK, baseline_config
-from srl.train.evaluation.coverage import evaluation_coverage
-from srl.train.evaluation.generate import RunningEm, generate
-from srl.train.evaluation.run import evaluation_run, run_info
-from srl.train.evaluation.subject import subject_of
-from srl.train.fetch_models import with_local_models
+from srl.train.evaluation_coverage import evaluation_coverage
+from srl.train.evaluation_run import About, Plan, check_same, generate, new_run, run_info, runs_by_setting
 from srl.train.load_components import Generation, episode_options, load_generation
 from srl.train.make_missing import Note
-from srl.train.model_card import read_card
+from srl.train.model_settings import trained_with
 from srl.train.questions import (
     check_some_left,
     load_questions,
     load_template,
     warn_about_unlisted_retrievers,
 )
-from srl.train.resume import tells_how_to_resume
-from srl.train.run_directory import CHECKPOINTS, RECORD, BackendName, RunRecord
+from srl.train.run_directory import LOG, BackendName
 from srl.train.search import ChangedIndex, IndexDigests, load_search, new_cassette
-from srl.trajectory import FailedEpisodes, Question, SearchTool
+from srl.trajectory import FailedEpisodes, Question, SearchTool, Trajectory
 from srl.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -70,25 +62,26 @@ class Evaluation:
     @classmethod
     def read(
         cls,
-        run: Path,
+        runs: Sequence[Path],
         questions: Sequence[Question],
         n: int,
         generated: int,
         coverage: WrittenCoverage | None = None,
     ) -> Evaluation:
-        """The result of `n` episodes for each of `questions` from the log of `run`. Raises UserError."""
-        found, fault = reading([run], lambda log: (read_results(log), _first_fault(log)))
-        by_episode = {(item.question_id, item.sample): item for item in found}
-        asked = [(item.id, sample) for item in questions for sample in range(n)]
+        """The result of `n` episodes for each of `questions` from the logs of `runs`. Raises UserError."""
+        found, fault = reading(runs, lambda log: (read_results(log), _first_fault(log)))
+        found.sort(key=lambda result: result.valid)  # of shards, a whole episode counts before a failed one
+        by_episode = {(result.question_id, result.sample): result for result in found}
+        asked = [(question.id, sample) for question in questions for sample in range(n)]
         lacking = sum(episode not in by_episode for episode in asked)
         if lacking:
-            raise UserError(f"{lacking:,} episodes are not in the log of {run.name}; repeat the command")
+            raise UserError(f"{lacking:,} episodes are not in the log of {runs[0].name}; repeat the command")
         results = [by_episode[episode] for episode in asked]
-        failed = FailedEpisodes(sum(not item.valid for item in results), len(results), *fault)
+        failed = FailedEpisodes(sum(not result.valid for result in results), len(results), *fault)
         metrics = summarise(results, prefix="eval")
         if coverage is not None:
             metrics |= coverage_metrics(results, coverage.found)
-        return cls(results, metrics, em_interval(results), run, generated, failed, coverage)
+        return cls(results, metrics, em_interval(results), runs[0], generated, failed, coverage)
 
 
 _FAULTS = """
@@ -148,7 +141,8 @@ def evaluate_model(
     no_search_template: str | None = None,
     baselines: Sequence[str] = (),
     preset: str = "defaults",
-    fresh: bool = False,
+    runs: Sequence[Path] = (),
+    shard: tuple[int, int] = (1, 1),
     backend: BackendName = "local",
     questions: Sequence[Question] | None = None,
     selection: Selection | None = None,
@@ -159,45 +153,61 @@ def evaluate_model(
     With rollout.engine=openai it is a server's model; on the `backend` verl, verl's rollout servers generate.
     `limit` draws that many questions, the same each time; `selection` draws them by sets, and each run gets a
     file of them. `questions` are those of `files` where the caller has read them. `baselines` (names in
-    `srl.train.baselines`) are further settings on the same questions.
+    `srl.train.baselines`) are further settings on the same questions. `shard` (k, of): every `of`-th question
+    from the `k`-th on.
 
-    Each setting is a run of the workspace, with the name of `preset`. Episodes in the log of an earlier run
-    of the same evaluation are not generated again, unless `fresh` or with a cassette. Raises UserError.
+    Each setting is a run of the workspace, with the name of `preset`. With `runs` an evaluation goes on: what
+    their logs have is not generated again, and more is added to the first. Raises UserError.
     """
     check_samples(n, config.eval.temperature)
+    if runs and config.search.cassette_use is not None:
+        raise UserError("an evaluation with a cassette starts over: leave out --run", key="search.cassette")
     if backend == "verl":  # its servers answer in no fixed order
         config = config.with_settings({"rollout.deterministic": False})
     settings = _settings(config, files, no_search_too, no_search_template, baselines)
-    _tell_longer(config, settings, baselines, note)
-    loaded = _load(_with_longest(config, settings.values()), backend, n, workspace, note)
+    for name in baselines:
+        if (longer := settings[name].data.max_prompt_length) > config.data.max_prompt_length:
+            note(f"{name} has a longer prompt: data.max_prompt_length={longer} for it")
+    earlier = runs_by_setting(runs)
+    loaded = _load(config, settings, backend, n, workspace, note)
     asked = _same_questions(settings, files, questions, loaded.codec, note, limit)
-    sample = None if selection is None else selection.draw(next(iter(asked.values())))
-    if sample is not None:
-        asked = _only(set(sample.ids), asked)
+    own = next(iter(asked))
+    sample = None if selection is None else selection.draw(asked[own])
+    for name, drawn in asked.items():
+        ids = None if sample is None else {*sample.ids}
+        drawn = [question for question in drawn if ids is None or question.id in ids]
+        asked[name] = drawn[shard[0] - 1 :: shard[1]]
+    if not asked[own]:
+        raise UserError(f"fewer than {shard[1]} questions are left, so a shard has none", key="shard")
     if "search" in asked:
         warn_about_unlisted_retrievers(asked["search"], config, note)
+    searches = any(setting.rollout.search for setting in settings.values())
     with new_cassette(config):
-        search = load_search(_with_search(config, settings.values()), workspace, note)
-    coverage = evaluation_coverage(next(iter(asked.values())), search, workspace, note)
-    fresh = fresh or config.search.cassette_use is not None
+        search = load_search(config.with_settings({"rollout.search": searches}), workspace, note)
+    coverage = evaluation_coverage(asked[own], search, workspace, note)
+    found: dict[str, Evaluation] = {}
+    evaluation = About.read(runs[0]).evaluation if runs else ""
     try:
-        found = {
-            name: _evaluated(
-                setting, name, loaded, search if setting.rollout.search else None, asked[name], workspace,
-                n=n, preset=preset, fresh=fresh, coverage=coverage, note=note,
+        for name, setting in settings.items():
+            tool, places = (search if setting.rollout.search else None), earlier.get(name, [])
+            for run in places:
+                check_same(run, setting, IndexDigests.of(tool), asked[name])
+            if not places:
+                places = [new_run(setting, name, evaluation, workspace, preset, IndexDigests.of(tool))]
+                evaluation = evaluation or places[0].name
+            found[name] = _evaluated(
+                setting, name, loaded, tool, asked[name], places, n=n, coverage=coverage, note=note
             )
-            for name, setting in settings.items()
-        }  # fmt: skip
     finally:
         loaded.engine.close()
     if selection is not None and sample is not None:
-        for one in found.values():
-            selection.save(sample, one.run)
+        for each in found.values():
+            selection.save(sample, each.run)
     searched, trained = IndexDigests.of(search), trained_with(config)
     return ModelReport(
         model=loaded.name,
         files=tuple(files),
-        questions=len(asked[next(iter(asked))]),
+        questions=len(asked[own]),
         samples=n,
         temperature=config.eval.temperature,
         templates={name: load_template(setting).name for name, setting in settings.items()},
@@ -211,29 +221,18 @@ def evaluate_model(
     )
 
 
-def _with_longest(config: Config, settings: Iterable[Config]) -> Config:
-    """`config` with the lengths of the setting that has the longest episodes."""
-    data = max((setting.data for setting in settings), key=lambda found: found.max_episode_tokens)
+def _load(
+    config: Config,
+    settings: Mapping[str, Config],
+    backend: BackendName,
+    n: int,
+    workspace: Workspace,
+    note: Note,
+) -> Generation:
+    """What generates, with room for the longest episodes of all settings. Raises UserError."""
+    data = max((setting.data for setting in settings.values()), key=lambda data: data.max_episode_tokens)
     lengths = ("max_prompt_length", "max_response_length")
-    return config.with_settings({f"data.{name}": getattr(data, name) for name in lengths})
-
-
-def _with_search(config: Config, settings: Iterable[Config]) -> Config:
-    """`config`, with search if one of the settings searches."""
-    return config.with_settings({"rollout.search": any(setting.rollout.search for setting in settings)})
-
-
-def _tell_longer(
-    config: Config, settings: Mapping[str, Config], baselines: Sequence[str], note: Note
-) -> None:
-    """Tell of the baselines that need longer prompts, which may not fit into the model's context."""
-    for name in baselines:
-        if (longest := settings[name].data.max_prompt_length) > config.data.max_prompt_length:
-            note(f"{name} has a longer prompt: data.max_prompt_length={longest} for it")
-
-
-def _load(config: Config, backend: BackendName, n: int, workspace: Workspace, note: Note) -> Generation:
-    """What generates, with the settings of `config`. Raises UserError."""
+    config = config.with_settings({f"data.{name}": getattr(data, name) for name in lengths})
     if backend == "verl":
         from srl.train.verl.rollout_servers import load_servers
 
@@ -247,60 +246,44 @@ def _evaluated(
     loaded: Generation,
     search: SearchTool | None,
     questions: Sequence[Question],
-    workspace: Workspace,
+    runs: Sequence[Path],
     *,
     n: int,
-    preset: str,
-    fresh: bool,
     coverage: WrittenCoverage | None,
     note: Note,
 ) -> Evaluation:
-    """One setting: find or start its run, generate what its log lacks, and read the result from the log."""
-    template = load_template(config)
-    options = episode_options(config).for_evaluation(config.eval.temperature)
-    subject = subject_of(
-        config, loaded.name, setting=setting, template=template, options=options, search=search,
-        engine=loaded.about,
-    )  # fmt: skip
-    digests = IndexDigests.of(search)
-    with evaluation_run(
-        subject, questions, config, workspace, preset=preset, digests=digests, fresh=fresh, note=note
-    ) as run:
-        if coverage is not None:
-            write_coverage(run.path, coverage)
-        plan = run.logged.plan(questions, n)
-        told = f": {len(plan.done):,} of {n * len(questions):,} episodes are in its log" if plan.done else ""
-        note(f"evaluation {run.path.name}{told}")
-        if plan.wanted:
-            loaded.start()
-            loaded.engine.reset()
-            words = _WORDS.get(setting, f"episodes of {setting}")
-            info = run_info(run.path, subject, config, digests)
+    """One setting: generate what the logs of its `runs` lack into the first, and read the result."""
+    run, digests = runs[0], IndexDigests.of(search)
+    environment = Environment(loaded.codec, load_template(config), episode_options(config), search)
+    if coverage is not None:
+        write_coverage(run, coverage)
+    plan = Plan.of(runs, questions, n, note)
+    told = f": {len(plan.done):,} of {n * len(questions):,} episodes are in its log" if plan.done else ""
+    note(f"evaluation {run.name}{told}")
+    if plan.wanted:
+        loaded.start()
+        loaded.engine.reset()
+        info = run_info(run, setting, loaded.name, config, digests)
+        words = _WORDS.get(setting, f"episodes of {setting}")
+        try:
             with (
-                tells_how_to_resume(lambda: _how_to_continue(config, fresh), run.path),
-                LogWriter(run.log, info, adds=True, warn=note) as log,
+                LogWriter(run / LOG, info, adds=True, warn=note) as log,
                 counted(words, n * len(questions)) as count,
             ):
                 if plan.replaced:
                     log.drop_trajectories(plan.replaced)
                 process.run_async(
                     generate(
-                        plan.wanted, loaded.engine, Environment(loaded.codec, template, options, search), log,
-                        at_once=_window(config, len(plan.wanted), n, loaded.copies),
-                        seed=config.trainer.seed, on_written=RunningEm(count, plan.done),
+                        plan.wanted, loaded.engine, environment.for_evaluation(config.eval.temperature), log,
+                        at_once=_window(config, len(plan.wanted), n, loaded.copies), seed=config.trainer.seed,
+                        on_written=_RunningEm(count, plan.done),
                     )
                 )  # fmt: skip
-        return Evaluation.read(run.path, questions, n, len(plan.wanted), coverage)
-
-
-def _how_to_continue(config: Config, fresh: bool) -> str:
-    """What is said when an evaluation is stopped."""
-    mode, cassette = config.search.cassette_use or ("", "")
-    if mode == "record":
-        return f"an evaluation that records starts over: remove {cassette}, or name another cassette"
-    if mode:
-        return "an evaluation that replays a cassette starts over"
-    return f"the same command{' without --fresh' if fresh else ''} continues the evaluation"
+        except BaseException as error:
+            if config.search.cassette_use is None:
+                error.add_note(f"the same command with --run {run.name} continues the evaluation")
+            raise
+    return Evaluation.read(runs, questions, n, len(plan.wanted), coverage)
 
 
 _WORDS = {"search": "episodes with search", "no_search": "episodes without search"}
@@ -313,9 +296,25 @@ def _window(config: Config, episodes: int, n: int, copies: int) -> int:
     return episodes if config.rollout.deterministic else _AHEAD * copies * _episodes_at_once(config, n)
 
 
-def trained_with(config: Config) -> IndexDigests:
-    """The indexes that the model's card names; none without a directory."""
-    return IndexDigests.read({} if config.model.path is None else read_card(Path(config.model.path)))
+class _RunningEm:
+    """Shows the progress of an evaluation, with the exact match so far and Wilson's interval of it.
+
+    The interval has as many trials as questions, to be quick; that of the table counts samples and documents.
+    """
+
+    def __init__(self, count: Count, done: Sequence[tuple[str, float]]) -> None:
+        self._count, self._questions = count, {question for question, _ in done}
+        self._ems = [em for _, em in done]
+        count(len(done))
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> None:
+        for item in trajectories:
+            self._questions.add(item.question.id)
+            right = exact_match(item.answer, item.question.golden_answers) if item.valid else 0.0
+            self._ems.append(right)
+        mean = sum(self._ems) / len(self._ems)
+        low, high = wilson_interval(mean, len(self._questions))
+        self._count(len(self._ems), f"EM {mean:.3f} ({low:.3f} to {high:.3f})")
 
 
 def check_samples(n: int, temperature: float) -> None:
@@ -337,98 +336,6 @@ def check_failures(report: ModelReport, limit: float) -> None:
 
 
 _LOST_SHARES = ("failed_share", "env/failed_search_share")
-
-
-def local_settings(
-    model: Path | None,
-    preset: str | None,
-    file: Path | None,
-    flags: Mapping[str, object],
-    sets: Sequence[str],
-    workspace: Workspace,
-    note: Note,
-    kind: Kind = "eval",
-    backend: BackendName = "local",
-) -> Config:
-    """`settings_of` a model that may have to be fetched or converted first.
-
-    `note` is told what of `flags` and `sets` such a run does not read. A preset or a file is that of the
-    training, whose other settings are not meant for it.
-    """
-    settings = settings_of(model, preset, file, flags, sets)
-    local = with_local_models(settings, workspace, note)
-    if model is not None and local.model.path != settings.model.path:
-        known = settings_of(Path(str(local.model.path)), preset, file, flags, sets)
-        local = with_local_models(known, workspace, note)
-    typed = typed_keys(flags, sets)
-    ignored = unread(local, typed, kind, backend, algorithm_plugin(local.algorithm.name))
-    for line in [*unread_lines(ignored), *_not_of_the_file(preset, file, local, typed)]:
-        note(f"warning: {line}")
-    return local
-
-
-def _not_of_the_file(
-    preset: str | None, file: Path | None, config: Config, typed: Sequence[str]
-) -> Iterator[str]:
-    """A line for each setting of `file` that the model's card overrides; not for those `typed`."""
-    if file is None:
-        return
-    given = {".".join(setting.path): setting.value for setting in read_layers(preset, file)[-1].settings}
-    for key in ("data.template", "rollout.search"):
-        asked, used = given.get(key), attrgetter(key)(config)
-        if key in given and asked != used and key not in typed:
-            yield f"{key} = {plain(asked)} of {file} is not used: the model was trained with {plain(used)}"
-
-
-def preset_name(model: Path | None, preset: str | None, file: Path | None) -> str:
-    """The name of the settings that `settings_of` returns: the preset's, the file's, or the model's run's."""
-    if file is not None or preset is not None:
-        return preset or Path(str(file)).stem
-    run = _run_of(model)
-    return RunRecord.read(run).preset if run is not None and (run / RECORD).is_file() else "defaults"
-
-
-def _run_of(model: Path | None) -> Path | None:
-    """The directory of the run whose checkpoint `model` is."""
-    folder = None if model is None else model.resolve().parent
-    return folder.parent if folder is not None and folder.name == CHECKPOINTS else None
-
-
-def settings_of(
-    model: Path | None,
-    preset: str | None,
-    file: Path | None,
-    flags: Mapping[str, object],
-    sets: Sequence[str],
-) -> Config:
-    """The configuration to measure `model` with: that of `file`, of `preset`, or of the model's own run.
-
-    Without any of these it is the defaults, Search-R1's sizes. Without a `model`, a server's is measured. The
-    template is the model's, if its `srl.json` names one. An index or a server in `flags` replaces whatever
-    was searched in training. The cassette and the expected digest of the model's run do not apply.
-    """
-    run = _run_of(model)
-    cleared = ["model.lora_rank=0", "model.gradient_checkpointing=false"]
-    cleared += [] if model is None else ["model.tokenizer=null"]
-    if file is None and preset is None and run is not None and (run / SAVED).is_file():
-        file = run / SAVED
-        cleared += ["search.cassette=null", "search.digest=null"]
-    known = {} if model is None else read_card(model)
-    talk = {"data.template": _template_of(known), "rollout.search": known.get("search")}
-    given = {key: value for key, value in flags.items() if value is not None}
-    if given.keys() & _SEARCHED:
-        cleared += ["data.corpus=null", *(f"{key}=null" for key in sorted(_SEARCHED - given.keys()))]
-    known_flags = {"model.path": model, **talk, **given}
-    return load_config(preset, file, None, known_flags, [*cleared, *sets], trains=False).config
-
-
-def _template_of(known: Mapping[str, Any]) -> object:
-    """The model's template; None for a template file that no longer exists, so that the run's is used."""
-    name = known.get("template")
-    return None if isinstance(name, str) and name not in TEMPLATES and not Path(name).is_file() else name
-
-
-_SEARCHED = {"search.index", "search.url"}
 
 
 def _settings(
@@ -462,17 +369,13 @@ def _same_questions(
         name: load_questions(tuple(files), config, codec, note, read=read)
         for name, config in settings.items()
     }
-    ids = set.intersection(*({item.id for item in questions} for questions in loaded.values()))
-    shared = [item.id for item in next(iter(loaded.values())) if item.id in ids]
+    ids = set.intersection(*({question.id for question in questions} for questions in loaded.values()))
+    shared = [question.id for question in next(iter(loaded.values())) if question.id in ids]
     if limit is not None and limit < len(shared):
         shared = random.Random(0).sample(shared, limit)
     check_some_left(shared, files)
-    return _only(set(shared), loaded)
-
-
-def _only(ids: set[str], asked: Mapping[str, Sequence[Question]]) -> dict[str, list[Question]]:
-    """Of the questions of each setting those with these ids."""
-    return {name: [item for item in questions if item.id in ids] for name, questions in asked.items()}
+    kept = set(shared)
+    return {name: [question for question in of if question.id in kept] for name, of in loaded.items()}
 
 
 def _episodes_at_once(config: Config, n: int) -> int:

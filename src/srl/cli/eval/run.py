@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -107,9 +108,17 @@ def run(
     config: Annotated[
         Path | None, typer.Option(help="YAML file, instead of the settings of the model's run.")
     ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Generate all answers anew, also those that are logged.")
-    ] = False,
+    runs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            help="Continue this evaluation: its log's answers are not generated again (repeatable).",
+        ),
+    ] = None,
+    shard: Annotated[
+        str, typer.Option(metavar="K/N", help="Evaluate the K-th of N parts of the questions.")
+    ] = "1/1",
     backend: Annotated[
         Literal["local", "verl"],
         typer.Option(help="What generates: this process, or verl on Ray (several GPUs or machines)."),
@@ -119,8 +128,9 @@ def run(
 ) -> None:
     """Evaluate a model on questions: EM, F1, search behaviour, and the same without search and as baselines.
 
-    An evaluation is a run: every answer is in its log while it goes. The same command again, also after an
-    interruption, generates only what the log lacks. --suite and --budget add a table of the question sets,
+    An evaluation is a run: every answer is in its log while it goes. The same command with --run, after an
+    interruption or for more samples, generates only what the log lacks. On N GPUs, type --shard 1/N to N/N,
+    then name all their runs. --suite and --budget add a table of the question sets,
     with the mean over sets; --budget draws the same number of questions from each, the same each time, and
     estimates the figures of the full sets.
 
@@ -145,6 +155,7 @@ def run(
         {"--budget": budget is not None, "--limit": limit is not None},
         "both say how many questions are drawn",
     )
+    parts = _shard(shard)
     files = [] if suite else data or []
     check_inputs(files, index, url, [name for name in (template, no_search_template) if name])
     directory, workspace = read_model(model)
@@ -152,7 +163,8 @@ def run(
     show_counted()
     with progress("starting", passing=True):
         from srl.evaluate.sample import Selection
-        from srl.train.evaluate_model import check_failures, evaluate_model, local_settings, preset_name
+        from srl.train.evaluate_model import check_failures, evaluate_model
+        from srl.train.model_settings import local_settings, preset_name
     selection = None if budget is None else Selection(budget)
     if suite:
         files, questions, selection = _suite(suite, data or [], budget, workspace)
@@ -170,11 +182,22 @@ def run(
     report = evaluate_model(
         settings, [str(path) for path in files], workspace, n=n, limit=limit, no_search_too=no_search_too,
         no_search_template=no_search_template, baselines=baselines,
-        preset=preset_name(directory, preset, config), fresh=fresh, backend=backend, questions=questions,
+        preset=preset_name(directory, preset, config), shard=parts,
+        runs=[workspace.find_run(name) for name in runs or ()], backend=backend, questions=questions,
         selection=selection, note=note,
     )  # fmt: skip
     _show(report, as_json)
     check_failures(report, settings.eval.max_failed)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """`K/N` as numbers. Raises UserError."""
+    from srl.errors import UserError
+
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserError(f"--shard {text}: expected K/N, such as 1/4", key="shard")
+    return int(match[1]), int(match[2])
 
 
 def _suite(

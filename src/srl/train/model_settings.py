@@ -1,0 +1,118 @@
+"""The configuration to run a finished model with: that of its own run, unless others are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from srl.config import Config, load_config
+from srl.config.cross_checks import algorithm_plugin
+from srl.config.keys import plain
+from srl.config.load import SAVED, read_layers, typed_keys
+from srl.config.unread import Kind, unread, unread_lines
+from srl.protocol import TEMPLATES
+from srl.train.fetch_models import with_local_models
+from srl.train.make_missing import Note
+from srl.train.model_card import read_card
+from srl.train.run_directory import CHECKPOINTS, RECORD, BackendName, RunRecord
+from srl.train.search import IndexDigests
+from srl.workspace import Workspace
+
+
+def trained_with(config: Config) -> IndexDigests:
+    """The indexes that the model's card names; none without a directory."""
+    return IndexDigests.read({} if config.model.path is None else read_card(Path(config.model.path)))
+
+
+def local_settings(
+    model: Path | None,
+    preset: str | None,
+    file: Path | None,
+    flags: Mapping[str, object],
+    sets: Sequence[str],
+    workspace: Workspace,
+    note: Note,
+    kind: Kind = "eval",
+    backend: BackendName = "local",
+) -> Config:
+    """`settings_of` a model that may have to be fetched or converted first.
+
+    `note` is told what of `flags` and `sets` such a run does not read. A preset or a file is that of the
+    training, whose other settings are not meant for it.
+    """
+    settings = settings_of(model, preset, file, flags, sets)
+    local = with_local_models(settings, workspace, note)
+    if model is not None and local.model.path != settings.model.path:
+        known = settings_of(Path(str(local.model.path)), preset, file, flags, sets)
+        local = with_local_models(known, workspace, note)
+    typed = typed_keys(flags, sets)
+    ignored = unread(local, typed, kind, backend, algorithm_plugin(local.algorithm.name))
+    for line in [*unread_lines(ignored), *_not_of_the_file(preset, file, local, typed)]:
+        note(f"warning: {line}")
+    return local
+
+
+def _not_of_the_file(
+    preset: str | None, file: Path | None, config: Config, typed: Sequence[str]
+) -> Iterator[str]:
+    """A line for each setting of `file` that the model's card overrides; not for those `typed`."""
+    if file is None:
+        return
+    given = {".".join(setting.path): setting.value for setting in read_layers(preset, file)[-1].settings}
+    for key in ("data.template", "rollout.search"):
+        asked, used = given.get(key), attrgetter(key)(config)
+        if key in given and asked != used and key not in typed:
+            yield f"{key} = {plain(asked)} of {file} is not used: the model was trained with {plain(used)}"
+
+
+def preset_name(model: Path | None, preset: str | None, file: Path | None) -> str:
+    """The name of the settings that `settings_of` returns: the preset's, the file's, or the model's run's."""
+    if file is not None or preset is not None:
+        return preset or Path(str(file)).stem
+    run = _run_of(model)
+    return RunRecord.read(run).preset if run is not None and (run / RECORD).is_file() else "defaults"
+
+
+def _run_of(model: Path | None) -> Path | None:
+    """The directory of the run whose checkpoint `model` is."""
+    folder = None if model is None else model.resolve().parent
+    return folder.parent if folder is not None and folder.name == CHECKPOINTS else None
+
+
+def settings_of(
+    model: Path | None,
+    preset: str | None,
+    file: Path | None,
+    flags: Mapping[str, object],
+    sets: Sequence[str],
+) -> Config:
+    """The configuration to measure `model` with: that of `file`, of `preset`, or of the model's own run.
+
+    Without any of these it is the defaults, Search-R1's sizes. Without a `model`, a server's is measured. The
+    template is the model's, if its `srl.json` names one. An index or a server in `flags` replaces whatever
+    was searched in training. The cassette and the expected digest of the model's run do not apply.
+    """
+    run = _run_of(model)
+    cleared = ["model.lora_rank=0", "model.gradient_checkpointing=false"]
+    cleared += [] if model is None else ["model.tokenizer=null"]
+    if file is None and preset is None and run is not None and (run / SAVED).is_file():
+        file = run / SAVED
+        cleared += ["search.cassette=null", "search.digest=null"]
+    known = {} if model is None else read_card(model)
+    talk = {"data.template": _template_of(known), "rollout.search": known.get("search")}
+    given = {key: value for key, value in flags.items() if value is not None}
+    if given.keys() & _SEARCHED:
+        cleared += ["data.corpus=null", *(f"{key}=null" for key in sorted(_SEARCHED - given.keys()))]
+    known_flags = {"model.path": model, **talk, **given}
+    return load_config(preset, file, None, known_flags, [*cleared, *sets], trains=False).config
+
+
+def _template_of(known: Mapping[str, Any]) -> object:
+    """The model's template; None for a template file that no longer exists, so that the run's is used."""
+    name = known.get("template")
+    return None if isinstance(name, str) and name not in TEMPLATES and not Path(name).is_file() else name
+
+
+_SEARCHED = {"search.index", "search.url"}
