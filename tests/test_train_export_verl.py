@@ -53,7 +53,8 @@ def run(workspace: Path, saved: Path) -> Path:
     step = folder / "checkpoints" / "global_step_4"
     for role, source in (("actor", "fsdp2"), ("critic", "copies")):
         shutil.copytree(saved / source, step / role)
-    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("4", encoding="utf-8")
+    (step / "data.pt").write_bytes(b"")
+    write_json(step / "srl.json", {"format": 1, "template": "tiny", "search": True})
     tokenizer().save_pretrained(folder / "tokenizer")
     save_config(folder, load_config(None, None, "ppo", SETTINGS).config)
     known = {"preset": "tiny", "algo": "ppo", "started": "2026-01-01T00:00:00+00:00", "backend": "verl"}

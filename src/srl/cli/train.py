@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -155,6 +156,8 @@ def export(
         output.print_json(asdict(model))
         return
     output.line(f"{model.directory}  step {model.step} of {model.run}, {model.dtype}")
+    url = "http://127.0.0.1:8000/v1"
+    served = ("--set", "rollout.engine=openai", "--set", f"rollout.openai.url={url}")
     command = (
         "eval",
         "run",
@@ -164,7 +167,8 @@ def export(
         "--data",
         "FILE",
     )
-    output.note(f"evaluate it: {workspace.command(*command)}")
+    output.note(f"serve it: vllm serve {shlex.quote(str(model.directory))} --host 127.0.0.1")
+    output.note(f"evaluate it there: {workspace.command(*command, *served)}")
 
 
 @app.command("import")

@@ -1,7 +1,7 @@
 """Merges the weights that FSDP and FSDP2 save in shards, one file per process.
 
 Each file holds tensors that know which rows they are. Files are read as data only, so that they cannot run
-code. Values stay bit for bit as trained.
+code, which verl's own merger would let them. Values stay bit for bit as trained.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,13 @@ from torch.distributed.tensor import DTensor
 
 from srl.errors import UserError, first_line, parsing
 
-SIZE = "fsdp_config.json"
-ADAPTER = "lora_train_meta.json"
 _PEFT = "base_model.model."
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
 def shard_files(folder: Path) -> list[Path]:
     """The file of each process in order; empty if `folder` is not a complete FSDP checkpoint."""
-    file = folder / SIZE
+    file = folder / "fsdp_config.json"
     if not file.is_file():
         return []
     size = int(json.loads(file.read_text(encoding="utf-8"))["world_size"])
@@ -38,34 +35,20 @@ def shard_files(folder: Path) -> list[Path]:
 
 def merged(folder: Path) -> dict[str, Tensor]:
     """The merged weights of the checkpoint in `folder`, with any LoRA adapter added. Raises UserError."""
-    files = shard_files(folder)
-    if not files:
-        raise UserError(f"{folder} is incomplete: {SIZE} or the file of a process is missing")
-    with _quiet_device_mesh():
-        shards = [_load(file) for file in files]
-    if any(shard.keys() != shards[0].keys() for shard in shards):
-        raise UserError(f"{folder}: the files of the processes have different weights")
-    state = {name: _whole(name, [shard.pop(name) for shard in shards]) for name in list(shards[0])}
-    return _without_adapter(state, folder)
-
-
-@contextmanager
-def _quiet_device_mesh() -> Iterator[None]:
-    """Silences torch's message on missing process groups for every tensor; none are needed to read."""
     logger = logging.getLogger("torch.distributed.device_mesh")
     before = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.ERROR)  # it says for every tensor that there are no process groups
     try:
-        yield
+        shards = [
+            dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+            for file in shard_files(folder)
+        ]
+        state = {name: _whole(name, [shard.pop(name) for shard in shards]) for name in list(shards[0])}
+    except (OSError, ValueError, RuntimeError, EOFError, LookupError, pickle.UnpicklingError) as error:
+        raise UserError(f"{folder} cannot be read as weights alone: {first_line(error)}") from error
     finally:
         logger.setLevel(before)
-
-
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
-    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise UserError(f"{file} cannot be read as weights alone: {first_line(error)}") from error
+    return _without_adapter(state, folder)
 
 
 def _whole(name: str, parts: list[Tensor]) -> Tensor:
@@ -79,9 +62,7 @@ def _whole(name: str, parts: list[Tensor]) -> Tensor:
     pieces = [parts[rank].to_local() for rank in ranks]  # type: ignore[attr-defined]
     whole = pieces[0] if dimension is None else torch.cat(pieces, dim=dimension)
     if whole.shape != first.shape:
-        raise UserError(
-            f"{name}: expected shape {tuple(first.shape)}, found {tuple(whole.shape)} in its shards"
-        )
+        raise UserError(f"{name} has the shape {tuple(first.shape)}, its shards {tuple(whole.shape)}")
     return whole
 
 
@@ -108,7 +89,10 @@ def _without_adapter(state: Mapping[str, Tensor], folder: Path) -> dict[str, Ten
     plain = {_plain_name(name): tensor for name, tensor in state.items() if ".lora_" not in name}
     if len(plain) + 2 * len(adapted) != len(state):
         raise UserError(f"{folder} has an adapter of an unsupported kind; LoRA on linear layers is supported")
-    scale = _scale(folder / ADAPTER) if adapted else 0.0
+    file = folder / "lora_train_meta.json"
+    with parsing(f"{file}, the adapter's rank and alpha"):
+        known = json.loads(file.read_text(encoding="utf-8")) if adapted else {"lora_alpha": 1, "r": 1}
+        scale = float(known["lora_alpha"]) / float(known["r"])
     for name in adapted:
         weight = plain.get(target := f"{_plain_name(name)}.weight")
         if weight is None or f"{name}{_B}" not in state:
@@ -120,9 +104,3 @@ def _without_adapter(state: Mapping[str, Tensor], folder: Path) -> dict[str, Ten
 
 def _plain_name(name: str) -> str:
     return name.removeprefix(_PEFT).replace(".base_layer.", ".")
-
-
-def _scale(file: Path) -> float:
-    with parsing(f"{file}, the adapter's rank and alpha"):
-        known = json.loads(file.read_text(encoding="utf-8"))
-        return float(known["lora_alpha"]) / float(known["r"])
