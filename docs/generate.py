@@ -89,8 +89,7 @@ SELECT parse_filename(file_name) AS file, sum(num_rows) AS rows, sum(file_size_b
 FROM parquet_file_metadata('srl-workspace/runs/RUN/log/parts/step*/*.parquet') GROUP BY ALL ORDER BY mb DESC
 ```
 
-Most are the segments: text, token ids and the numbers of each token. `srl inspect prune` removes the
-trajectories of some steps, with their segments, searches and rescores; `steps` and `metrics` stay.
+Most are the segments: text, token ids and the numbers of each token.
 
 ## Kills, damage and locks
 

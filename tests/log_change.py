@@ -1,15 +1,14 @@
-"""Changes a log in a process of its own, which waits or dies in the middle: for the tests of two processes.
+"""Changes a log in a process of its own, which waits in the middle: for the tests of two processes.
 
-    python tests/log_change.py ACTION RUN [OBJECT.NAME wait|kill]
+    python tests/log_change.py ACTION RUN [OBJECT.NAME]
 
-At the first call of `OBJECT.NAME`, such as `srl.store.prune.prune_steps`, it kills itself with SIGKILL, or
-prints a line and waits until its standard input ends.
+At the first call of `OBJECT.NAME`, such as `srl.store.writer.merge_parts`, it prints a line and waits until
+its standard input ends.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +24,6 @@ from srl.errors import UserError
 from srl.process import Process
 from srl.store import LogWriter
 from srl.store.lock import LogLock
-from srl.store.prune import prune
-
-GONE = {(2, "train"), (3, "train")}
 
 
 def say(text: object) -> None:
@@ -71,7 +67,6 @@ def launch(run: Path) -> None:
 
 
 ACTIONS: dict[str, Callable[[Path], None]] = {
-    "prune": lambda run: prune(run / "log", GONE),
     "resume": resume,
     "fork": fork,
     "launch": launch,
@@ -84,20 +79,20 @@ def wait() -> None:
     sys.stdin.read()
 
 
-def stop_at(name: str, stop: str) -> None:
-    """Wait, or be killed as by the kernel, before each call of `name`."""
+def wait_at(name: str) -> None:
+    """Wait before each call of `name`."""
     place, _, attribute = name.rpartition(".")
     whole = getattr(resolve_name(place), attribute)
 
-    def stopping(*arguments: Any, **options: Any) -> Any:
-        wait() if stop == "wait" else os.kill(os.getpid(), signal.SIGKILL)
+    def waiting(*arguments: Any, **options: Any) -> Any:
+        wait()
         return whole(*arguments, **options)
 
-    setattr(resolve_name(place), attribute, stopping)
+    setattr(resolve_name(place), attribute, waiting)
 
 
 if __name__ == "__main__":
     action, place, *point = sys.argv[1:]
     if point:
-        stop_at(*point)
+        wait_at(*point)
     ACTIONS[action](Path(place))

@@ -147,12 +147,6 @@ def test_last_line_is_the_answer_or_why_there_is_none(capsys, turns, search, las
     assert out.splitlines()[-1] == last
 
 
-def test_words_wrap_at_the_width_of_the_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("srl.cli.output.terminal_width", lambda: 24)
-    out = shown(capsys, ("<answer> one two three four five six-and-a-half</answer>",), engine=TellingEngine)
-    assert out == "answer  one two three\n        four five\n        six-and-a-half\n"
-
-
 def scripted(monkeypatch, turns=TURNS, engine=None):
     """Have `srl ask` generate with a script."""
     talks = engine or ScriptedEngine(CODEC, lambda request, turn: turns[turn])

@@ -22,14 +22,13 @@ import pytest
 import typer
 from tests.plugin_site import hook, site
 
-from srl import __version__
 from srl.cli import command, main, output
 from srl.cli.app import COMMANDS
 from srl.errors import CheckFailed, UserError
 
 __all__ = ["site"]
 
-MOST_OPTIONS = 225
+MOST_OPTIONS = 200
 HEAVY = {"torch", "transformers", "numpy", "duckdb", "pyarrow", "fastapi", "httpx", "rich", "yaml"}
 
 
@@ -43,22 +42,6 @@ def test_help_and_plugins_list_import_nothing_heavy(arguments: list[str]) -> Non
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
     )
     assert not set(done.stdout.splitlines()[-1].split()) & HEAVY
-
-
-def test_importing_the_command_imports_nothing_but_how_it_ends() -> None:
-    code = "import sys; before = set(sys.modules); import srl.cli; print(*sorted(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    ours = {name for name in done.stdout.split() if name.startswith("srl")}
-    assert ours == {"srl", "srl.cli", "srl.cli.exit_codes", "srl.errors", "srl.process"}
-
-
-def test_help_names_every_command_and_leaves_the_modules_alone(capsys, monkeypatch) -> None:
-    for name in COMMANDS:
-        monkeypatch.setitem(sys.modules, f"srl.cli.{name}", None)
-    assert main(["--help"]) == 0
-    out = capsys.readouterr().out
-    assert all(f"  {name:9}{summary}" in out.splitlines() for name, summary in COMMANDS.items())
-    assert main([]) == 2
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -166,31 +149,27 @@ def test_sigterm_unwinds_and_ends_with_143(monkeypatch) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def ends_writing_to(stdout: int, unbuffered: str) -> tuple[int, bytes]:
+def ends_writing_to(stdout: int) -> tuple[int, bytes]:
     """Exit code and stderr of `srl plugins list` in a process of its own."""
     code = "import sys; from srl.cli import main; sys.exit(main(['plugins', 'list', '--json']))"
-    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    done = subprocess.run(
-        [sys.executable, "-c", code], stdout=stdout, stderr=subprocess.PIPE, env=environment, check=False
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=False)
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_reader_that_stops_reading_ends_the_command_quietly(unbuffered) -> None:
+def test_reader_that_stops_reading_ends_the_command_quietly() -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        assert ends_writing_to(write, unbuffered) == (141, b"")
+        assert ends_writing_to(write) == (141, b"")
     finally:
         os.close(write)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_full_disk_behind_stdout_is_one_line(unbuffered) -> None:
+def test_full_disk_behind_stdout_is_one_line() -> None:
     with open("/dev/full", "w") as full:
-        code, err = ends_writing_to(full.fileno(), unbuffered)
+        code, err = ends_writing_to(full.fileno())
     assert (code, err.count(b"\n"), err[:5]) == (2, 1, b"srl: ")
 
 
@@ -198,9 +177,7 @@ def test_full_disk_behind_stdout_is_one_line(unbuffered) -> None:
     ("flags", "ours", "theirs"),
     [
         ([], logging.INFO, logging.WARNING),
-        (["-v"], logging.DEBUG, logging.INFO),
         (["-vv"], logging.DEBUG, logging.DEBUG),
-        (["-q"], logging.WARNING, logging.ERROR),
         (["-qq"], logging.ERROR, logging.ERROR),
         (["-v", "-q"], logging.INFO, logging.WARNING),
     ],
@@ -218,30 +195,11 @@ def test_global_options_reach_the_command(monkeypatch, flags, ours, theirs) -> N
     assert seen == [ours, theirs, "some/where"]
 
 
-def test_telemetry_of_the_libraries_is_off_unless_the_user_says_otherwise(monkeypatch, capsys) -> None:
-    for name in ("HF_HUB_DISABLE_TELEMETRY", "TOKENIZERS_PARALLELISM"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("DO_NOT_TRACK", "0")
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"srl {__version__}\n"
-    names = ("HF_HUB_DISABLE_TELEMETRY", "TOKENIZERS_PARALLELISM", "DO_NOT_TRACK")
-    assert [os.environ[name] for name in names] == ["1", "false", "0"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "warned"),
-    [
-        (["--preset", "small"], True),
-        (["--preset", "small", "--set", "model.path=ORG/NAME"], False),
-        (["--preset", "small", "--algo", "sft"], True),
-        (["--preset", "tiny-hard"], False),
-        (["--preset", "one-gpu"], False),
-        (["--model", "mine", "--set", "data.train_files=mine.parquet"], True),
-        (["--preset", "small", "--model", "mine", "--set", "data.train_files=mine.parquet"], False),
-        (["--model", "mine"], False),
-        (["--set", "data.train_files=mine.parquet"], False),
-    ],
-)
+    [(["--preset", "small"], True), (["--preset", "tiny-hard"], False), (["--model", "mine"], False),
+     (["--model", "mine", "--set", "data.train_files=mine.parquet"], True)],
+)  # fmt: skip
 def test_the_demos_model_or_settings_where_they_do_not_belong_are_warned_of(
     monkeypatch, capsys, tmp_path, arguments, warned
 ) -> None:
@@ -317,50 +275,18 @@ def test_plugins_check_prints_every_check_and_ends_with_1_where_one_fails(site, 
     assert result["checks"][0].keys() == {"name", "passed", "detail"}
 
 
-def test_plugins_check_needs_the_kind_where_two_have_the_name(site, capsys) -> None:
-    site.install("srl-search-words", REWARD + "\n" + hook("retriever", "words"))
-    assert main(["plugins", "check", "words"]) == 2
-    assert "--kind" in capsys.readouterr().err
-    assert main(["plugins", "check", "words", "--kind", "reward"]) == 0
-
-
 @dataclass
-class Point:
+class UserPoint:
     x: float
     where: Path
 
 
 def test_json_takes_data_classes_paths_dates_numpy_and_nan(capsys) -> None:
-    rows = [Point(float("nan"), Path("a")), {1: np.float32(0.5), "b": np.arange(2)}, {"é"}, date(2025, 1, 2)]
+    point = UserPoint(float("nan"), Path("a"))
+    rows = [point, {1: np.float32(0.5), "b": np.arange(2)}, {"é"}, date(2025, 1, 2)]
     output.print_json(rows)
     output.print_rows(rows)
     expected = [{"x": None, "where": "a"}, {"1": 0.5, "b": [0, 1]}, ["é"], "2025-01-02"]
     out = capsys.readouterr().out.splitlines()
     assert json.loads("".join(out[:-4])) == expected
     assert [json.loads(line) for line in out[-4:]] == expected
-
-
-def test_console_in_a_pipe_prints_text_as_it_is(capsys) -> None:
-    line = "[bold]not markup[/bold] :smile: " + "x" * 300
-    output.stdout().print(line)
-    output.stderr().print(line)
-    assert capsys.readouterr() == (line + "\n", line + "\n")
-
-
-def test_skip_of_a_test_that_must_run_is_a_failure_in_ci_only(tmp_path) -> None:
-    (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
-    (tmp_path / "test_it.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.must_run\n"
-        "def test_needed(): pytest.skip('no verl here')\n"
-        "@pytest.mark.must_run\n"
-        "@pytest.mark.skipif(True, reason='not today')\n"
-        "def test_also_needed(): pass\n"
-        "def test_optional(): pytest.skip('no data here')\n"
-    )
-    command = [sys.executable, "-m", "pytest", "-q", "--rootdir", tmp_path, tmp_path]
-    for ci, code, told in (("true", 1, b"1 failed, 1 skipped, 1 error"), ("", 0, b"3 skipped")):
-        environment = {**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, check=False)
-        assert done.returncode == code
-        assert told in done.stdout

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from srl.cli import main
-from srl.data.corpus import read_corpus
 from srl.data.parquet import read_questions
 from srl.data.sources import SOURCES
 
@@ -56,31 +55,6 @@ def test_prepare_merges_sources_with_their_files(srl, tmp_path):
     assert made["gold"] == {"text": 4, "unnamed": 3}
 
 
-def test_prepare_without_out_goes_to_the_workspace(srl, tmp_path):
-    code, _, _ = srl("data", "prepare", f"2wiki-corpus={FIXTURES / '2wiki_corpus.json'}")
-    assert code == 0
-    assert len(list(read_corpus(tmp_path / "work" / "worlds" / "2wiki-corpus" / "corpus.jsonl"))) == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("squat",), "'squad'"),
-        ((__file__,), f"questions={__file__}"),
-        (("squad=no.json",), "no.json"),
-        (("questions",), "questions"),
-        (("squad:trian=a.json",), "'train'"),
-        (("squad=a.json", "--template", "tinny"), "'tiny'"),
-        (("squad=a.json", "--val", "x"), "--val x"),
-    ],
-)
-def test_a_users_mistake_gets_one_line_and_leaves_nothing(arguments, named, srl, tmp_path):
-    code, out, err = srl("data", "prepare", *arguments, "--out", "out")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert named in err
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("extra", [(), ("--overwrite",)])
 def test_current_directory_is_no_place_to_prepare_into(srl, tmp_path, extra):
     (tmp_path / "thesis.tex").write_text("years of work")
@@ -107,20 +81,6 @@ def test_show_prints_questions_passages_and_prompts(srl):
     srl("data", "prepare", NQ, "--out", "out")
     code, out, _ = srl("data", "show", "out/train.parquet", "-n", 2)
     assert (code, out.count("user: Answer the given question.")) == (0, 2)
-
-
-def test_world_calls_the_generator_with_seed_and_place(srl, tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr("srl.data.write_world.write_world", lambda *given: calls.append(given))
-    worlds = tmp_path / "work" / "worlds"
-    assert srl("data", "world", "--seed", 3)[:2] == (0, f"{worlds / 'world-s3'}\n")
-    srl("data", "world", "--out", "here")
-    assert srl("data", "world", "--kind", "tiny-hard")[:2] == (0, f"{worlds / 'tiny-hard-s0'}\n")
-    assert calls == [
-        (worlds / "world-s3", 3, "tiny"),
-        (Path("here"), 0, "tiny"),
-        (worlds / "tiny-hard-s0", 0, "tiny-hard"),
-    ]
 
 
 def test_tokenizer_is_trained_and_saved(srl, tmp_path):

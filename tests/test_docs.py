@@ -69,10 +69,6 @@ def test_check_says_what_to_run_and_writes_nothing(tmp_path, monkeypatch, capsys
     assert module.main(["--check"]) == 0
 
 
-def test_cells_of_a_table_keep_their_bars():
-    assert generator()._table(("a",), [("x|y",)]) == "| a |\n| --- |\n| x\\|y |"
-
-
 def test_tables_of_the_pages_are_those_of_the_results():
     checked = subprocess.run([sys.executable, "bench/tables.py", "--check"], cwd=DOCS.parent, check=False)
     assert checked.returncode == 0, "run: make docs"

@@ -114,25 +114,6 @@ def small_disk(shell: Shell) -> Iterator[Callable[[int], Path]]:
 
 
 @pytest.mark.slow
-def test_a_disk_of_any_size_ends_a_build_in_one_line_or_holds_all_of_it(shell: Shell, small_disk) -> None:
-    words = [f"word{row} thing{row % 7} " * 40 for row in range(300)]
-    rows = [{"id": str(row), "contents": f'"T{row}"\n{text}'} for row, text in enumerate(words)]
-    corpus = lines(shell.folder / "c.jsonl", rows)
-    for kilobytes in (8, 100, 240, 260, 280, 300, 320, 400, 2000):
-        out = small_disk(kilobytes) / "deep" / "out"
-        code, _, err = shell.typed("-q", "index", "build", "--corpus", corpus, "--out", out)
-        if code == 0:
-            break
-        assert (code, err) == (
-            2,
-            f"srl: {out} was not written: the disk is full; free some space and try again\n",
-        )
-        assert list(small_disk(kilobytes).iterdir()) == []
-    assert (kilobytes > 8, code) == (True, 0)
-    assert shell.typed("index", "info", out)[0] == 0
-
-
-@pytest.mark.slow
 def test_a_disk_of_any_size_ends_a_run_in_one_line_and_it_goes_on_with_more(
     shell: Shell, place: Path, small_disk, monkeypatch
 ) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import io
 import json
 import re
-import shlex
 import sys
 from pathlib import Path
 
 import pytest
-from tests.conftest import ROOT
 from tests.plugin_site import Site, site  # noqa: F401
 
-from srl.cli import command, main, output
+from srl.cli import main, output
 from srl.cli.options import read_settings
 from srl.data.corpus import read_corpus
 from srl.errors import UserError
@@ -90,45 +88,12 @@ def test_build_says_what_was_built_and_progress_goes_to_stderr(corpus, capsys):
     assert "indexing passages: 2 of 2" in err
 
 
-def test_a_second_build_needs_force(built, capsys):
-    arguments = ["index", "build", "--corpus", "corpus.jsonl", "--out", "i"]
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("srl: i ")
-    assert main([*arguments, "--overwrite"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "place"),
-    [
-        (["--set", "k1"], "k1"),
-        (["--set", "k2=3"], "k2"),
-        (["--set", "k1=many"], "retriever.bm25.k1"),
-        (["--corpus", "nowhere.jsonl"], "nowhere.jsonl"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(corpus, capsys, arguments, place):
-    assert main(["index", "build", "--corpus", "corpus.jsonl", "--out", "i", *arguments]) == 2
-    err = capsys.readouterr().err
-    assert place in err
-    assert len(err.splitlines()) == 1
-    assert not Path("i").exists()
-
-
 def test_info_reads_the_manifest_and_checks_the_corpus(built, capsys):
     assert main(["index", "info", "i", "--corpus", "corpus.jsonl"]) == 0
     assert "passages          2" in capsys.readouterr().out
     Path("corpus.jsonl").write_text('{"id": "p9", "contents": "other"}\n')
     assert main(["index", "info", "i", "--corpus", "corpus.jsonl"]) == 1
     assert "corpus.jsonl" in capsys.readouterr().err
-
-
-def test_info_of_what_is_no_index_is_exit_code_2(built, capsys):
-    assert main(["index", "info", "nowhere"]) == 2
-    Path("i/passages/text.bin").unlink()
-    assert main(["index", "info", "i"]) == 2
-    assert "text.bin" in capsys.readouterr().err
 
 
 def test_search_prints_one_line_a_hit(built, capsys):
@@ -162,20 +127,6 @@ def test_standard_input_without_text_is_one_line(built, capsys, monkeypatch, giv
     monkeypatch.setattr("sys.stdin", given)
     assert main(["index", "search", "i", "-"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_search_of_several_queries_names_each(built, capsys):
-    assert main(["index", "search", "i", "genoa", "unicorn"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert (lines[0], lines[-2:]) == ("? genoa", ["? unicorn", "no hits"])
-
-
-def test_an_empty_query_is_refused_and_not_answered_with_no_hits(built, capsys):
-    for query in ("", "  ", "\u00a0"):
-        assert main(["index", "search", "i", "genoa", query]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("srl: empty query")
 
 
 def test_only_what_searches_outside_is_built_without_a_corpus(corpus, site, capsys):  # noqa: F811
@@ -255,16 +206,3 @@ def test_settings_go_as_deep_as_their_keys():
     assert read_settings("hybrid", given) == expected
     with pytest.raises(UserError, match="depth"):
         read_settings("hybrid", ["depth=50", "depth.x=1"])
-
-
-def _typed() -> list[str]:
-    """The commands that docs/retrieval.md has people type."""
-    lines = (ROOT / "docs" / "retrieval.md").read_text(encoding="utf-8").splitlines()
-    return [line.strip() for line in lines if line.startswith("    srl ")]
-
-
-@pytest.mark.parametrize("line", _typed())
-def test_the_page_on_retrieval_types_commands_that_exist(line):
-    _, group, name, *arguments = shlex.split(line)
-    chosen = command().get_command(None, group).get_command(None, name)
-    chosen.make_context(name, arguments)

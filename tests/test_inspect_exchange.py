@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tests.store_builder import BERN, KLEE, episode, new_log, policy, question, read, record, search
+from tests.store_builder import episode, new_log, read, record
 
 import srl.store
+from srl.browse.filters import EVERY
 from srl.browse.inspect_eval import write_eval_logs
 from srl.browse.messages import write_messages
-from srl.browse.trajectories import Filter
 from srl.browse.verl_dump import dump_files, read_dump
 from srl.cli import main
 from srl.errors import UserError
 from srl.protocol import render_information, render_passage
-from srl.store import Record
-from srl.trajectory import Score, Segment
+from srl.trajectory import Segment
 
 RUN = "20250102T030405Z-tiny-grpo-s1-00aa"
 PAGE = Path(__file__).parent.parent / "docs" / "inspect.md"
@@ -68,7 +67,7 @@ def messages(folder, *records):
     """The rows that `export` writes of these records."""
     new_log(folder / RUN).write(1, "train", records, {})
     with srl.store.open(folder / RUN) as log:
-        assert write_messages(log, Filter(), folder / "out.parquet") == len(records)
+        assert write_messages(log, EVERY, folder / "out.parquet") == len(records)
     return pq.read_table(folder / "out.parquet").to_pylist()
 
 
@@ -94,33 +93,6 @@ def test_messages_keep_what_the_page_says(tmp_path):
     assert not {"parts", "token_ids", "logprobs", "advantages", "hits", "latency_s", "rendered"} & row.keys()
 
 
-@pytest.mark.parametrize("text", ["Read.\n\n{}\n\nQuestion: who?", "Question: who?\n\n{}", "{}\n\nwho?"])
-def test_a_prompt_with_passages_is_exported_as_it_was_read(tmp_path, text):
-    shown = "<information>Doc 1(Title: a) b</information>"
-    asked = replace(question(), prompt=({"role": "user", "content": text.format("{information}")},))
-    made = episode(asked=asked, passages=None)
-    rendered = f"<|user|>{text.format(shown)}<|end|>"
-    made.segments[0] = Segment("prompt", made.segments[0].token_ids, rendered, 0)
-    by_id = {row["id"]: row["messages"] for row in messages(tmp_path, record(made), record(episode(1)))}
-    assert by_id[made.id][0] == {"role": "user", "content": text.format(shown)}
-    assert by_id[made.id][1]["role"] == "assistant"
-
-
-def test_a_long_step_is_exported_in_its_order_a_few_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("srl.browse.messages.SIZE", 2)
-    order = [7, 3, 9, 0, 5]
-    log = new_log(tmp_path / RUN)
-    for step in (1, 2):
-        log.write(step, "train", [record(episode(number, step=step)) for number in order], {})
-    with srl.store.open(tmp_path / RUN) as opened:
-        assert write_messages(opened, Filter(), tmp_path / "out.parquet") == 10
-    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
-    assert [(row["step"], row["question_id"]) for row in rows] == [
-        (s, f"nq-{n}") for s in (1, 2) for n in order
-    ]
-    assert all(f"painter {row['question_id'][3:]} " in row["messages"][1]["content"] for row in rows)
-
-
 def test_export_writes_only_what_is_chosen(workspace, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "inspect_ai", None)  # which this format does not need
     log = new_log(workspace / "runs" / RUN)
@@ -128,7 +100,7 @@ def test_export_writes_only_what_is_chosen(workspace, tmp_path, monkeypatch):
         made = [episode(n, step=step, answer=answer) for n, answer in enumerate(["Bern", "Münchenbuchsee"])]
         log.write(step, "train", [record(one) for one in made], {})
     out = tmp_path / "right.parquet"
-    assert main(["inspect", "export", "last", "--em", "1", "-o", str(out)]) == 0
+    assert main(["inspect", "export", "last", "--where", "em = 1", "-o", str(out)]) == 0
     assert pq.read_table(out)["step"].to_pylist() == [1, 2]
     assert main(["inspect", "export", "--format", "inspect-eval", "-o", str(tmp_path / "logs")]) == 2
     assert not (tmp_path / "logs").exists()
@@ -139,7 +111,7 @@ def eval_logs(folder, *records, metrics=None):
     log = pytest.importorskip("inspect_ai.log")
     new_log(folder / RUN).write(1, "train", records, metrics or {})
     with srl.store.open(folder / RUN) as connection:
-        assert write_eval_logs(connection, Filter(), folder / "out") == len(records)
+        assert write_eval_logs(connection, EVERY, folder / "out") == len(records)
     return {one.task: log.read_eval_log(one.name) for one in log.list_eval_logs(str(folder / "out"))}
 
 
@@ -178,50 +150,6 @@ def test_a_log_of_inspect_keeps_what_the_page_says(tmp_path):
     assert (means["reward"], log.eval.model, log.eval.run_id) == (0.125, "tiny-model", RUN)
 
 
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_searches_that_failed_and_texts_that_are_hostile_are_samples_as_well(tmp_path):
-    failed = episode(1, end="failed", answer=None)
-    failed.segments = failed.segments[:2]
-    failed.searches = [search("painter 1", status="timed_out", error="no answer in 5 s")]
-    odd = episode(2, passages=None, answer=None)
-    odd.segments += [read("feedback", "try again", 1), policy(HOSTILE, 2), read("observation", HOSTILE, 2)]
-    two = whole(3)
-    two.searches.append(search("again", BERN, KLEE))
-    bare = replace(episode(4), question=replace(episode(4).question, prompt=()))
-    scores = Record(bare, Score(float("inf"), {"made": float("nan")}))
-    [log] = eval_logs(tmp_path, record(failed), record(odd), record(two), scores).values()
-    by_id = {sample.id: sample for sample in log.samples}
-    lost = by_id["nq-1"].messages
-    assert (by_id["nq-1"].error.message, lost[-1].error.type) == ("timed_out: no answer in 5 s", "timeout")
-    assert lost[-1].tool_call_id == lost[-2].tool_calls[0].id
-    shown = by_id["nq-2"].messages
-    assert [one.role for one in shown] == ["user", "assistant", "user", "assistant", "tool"]
-    assert shown[3].text == shown[4].text == HOSTILE
-    calls, *results = by_id["nq-3"].messages[1:4]
-    assert [one.tool_call_id for one in results] == [call.id for call in calls.tool_calls]
-    assert [one.text for one in results] == [two.segments[2].text, ""]
-    assert by_id["nq-4"].messages[0].text == bare.segments[0].text
-    assert not {"reward", "made"} & by_id["nq-4"].scores.keys()
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_each_step_is_a_log_and_a_large_one_has_several(tmp_path, monkeypatch):
-    inspect_log = pytest.importorskip("inspect_ai.log")
-    monkeypatch.setattr("srl.browse.messages.SIZE", 2)
-    log = new_log(tmp_path / RUN)
-    for step in (1, 2):
-        log.write(step, "train", [record(episode(n, step=step)) for n in range(3)], {})
-    with srl.store.open(tmp_path / RUN) as connection:
-        assert write_eval_logs(connection, Filter(), tmp_path / "out") == 6
-    tasks = {one.task: one.name for one in inspect_log.list_eval_logs(str(tmp_path / "out"))}
-    counts = {task: len(inspect_log.read_eval_log(name).samples) for task, name in tasks.items()}
-    assert counts == {
-        f"train-step-{step}{part}": n for step in (1, 2) for part, n in (("", 2), ("-part-2", 1))
-    }
-
-
 def write_dump(folder, made, step=1):
     """A file that verl writes of episodes: text only."""
     folder.mkdir(exist_ok=True)
@@ -249,13 +177,6 @@ def test_an_imported_dump_keeps_what_the_page_says(tmp_path):
         1,
         2,
     )
-
-
-def test_groups_of_a_dump_are_those_of_the_same_prompt(tmp_path):
-    made = [whole(0, 0), whole(1), whole(0, 1, "Münchenbuchsee")]
-    found = [one.trajectory for one in read_dump(write_dump(tmp_path / "dump", made))]
-    assert [(one.question.text[-7], one.sample) for one in found] == [("0", 0), ("1", 0), ("0", 1)]
-    assert found[0].question.id == found[2].question.id != found[1].question.id
 
 
 def test_queries_and_answers_of_verls_tool_agents_are_read(tmp_path):

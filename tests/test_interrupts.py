@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from tests.cli_mistakes import Shell, fine_tune, lines, place, shell, train
+from tests.cli_mistakes import Shell, lines, place, shell, train
 from tests.store_builder import run_info
 
 from srl.browse import sql
@@ -70,19 +70,12 @@ def steps_of(run: Path) -> list[tuple[int, int]]:
 
 
 MOMENTS = {
-    "loading the model": "srl.train.load_components:load_model:1",
     "reading questions": "srl.train.questions:read_questions:2",
-    "loading the reference": "srl.train.load_components:load_model:2",
-    "opening the log": "srl.train.local_backend:LogWriter:1",
-    "the first validation": "srl.train.episodes:summarise:1",
     "sampling": "srl.rollout.cached_forward:draw:40",
-    "scoring": "srl.train.episodes/EpisodeRunner:score:4",
     "the update": "srl.train.local_backend:update_actor:2",
     "a step's part of the log": "srl.store.writer:write_part:5",
     "a validation": "srl.train.episodes:summarise:3",
-    "saving weights": "srl.train.checkpoint:save_model:2",
     "saving the optimiser": "torch:save:3",
-    "the last test": "srl.train.episodes:summarise:6",
     "finishing the log": "srl.store.writer:write_catalogue:2",
 }
 
@@ -153,22 +146,7 @@ def test_a_second_signal_does_not_disturb_what_the_first_one_ends(
 
 
 @pytest.mark.slow
-def test_a_third_signal_ends_a_command_at_once(place: Path, workspace: Path) -> None:
-    moments = f"{MOMENTS['sampling']} {SECOND} srl.store.writer/LogWriter:close:1"
-    code, err = interrupt(moments, *train(place, "--steps", STEPS))
-    assert (code, err) == (130, "srl: stopping; one more signal ends it at once\n")
-
-
-@pytest.mark.slow
-def test_a_fine_tuning_that_is_interrupted_goes_on_from_its_checkpoint(place: Path, workspace: Path) -> None:
-    typed = fine_tune(place, "--steps", 3)
-    code, err = interrupt("srl.train.sft:collate:3", *typed)
-    (run,) = (workspace / "runs").iterdir()
-    assert (code, err) == (130, f"srl: interrupted{going_on(run)}\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("after", [0.05, 0.1, 0.2, 0.4])
+@pytest.mark.parametrize("after", [0.05, 0.2])
 def test_the_first_moments_of_a_command_are_no_exception(shell: Shell, after: float) -> None:
     """From where `srl` begins, whatever it is importing; before that Python itself is interrupted."""
     code = (

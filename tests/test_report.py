@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from hashlib import sha256
-from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -100,17 +99,8 @@ def test_the_file_loads_nothing_and_its_links_lead_into_itself(hostile_report):
     assert tags.count("style") == 1
 
 
-def test_hostile_text_is_shown_and_changes_nothing(hostile_report):
-    page = hostile_report[0]
-    assert not re.search(r"<script|<[^>]*\son\w+\s*=|<img|href=\"javascript|1337", page)
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", page)
-    plain = [text for text in HOSTILE.values() if text.isprintable() and text.isascii()]
-    assert len(plain) > 3
-    assert all(text in unescape(page) for text in plain)
-
-
 def test_chosen_trajectories_are_whole_and_their_groups_rows_with_advantages(ids, tmp_path):
-    page = written(tmp_path, "--phase", "train", "--em", "0", "--sort", "question_id")
+    page = written(tmp_path, "--where", "phase = 'train' AND em = 0", "--sort", "question_id")
     assert re.findall(r'id="t-(\w+)"', page) == sorted(ids[1::2], key=lambda one: f"nq-{ids.index(one) // 2}")
     assert page.count("+1.500") == GROUPS
     assert page.count("standard deviation 0.500") == GROUPS
@@ -119,20 +109,7 @@ def test_chosen_trajectories_are_whole_and_their_groups_rows_with_advantages(ids
 
 
 def test_a_group_is_shown_side_by_side(ids, tmp_path):
-    page = written(tmp_path, "--group", ids[6][:8])
+    page = written(tmp_path, "--where", f"id IN ('{ids[6]}', '{ids[7]}')")
     assert re.findall(r'id="t-(\w+)"', page) == ids[6:8]
     assert page.count('class="columns"') == 1
     assert "advantage -0.500" in page
-
-
-def test_a_file_is_replaced_by_a_whole_one_only(ids, tmp_path, monkeypatch):
-    out = tmp_path / "r.html"
-    out.write_text("mine")
-
-    def fail(shown):
-        raise OSError("the disk is gone")
-
-    monkeypatch.setattr("srl.browse.web.report.summary", fail)
-    assert main(["inspect", "report", "-o", str(out), "--overwrite"]) != 0
-    assert out.read_text() == "mine"
-    assert [path.name for path in tmp_path.glob("*r.html*")] == ["r.html"]

@@ -17,8 +17,8 @@ from srl.errors import UserError
 from srl.evaluate.rescore import describe, mean_of, parse_rewards, rescore
 from srl.reward import RewardMix
 from srl.store import LogWriter, RunInfo, read_records
+from srl.store.batches import batches
 from srl.store.beside import rescore_files
-from srl.store.stream import read_trajectories
 
 NAME = "20260101T000000Z-test-grpo-s0-00ff"
 ANSWERS = ["Münchenbuchsee", "Bern", "in Münchenbuchsee", None]
@@ -85,53 +85,22 @@ def content(run: Path) -> dict[str, str]:
 # --- reading trajectories back ---
 
 
-@pytest.mark.parametrize("size", [1, 3, 1000])
-@pytest.mark.parametrize("state", ["parts", "compacted", "finished"])
-def test_trajectories_are_read_in_batches_as_they_were_written(tmp_path, monkeypatch, state, size):
-    monkeypatch.setattr("srl.store.writer.COMPACT_AT", 3 if state == "compacted" else 99)
-    monkeypatch.setattr("srl.store.stream._ROWS", 2)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_trajectories_are_read_in_batches_as_they_were_written(tmp_path, monkeypatch, size):
+    monkeypatch.setattr("srl.store.batches.SIZE", size)
     log, written = LogWriter(tmp_path / "log", RunInfo("run")), []
     for step in range(1, 6):
-        found = [
+        made = [
             *episodes(step, "train"),
             episode(9, step=step, passages=None),
             episode(8, step=step, passages=()),
         ]
-        written += found
-        log.write(step, "train", [record(item) for item in found], {})
-    log.finish() if state == "finished" else log.close("interrupted")
+        written += made
+        log.write(step, "train", [record(item) for item in made], {})
     with srl.store.open(tmp_path) as connection:
-        batches = list(read_trajectories(connection, size))
-        assert [item for batch in batches for item in batch] == written
-        assert [item.trajectory for item in read_records(connection)] == sorted(
-            written, key=lambda one: one.step
-        )
-    assert {len(batch) for batch in batches[:-1]} <= {size}
-
-
-def test_many_parts_of_one_step_are_read_in_their_order(tmp_path):
-    log, written = LogWriter(tmp_path / "log", RunInfo("run")), []
-    for part in range(40):
-        found = [episode(100 * part + number, phase="eval", step=0) for number in range(5)]
-        written += found
-        log.write(0, "eval", [record(item, advantage=None) for item in found], {})
-    with srl.store.open(tmp_path) as connection:
-        assert [item for batch in read_trajectories(connection, 7) for item in batch] == written
-
-
-def test_rows_of_no_trajectory_are_not_passed_over(tmp_path):
-    log = LogWriter(tmp_path / "log", RunInfo("run"))
-    log.write(1, "train", [record(episode(0))], {})
-    with srl.store.open(tmp_path) as connection:
-        connection.execute("CREATE TABLE raw.copy AS FROM raw.segments")
-        connection.execute("DROP VIEW raw.segments; DROP VIEW segments")
-        connection.execute(
-            "CREATE TABLE raw.segments AS SELECT * REPLACE ('x' AS trajectory_id) FROM raw.copy"
-        )
-        with pytest.raises(
-            UserError, match="log is damaged: segments of the trajectory x have no trajectory"
-        ):
-            list(read_trajectories(connection, 10))
+        read = list(batches(connection))
+    assert [item.trajectory for batch in read for item, _ in batch.pairs] == written
+    assert all(0 < len(batch.pairs) <= size for batch in read)
 
 
 # --- rescoring ---
@@ -258,7 +227,7 @@ def test_a_reward_of_the_current_directory_needs_no_package(run, own_rewards, ca
 def test_a_reward_that_fails_is_one_line_and_leaves_nothing_half(
     run, own_rewards, capsys, monkeypatch, reward, named
 ):
-    monkeypatch.setattr("srl.evaluate.rescore._BATCH", 2)
+    monkeypatch.setattr("srl.store.batches.SIZE", 2)
     before = content(run)
     assert main(["eval", "rescore", "last", "--reward", reward]) == 2
     printed = capsys.readouterr()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
 import json
 import logging
 import threading
@@ -14,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from srl.cli import main, output
-from srl.index import Fault, build_index
+from srl.index import build_index
 from srl.plugins import manager
 from srl.plugins.user_code import in_one_line
 from srl.safe import HIDDEN, SafeFormatter
-from srl.train.report import Terminal
 from srl.trajectory import Passage
 
 CLI = Path(__file__).parent.parent / "src" / "srl" / "cli"
@@ -117,13 +114,6 @@ def test_errors_that_quote_a_server_show_no_token_and_no_escape(evil, place, cap
     assert is_safe(said.out + said.err)
 
 
-def test_a_digest_that_is_none_is_cut_and_a_fault_of_the_server(evil, capsys):
-    assert main(["serve", "check", f"{evil}/digest/retrieve"]) == 1
-    out = capsys.readouterr().out
-    assert "digest" in out
-    assert "d" * 1000 not in out
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -146,16 +136,6 @@ def test_passages_titles_and_ids_act_on_no_terminal(place, monkeypatch, capsys, 
     said = capsys.readouterr()
     assert is_still(said.out)
     assert ATTACK in _texts(json.loads(said.out))
-
-
-def test_results_are_shown_as_they_are_whatever_the_environment_holds(place, monkeypatch, capsys):
-    monkeypatch.chdir(place)
-    for more in ([], ["--json"]):
-        assert main(["data", "show", "c.jsonl", *more]) == 0
-        assert TOKEN in capsys.readouterr().out
-    monkeypatch.setenv("SRL_SEARCH_TOKEN", "red fox")
-    assert main(["index", "search", "a", "red fox", "--json"]) == 0
-    assert "red fox" in _texts(json.loads(capsys.readouterr().out))
 
 
 def _texts(value: Any) -> str:
@@ -208,16 +188,6 @@ def test_logs_are_safe_tracebacks_too():
     line = SafeFormatter("%(levelname)s %(message)s").format(record)
     assert is_safe(line)
     assert line.startswith("WARNING said \\x1b]0;pwned")
-
-
-def test_the_lines_of_a_run_and_of_the_request_log_are_safe():
-    stream = io.StringIO()
-    Terminal(Console(file=stream, soft_wrap=True)).note(f"train {ATTACK} {TOKEN}")
-    assert is_safe(stream.getvalue())
-
-
-def test_a_fault_that_goes_into_the_log_of_a_run_is_safe():
-    assert is_safe(str(Fault("failed", f"no\n{ATTACK} {TOKEN}")))
 
 
 def test_commands_print_through_the_module_output_alone():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,21 +13,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.log_change import ACTIONS, GONE
+from tests.log_change import ACTIONS
 from tests.store_builder import new_log, write_step
 
 import srl.store
 from srl.errors import UserError
 from srl.store import lock
-from srl.store.lock import LogLock
-from srl.store.prune import prune
 from srl.train import resume as resuming
 from srl.train.run import resume
 from srl.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent
 TRAINED = {(step, "train"): 2 for step in range(1, 7)}
-PRUNED = {step: count for step, count in TRAINED.items() if step not in GONE}
 RESUMED = TRAINED | {(5, "train"): 3, (6, "train"): 3}
 
 
@@ -78,39 +74,15 @@ def kill(child: subprocess.Popen[str]) -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 
 
-@pytest.mark.parametrize(
-    ("action", "point", "left", "ended"),
-    [("prune", "srl.store.prune.prune_steps", TRAINED, PRUNED),
-     ("resume", "srl.store.run_info.check_not_written", TRAINED, RESUMED)],
-)  # fmt: skip
-def test_a_log_that_is_being_changed_is_left_alone_until_its_process_is_killed(
-    run, action, point, left, ended
-):
-    with started(action, run, point, "wait") as child:
+def test_a_log_that_is_being_changed_is_left_alone_until_its_process_is_killed(run):
+    with started("resume", run, "srl.store.run_info.check_not_written") as child:
         assert child.stdout.readline() == "waiting\n"
-        for change in (new_log, ACTIONS["prune"]):
-            with pytest.raises(UserError, match=f"process {child.pid}"):
-                change(run)
-        assert counts(run) == left
+        with pytest.raises(UserError, match=f"process {child.pid}"):
+            new_log(run)
+        assert counts(run) == TRAINED
         kill(child)
-        ACTIONS[action](run)
-    assert counts(run) == ended
-
-
-@pytest.mark.parametrize(
-    ("action", "point"),
-    [
-        ("prune", "srl.store.drop.discard"),
-        ("resume", "srl.store.writer.merge_parts"),
-        ("resume", "os.rename"),
-    ],
-)
-def test_a_change_that_was_killed_is_completed_by_its_repetition(run, action, point):
-    with started(action, run, point, "kill") as child:
-        assert child.wait() == -signal.SIGKILL
-    ACTIONS[action](run)
-    assert counts(run) == {"prune": PRUNED, "resume": RESUMED}[action]
-    assert not list((run / "log" / "parts").glob(".*"))
+        ACTIONS["resume"](run)
+    assert counts(run) == RESUMED
 
 
 def test_a_child_that_outlives_the_killed_writer_does_not_hold_its_lock(run):
@@ -148,21 +120,6 @@ def test_a_resumed_run_waits_for_the_process_that_a_killed_launcher_left_behind(
     assert counts(run) == TRAINED
 
 
-def test_a_process_has_one_lock_and_the_first_release_gives_it_back(tmp_path):
-    file = tmp_path / "log" / "lock"
-    with LogLock(file.parent):
-        LogLock(file.parent).acquire()
-        assert file.exists()
-    assert not file.exists()
-
-
-def test_the_file_of_a_killed_process_locks_nothing(run):
-    (run / "log" / "lock").write_text("process 1")
-    prune(run / "log", GONE)
-    assert counts(run) == PRUNED
-    assert not (run / "log" / "lock").exists()
-
-
 def test_a_file_system_without_locks_has_logs_nevertheless(run, monkeypatch):
     def no_locks(*arguments):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -170,13 +127,3 @@ def test_a_file_system_without_locks_has_logs_nevertheless(run, monkeypatch):
     monkeypatch.setattr(lock.fcntl, "lockf", no_locks)
     ACTIONS["resume"](run)
     assert counts(run) == RESUMED
-
-
-def test_a_log_that_could_not_be_begun_leaves_no_directory(tmp_path, monkeypatch):
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(srl.store.writer.run_info, "begin", full)
-    with pytest.raises(OSError, match="No space"):
-        new_log(tmp_path / "run")
-    assert not (tmp_path / "run" / "log").exists()

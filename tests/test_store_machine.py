@@ -22,7 +22,6 @@ from tests.store_builder import episode, new_log, record
 
 import srl.store
 from srl.store import lock, writer
-from srl.store.prune import prune
 
 Key = tuple[int, str]
 State = dict[Key, set[str] | None]
@@ -141,19 +140,6 @@ class History(RuleBasedStateMachine):
         ids = set(sorted(set().union(*self.state.values()))[::every])
         after = {key: there - ids for key, there in self.state.items()}
         self.completed(lambda: self.log.drop_trajectories(ids), after, kill)
-
-    @rule(last=STEPS, kill=KILLS)
-    def prune(self, last, kill):
-        """The first steps are pruned once the run was interrupted."""
-        pruned = {(step, phase) for step in range(last + 1) for phase in ("train", "val")}
-
-        def change():
-            self.log.close("interrupted")
-            prune(self.run / "log", pruned)
-
-        after = {key: set() if key in pruned else ids for key, ids in self.state.items()}
-        self.completed(change, after, kill)
-        self.restart()
 
     @rule(finish=st.booleans(), kill=KILLS)
     def end(self, finish, kill):

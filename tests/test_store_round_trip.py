@@ -139,7 +139,7 @@ def test_records_without_tokens_have_everything_else(tmp_path):
     made = record(episode())
     new_log(tmp_path).write(1, "train", [made], {})
     with srl.store.open(tmp_path) as connection:
-        ((found, row),) = srl.store.read_with_rows(connection, tokens=False)
+        ((found, row),) = srl.store.read_with_rows(connection, reads="texts")
         (shown,) = srl.store.rows(connection, "FROM trajectories")
     bare = [replace(one, token_ids=(), logprobs=()) for one in made.trajectory.segments]
     assert found == Record(replace(made.trajectory, segments=bare), made.score)

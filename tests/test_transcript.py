@@ -19,34 +19,9 @@ from srl.answers import contains_answer
 from srl.browse.groups import group_of, in_words, summary
 from srl.browse.render import render
 from srl.browse.token_text import token_rows, token_texts
-from srl.browse.transcript import Span, as_json, marked, spans, transcript
+from srl.browse.transcript import as_json, marked, transcript
 from srl.store import Record
 from srl.trajectory import Hit, Passage
-
-
-@pytest.mark.parametrize(
-    ("text", "think_is_open", "expected"),
-    [
-        ("so <think>a</think> b <search> q </search><answer>x", False,
-         [("other", "so "), ("thought", "<think>a</think>"), ("other", " b "),
-          ("search", "<search> q </search>"), ("answer", "<answer>x")]),
-        ("a</think> b", True, [("thought", "a</think>"), ("other", " b")]),
-        ('so <search engine="web"> q </search>', False,
-         [("other", "so "), ("search", '<search engine="web"> q </search>')]),
-    ],
-)  # fmt: skip
-def test_spans_follow_the_tags(text, think_is_open, expected):
-    assert spans(text, think_is_open) == tuple(Span(*pair) for pair in expected)
-
-
-@given(
-    st.lists(st.sampled_from(["<think>", "</think>", "<search>", "</search>", "<answer>", "x", " "])),
-    st.booleans(),
-)
-def test_spans_put_together_are_the_text(pieces, think_is_open):
-    text = "".join(pieces)
-    assert "".join(span.text for span in spans(text, think_is_open)) == text
-
 
 WORDS = st.sampled_from(["the", "Paul", "Klee", "St.", "John's", "yes", ",", "(", "Zürich", "1879"])
 
@@ -57,15 +32,6 @@ def test_golden_answers_are_marked_where_they_stand(text, golds):
     pieces = list(marked(body, answers))
     assert "".join(piece for piece, _ in pieces) == body
     assert all(contains_answer(piece, answers) for piece, is_gold in pieces if is_gold)
-
-
-def test_an_answer_is_marked_in_whole_words_of_any_case():
-    text = "PAUL  KLEE and Paul\nKlee, not Paul Kleeberg; yes"
-    assert [piece for piece, is_gold in marked(text, ["Paul Klee", "yes"]) if is_gold] == [
-        "PAUL  KLEE",
-        "Paul\nKlee",
-    ]
-    assert list(marked("x", [])) == [("x", False)]
 
 
 def shown(path, made: Record, **console) -> str:
@@ -117,15 +83,6 @@ def test_a_search_for_the_prompt_is_none_of_the_policys(tmp_path):
         plain, retrieved = (transcript(log, one.trajectory.id).steps for one in made)
     assert [len(step.searches) for step in plain] == [0, 1, 0, 0]
     assert [len(step.searches) for step in retrieved] == [1, 0, 0, 0]
-
-
-def test_every_line_that_a_narrow_terminal_makes_is_marked(tmp_path):
-    made = record(episode())
-    made.trajectory.segments[2] = replace(made.trajectory.segments[2], text="word " * 60 + "\n\nend")
-    lines = shown(tmp_path, made, width=40).splitlines()
-    assert sum(line.startswith("┊ word") for line in lines) == 9
-    assert "┊ end" in lines
-    assert all(len(line) <= 40 for line in lines if line.startswith(("┊", "┃")))
 
 
 EVIL = "[bold red]x[/] \x1b[31mred\x1b]0;title\x07 \u202egnp.exe \x9b2J \r\x08 \u2028 </answer>"

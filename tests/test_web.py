@@ -5,27 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 from html import unescape
-from types import SimpleNamespace
 
-import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 from tests.store_builder import KLEE, episode, new_log, question, read, record, search, write_step
 
-import srl.store
 from srl.browse.curve import Series
-from srl.browse.trajectories import HEADINGS
+from srl.browse.listing import HEADINGS
 from srl.browse.web.app import create_app
 from srl.browse.web.charts import charts
-from srl.browse.web.heat import _colour, largest_advantage
-from srl.browse.web.rendering import HERE, link
-from srl.browse.web.report import Choice, write_report
-from srl.cli import main
-from srl.store.beside import rescore_file, writing_rescores
-from srl.store.prune import prune
-from srl.store.schema import RESCORE_SCHEMA
+from srl.browse.web.rendering import link
 from srl.trajectory import Passage, Question, Segment
 from srl.workspace import Workspace
 
@@ -108,14 +98,6 @@ def test_every_page_answers_with_the_policy_on_content(get, logged):
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_templates_have_nothing_that_the_policy_forbids():
-    for template in (HERE / "templates").iterdir():
-        text = template.read_text(encoding="utf-8")
-        assert not re.search(r"<script(?! src=\"/assets/)|<style|\son\w+=|\sstyle=|//(?!\w*\")\w+\.", text)
-        assert "|safe" not in text.replace(" ", "")
-        assert "autoescape" not in text
-
-
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -135,9 +117,9 @@ def test_only_this_machine_is_answered(get, logged, headers, status):
     assert "content-security-policy" in answer.headers
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_pages_can_only_be_read(workspace, logged, method):
-    assert client(workspace).request(method, "/").status_code == 405
+def test_pages_can_only_be_read(workspace, logged):
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        assert client(workspace).request(method, "/").status_code == 405
 
 
 @pytest.fixture(scope="module")
@@ -160,47 +142,23 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_text_is_shown_and_changes_nothing(hostile_pages, name, page):
-    answer = hostile_pages(list(HOSTILE).index(name), page)
-    assert answer.status_code == 200
-    assert re.findall(r"<script[^>]*>", answer.text) == ['<script src="/assets/page.js">']
-    assert not re.search(r"<[^>]*\son\w+\s*=|<img|<style|href=\"javascript|1337", answer.text)
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", answer.text)
-    plain = HOSTILE[name].encode("utf-8", "replace").decode()
-    if plain.isprintable() and page == PAGES[0]:
-        assert plain in unescape(answer.text)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_text_of_a_megabyte_is_cut(hostile_pages, page):
-    answer = hostile_pages(-1, page)
-    assert answer.status_code == 200
-    assert len(answer.text) < 1_000_000
-
-
-def test_no_page_alters_a_text_to_hide_a_secret(tmp_path, monkeypatch):
-    monkeypatch.setenv("SRL_SEARCH_TOKEN", SECRET)
-    with new_log(tmp_path / "runs" / GRPO) as log:
-        log.write(1, "train", [record(one := hostile(f"the key {SECRET} is"))], {"train/em": 0.5})
-    with srl.store.open(log.directory) as opened:
-        write_report(opened, log.directory.parent, Choice(), tmp_path / "report.html")
-    paths = [f"/run/{GRPO}/trajectory/{one.id}", f"/run/{GRPO}/trajectories", "/sql?q=FROM trajectories"]
-    texts = [client(tmp_path).get(path).text for path in paths]
-    texts.append((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert all(f"the key {SECRET} is" in text for text in texts)
+def test_hostile_text_is_shown_and_changes_nothing_and_a_megabyte_is_cut(hostile_pages, page):
+    for place, text in enumerate(HOSTILE.values()):
+        answer = hostile_pages(place, page)
+        assert answer.status_code == 200
+        assert re.findall(r"<script[^>]*>", answer.text) == ['<script src="/assets/page.js">']
+        assert not re.search(r"<[^>]*\son\w+\s*=|<img|<style|href=\"javascript|1337", answer.text)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", answer.text)
+        plain = text.encode("utf-8", "replace").decode()
+        if plain.isprintable() and page == PAGES[0]:
+            assert plain in unescape(answer.text)
+    assert len(hostile_pages(-1, page).text) < 1_000_000
 
 
 def test_runs_are_a_table_above_their_curves_the_latest_first(get, logged):
     page = get("/").text
     assert page.index(f">{PPO}<") < page.index(f">{GRPO}<") < page.index("<svg")
     assert GRPO not in get("/", params={"q": "ppo"}).text
-
-
-def test_a_run_has_its_verdicts_over_steps(get, logged):
-    page = get(f"/run/{PPO}").text
-    assert re.search(r'<figcaption>verdicts, train</figcaption>\s*<svg[^>]*><polygon class="area', page)
-    assert "correct: 33% at step 2" in page
 
 
 def test_question_and_gold_answer_are_on_every_page_and_marked_where_they_stand(get, logged):
@@ -230,12 +188,6 @@ def test_tokens_are_coloured_by_what_the_log_has(get, logged):
     assert 'class="t h' not in plain
     assert 'class="t h' in coloured
     assert "log-prob -0.250; advantage +0.500" in coloured
-
-
-def test_advantages_that_are_no_numbers_have_no_colour():
-    values = [float("nan"), float("inf"), -0.5]
-    assert largest_advantage([SimpleNamespace(advantages=values)]) == 0.5
-    assert [_colour("advantage", value, 0.5) for value in values] == ["h0", "h0", "n4"]
 
 
 def test_next_and_previous_follow_the_listing_of_the_address(get, logged):
@@ -285,21 +237,6 @@ def test_a_page_is_sent_again_only_after_a_step_and_a_new_run(get, workspace, lo
     assert LATER in again(after_step.headers["etag"]).text
 
 
-def test_a_page_of_a_query_is_sent_again_when_a_known_reward_scored_more(get, workspace, logged):
-    """The directory of the rescores is there before, so nothing else in the log changes."""
-    file = rescore_file(workspace / "runs" / PPO / "log", "f1=1")
-    row = {"run_id": PPO, "trajectory_id": logged[0], "step": 2, "phase": "train", "rewards": "f1=1"}
-    row |= {"measure": "f1", "value": 0.25, "written": None}
-    address, tag = {"run": PPO, "q": "SELECT sum(value) AS total FROM rescores"}, {}
-    for count in (1, 2):
-        with writing_rescores(file) as write:
-            write(pa.Table.from_pylist([row] * count, RESCORE_SCHEMA))
-        answer = get("/sql", params=address, headers=tag)
-        assert f">{0.25 * count}<" in answer.text
-        tag = {"if-none-match": answer.headers["etag"]}
-    assert get("/sql", params=address, headers=tag).status_code == 304
-
-
 def test_a_damaged_run_and_a_copy_are_named_and_the_others_are_shown(get, workspace, logged):
     shutil.copytree(workspace / "runs" / PPO, workspace / "runs" / LATER)
     (workspace / "runs" / GRPO / "log" / "manifest.json").write_text("{")
@@ -309,16 +246,6 @@ def test_a_damaged_run_and_a_copy_are_named_and_the_others_are_shown(get, worksp
     assert get(f"/run/{PPO}").status_code == 200
     counted = get("/sql", params={"run": "all", "q": "SELECT count(*) FROM trajectories"}).text
     assert ">5<" in counted
-
-
-def test_a_workspace_without_runs_has_a_page(get):
-    assert get("/").status_code == 200
-
-
-def test_a_taken_port_is_one_line(capsys):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main(["inspect", "web", "--port", str(taken.getsockname()[1])]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_group_stands_side_by_side(get, logged):
@@ -366,17 +293,6 @@ def test_a_comparison_opens_on_what_differs_with_interval_and_test(get, workspac
     assert '<span class="search changed">another query</span>' in other
 
 
-def test_a_comparison_begins_and_ends_with_steps_that_are_not_pruned(get, workspace):
-    run = workspace / "runs" / GRPO
-    with new_log(run) as log:
-        for step, answer in enumerate(("Bern", "Bern", "Münchenbuchsee", "Bern"), start=1):
-            log.write(step, "val", [record(episode(0, step=step, phase="val", answer=answer))], {})
-    prune(run / "log", {(1, "val"), (4, "val")})
-    page = get("/compare").text
-    for side, step in (("a", 2), ("b", 3)):
-        assert f'name="step_{side}" size="6" inputmode="numeric" value="{step}"' in page
-
-
 def test_rows_of_a_query_open_trajectories(get, logged):
     query = "SELECT id, step, answer FROM trajectories WHERE step = 2 ORDER BY position"
     page = get("/sql", params={"q": query, "run": PPO}).text
@@ -385,27 +301,20 @@ def test_rows_of_a_query_open_trajectories(get, logged):
     assert all(f'href="/run/{run}/trajectory/' in everywhere for run in (GRPO, PPO))
 
 
-@pytest.mark.parametrize(
-    "query",
-    ["DROP VIEW trajectories", "COPY (SELECT 1) TO 'x.csv'", "SELECT 1; SELECT 2", "SELEC 1",
-     "FROM read_csv('/etc/passwd')", "FROM read_text('/etc/passwd')", "ATTACH 'x.db'", "SET threads = 1",
-     "FROM nowhere", "INSTALL httpfs", "PRAGMA database_list", "EXPLAIN ANALYZE SELECT 1"],
-)  # fmt: skip
-def test_a_query_that_does_more_than_read_the_log_is_refused(get, logged, query, tmp_path, monkeypatch):
+def test_a_query_that_does_more_than_read_the_log_is_refused(get, logged, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    answer = get("/sql", params={"q": query, "run": PPO})
-    assert answer.status_code == 200
-    assert 'role="alert"' in answer.text
-    assert "root:" not in answer.text
-    assert "--unsafe" not in answer.text
+    for query in ("DROP VIEW trajectories", "COPY (SELECT 1) TO 'x.csv'", "FROM read_text('/etc/passwd')"):
+        answer = get("/sql", params={"q": query, "run": PPO})
+        assert (answer.status_code, 'role="alert"' in answer.text) == (200, True)
+        assert "root:" not in answer.text
+        assert "--unsafe" not in answer.text
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_long_answer_of_a_query_is_cut_and_a_slow_query_stopped(get, logged, monkeypatch):
     assert get("/sql", params={"q": "FROM range(5000)", "run": PPO}).text.count("<tr>") == 1001
     large = get("/sql", params={"q": "SELECT {'a': range(5000000)}", "run": PPO})
-    assert 'role="alert"' in large.text
     assert len(large.content) < 100_000
     monkeypatch.setattr("srl.browse.web.pages.QUERY_S", 0.05)
     slow = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range = 7"

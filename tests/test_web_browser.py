@@ -12,7 +12,7 @@ from tests.store_builder import episode, new_log, question, record, write_step
 
 import srl.store
 from srl.browse.web import create_app
-from srl.browse.web.report import Choice, write_report
+from srl.browse.web.report import write_report
 from srl.trajectory import Passage, Question, Segment
 from srl.workspace import Workspace
 
@@ -153,30 +153,6 @@ def test_a_transcript_by_keys_hits_colours_and_copies(tab, site):
     page.wait_for_url("**/trajectories?sort=step")
 
 
-def test_pages_lead_to_each_other_and_forms_choose(tab, site):
-    page = tab(f"/run/{PPO}/trajectory/{site[2][0]}")
-    page.get_by_role("link", name="side by side").click()
-    page.wait_for_url("**/group/**")
-    assert page.locator(".columns > section").count() == 2
-    page.get_by_role("link", name="this question in all steps and runs").click()
-    page.wait_for_url("**/question?**")
-    assert page.locator("tbody tr").count() == 6
-    page.goto("/compare")
-    for name, value in (("a", GRPO), ("b", GRPO), ("phase", "val")):
-        page.select_option(f"select[name={name}]", value)
-    for name, value in (("step_a", "1"), ("step_b", "3")):
-        page.fill(f"input[name={name}]", value)
-    page.get_by_role("button", name="compare").click()
-    page.wait_for_url("**step_b=3**")
-    assert "2 questions are in both" in page.locator("main").inner_text()
-    page.goto("/sql")
-    page.select_option("select[name=run]", PPO)
-    page.fill("textarea", "SELECT id, answer FROM trajectories WHERE step = 2 ORDER BY position LIMIT 1")
-    page.get_by_role("button", name="run").click()
-    page.get_by_role("link", name=site[2][0]).click()
-    page.wait_for_url(f"**/trajectory/{site[2][0]}")
-
-
 def test_pages_follow_what_is_written(chromium, tab, site, tmp_path):
     page = tab(f"/run/{PPO}")
     assert "at step 2" in page.locator("#part-charts").inner_text()
@@ -190,17 +166,6 @@ def test_pages_follow_what_is_written(chromium, tab, site, tmp_path):
         write_step(new_log(tmp_path / "runs" / GRPO), 1)
         empty.get_by_role("link", name=GRPO).first.wait_for(timeout=15_000)
         empty.close()
-
-
-def test_the_theme_follows_the_system_until_one_is_chosen(tab):
-    page = tab("/", color_scheme="dark")
-    paper = "getComputedStyle(document.body).backgroundColor"
-    dark = page.evaluate(paper)
-    page.get_by_role("button", name="theme: auto").click()
-    light = page.evaluate(paper)
-    assert light == "rgb(255, 255, 255)" != dark
-    page.goto(f"/run/{PPO}")
-    assert page.evaluate(paper) == light
 
 
 def test_a_hostile_trajectory_changes_nothing(tab, site):
@@ -221,7 +186,7 @@ def test_a_report_opens_with_no_network_on_a_phone(chromium, site, tmp_path, sch
 
     log, ids = site[1:]
     with srl.store.open(log.directory) as opened:
-        write_report(opened, log.directory.parent, Choice(), tmp_path / "report.html")
+        write_report(opened, log.directory.parent, tmp_path / "report.html")
     with chromium.new_context(offline=True, color_scheme=scheme) as context:
         page, asked, wrong = context.new_page(), [], []
         page.on("request", lambda one: asked.append(one.url))

@@ -6,12 +6,11 @@ import json
 
 import pytest
 from tests.made_runs import BROKEN, RIGHT, SOUND, write_broken, write_sound
-from tests.store_builder import episode, new_log, record, write_step
+from tests.store_builder import episode, new_log, record
 
 import srl.store
-from srl.browse.why import CAUSES, FEW, LINKS, Why, chain_em, fall, link_shares, why
+from srl.browse.why import CAUSES, LINKS, Why, chain_em, fall, link_shares, why
 from srl.cli import main
-from srl.errors import UserError
 
 RUN = "20250102T030405Z-tiny-grpo-s1-00aa"
 
@@ -98,20 +97,6 @@ def test_the_fault_that_most_failed_episodes_have_is_named(tmp_path, error, othe
     result = reason(tmp_path / RUN)
     assert result.causes[0] == cause
     assert {row["step"] for row in result.examples if row["shows"] == "since"} == {7, 8}
-
-
-@pytest.mark.parametrize(("share", "causes"), [(0.55, ()), (0.6, ("no gradient",))])
-def test_a_run_whose_groups_score_the_same_stands_still_for_want_of_a_gradient(tmp_path, share, causes):
-    log = new_log(tmp_path / RUN)
-    for step in range(1, 9):
-        write_step(log, step, size=FEW, **{"actor/no_gradient_share": share if step > 4 else 0.0})
-    assert reason(tmp_path / RUN).causes == causes
-
-
-def test_a_short_run_is_refused(tmp_path):
-    write_step(new_log(tmp_path / RUN), 1)
-    with pytest.raises(UserError):
-        reason(tmp_path / RUN)
 
 
 def test_why_prints_the_cause_the_rates_and_the_episodes(workspace, capsys):

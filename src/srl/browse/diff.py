@@ -92,7 +92,7 @@ def sides(
     chosen: Sequence[tuple[str, int | None]],
     phase: str | None = None,
 ) -> tuple[Side, Side]:
-    """What two pairs of run_id and step stand for; without a step, the last one of the phase, not pruned.
+    """What two pairs of run_id and step stand for; without a step, the last one of the phase.
 
     Raises UserError if the two have no phase in common, and if they are the same.
     """

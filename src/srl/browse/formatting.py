@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import date
 from math import isfinite
 from typing import Any
@@ -38,21 +39,26 @@ def duration(seconds: float | None) -> str:
     return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"
 
 
-def json_line(value: object) -> str:
-    """`value` as JSON on one line: NaN becomes null, terminal control characters are escaped."""
-    return safe_json(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False))
+def json_line(value: object, indent: int | None = None) -> str:
+    """`value` as JSON, on one line unless it is indented: NaN becomes null, terminal control characters are
+    escaped."""
+    return safe_json(json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
-    """`value` in JSON's types: dates in ISO format, other types as text."""
+    """`value` in JSON's types: data classes and numpy's arrays too, dates in ISO format, the rest as text."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, list | tuple | set | frozenset):
         return [_plain(inner) for inner in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
     return value.isoformat() if isinstance(value, date) else str(value)
 
 

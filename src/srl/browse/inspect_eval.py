@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from srl import __version__
-from srl.browse.messages import Batch, batches, searches_of_prompt, with_passages
-from srl.browse.trajectories import Filter
+from srl.browse.filters import Condition
+from srl.browse.messages import searches_of_prompt, with_passages
 from srl.browse.transcript import search_json
 from srl.errors import UserError
 from srl.files import atomic_directory, digest_text
 from srl.install import pip_install
 from srl.store import Record, rows
+from srl.store.batches import Batch, batches
 from srl.store.verdict import VERDICTS
 from srl.trajectory import Search, Segment, Trajectory
 
@@ -42,11 +43,11 @@ _METADATA = (
 """The columns of `trajectories` in a sample's metadata."""
 
 
-def write_eval_logs(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: Path) -> int:
+def write_eval_logs(connection: duckdb.DuckDBPyConnection, chosen: Condition, out: Path) -> int:
     """Write the trajectories `chosen` into the new directory `out`; returns their number.
 
-    A file holds one step and phase; one of more than `srl.browse.messages.SIZE` trajectories has several.
-    Raises UserError if nothing is chosen, `out` has files, or inspect_ai is not installed.
+    A file holds one step and phase; one of more than `srl.store.batches.SIZE` trajectories has several.
+    Raises UserError if `out` has files, or inspect_ai is not installed.
     """
     try:
         from inspect_ai.log import write_eval_log
@@ -54,7 +55,7 @@ def write_eval_logs(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: 
         raise UserError("Inspect's logs need inspect_ai", hint=f"type: {pip_install('inspect')}") from error
     count, runs = 0, {row["run_id"]: row for row in rows(connection, "FROM runs")}
     with atomic_directory(out) as directory:
-        for batch in batches(connection, chosen):
+        for batch in batches(connection, *chosen, tokens=False):
             log = _log(connection, batch, runs[batch.run_id])
             # Inspect reads time, task and id from this name without opening the file.
             name = f"{str(log.eval.created).replace(':', '-')}_{log.eval.task}_{log.eval.task_id}.eval"

@@ -1,4 +1,4 @@
-"""Listings of trajectories: a whole one, or a page of it with counts of what can be filtered by.
+"""Listings of trajectories: their columns (`LISTED` of the log's schema), a whole one, or a page of it.
 
 A page begins after (or ends before) a row, not at an offset: the conditions on the sorted column let DuckDB
 keep the first rows only, whatever the size of the log, and a step that is written meanwhile shifts nothing.
@@ -7,25 +7,25 @@ keep the first rows only, whatever the size of the log, and a step that is writt
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import duckdb
 
-from srl.browse.trajectories import COLUMNS, TEXTS, Filter
+from srl.browse.filters import EVERY, Condition
 from srl.errors import UserError, nearest, parsing
 from srl.store import rows
+from srl.store.schema import LISTED as COLUMNS
 
-Condition = tuple[str, list[object]]
-"""An SQL condition on `trajectories`, and its parameters."""
+TEXTS = ("id", "run_id", "answer", "golden_answers", "question")
+"""The columns that a listing is not sorted by."""
 
 SORTS = tuple(name for name in COLUMNS if name not in TEXTS)
 """The columns that listings can be sorted by, `-` before one for descending order."""
 
-FACETS = {"phase": "phase", "verdict": "verdict", "end": "end", "source": "data_source", "hops": "hops"}
-"""The conditions of `Filter` that are counted, each with its column."""
+HEADINGS = {name: heading for name, heading in COLUMNS.items() if heading}
+"""The columns of a table, each with its heading."""
 
 _TIES = ("step", "phase", "position", "run_id", "id")
 """What orders rows with equal values; together unique."""
@@ -40,21 +40,9 @@ class Page:
     after: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Facets:
-    """How many trajectories match, and how many would with each value of one condition.
-
-    `counts[name]` has (value, count) in falling order of count. A value is counted under all conditions but
-    its own, so that another value can be chosen instead. None stands for rows without a value.
-    """
-
-    total: int
-    counts: dict[str, list[tuple[Any, int]]]
-
-
 def page(
     connection: duckdb.DuckDBPyConnection,
-    chosen: Filter,
+    chosen: Condition = EVERY,
     sort: str = "-step",
     size: int | None = 50,
     *,
@@ -69,7 +57,7 @@ def page(
     column, descending = _column(sort)
     backwards = before is not None
     cursor = before if backwards else after
-    where, parameters = chosen.where()
+    where, parameters = chosen
     if cursor is not None:
         condition, values = _beyond(column, descending, backwards, _read_cursor(cursor))
         where, parameters = f"({where}) AND ({condition})", [*parameters, *values]
@@ -90,31 +78,13 @@ def page(
 
 
 def neighbours(
-    connection: duckdb.DuckDBPyConnection, chosen: Filter, sort: str, row: dict[str, Any]
+    connection: duckdb.DuckDBPyConnection, chosen: Condition, sort: str, row: dict[str, Any]
 ) -> tuple[str | None, str | None]:
     """The ids before and after the trajectory `row` in the listing of `chosen`, None at its ends."""
     cursor = _cursor(row, _column(sort)[0])
     previous = page(connection, chosen, sort, 1, before=cursor).rows
     following = page(connection, chosen, sort, 1, after=cursor).rows
     return (previous[0]["id"] if previous else None), (following[0]["id"] if following else None)
-
-
-def facets(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Facets:
-    """Counts of what matches `chosen`, by one query over the log."""
-    chosen.where()  # refuses an unknown verdict or end, which the query below does not have
-    where, parameters = replace(chosen, **dict.fromkeys(FACETS)).where()
-    columns = ", ".join(f'"{column}"' for column in FACETS.values())
-    query = f"SELECT {columns}, count(*) FROM trajectories WHERE {where} GROUP BY ALL"
-    wanted = {place: getattr(chosen, name) for place, name in enumerate(FACETS)}
-    total, counts = 0, [Counter[Any]() for _ in FACETS]
-    for *values, count in connection.execute(query, parameters).fetchall():
-        missed = [place for place, want in wanted.items() if want is not None and values[place] != want]
-        total += 0 if missed else count
-        for place in wanted:
-            if missed in ([], [place]):
-                counts[place][values[place]] += count
-    ranked = [sorted(some.items(), key=lambda pair: (-pair[1], str(pair[0]))) for some in counts]
-    return Facets(total, dict(zip(FACETS, ranked, strict=True)))
 
 
 def _column(sort: str) -> tuple[str, bool]:

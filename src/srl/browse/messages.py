@@ -1,25 +1,19 @@
-"""Trajectories in batches for other programs, and as chat messages in Parquet, for fine-tuning elsewhere."""
+"""Trajectories as chat messages in Parquet, for fine-tuning elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from srl.browse.trajectories import Filter
-from srl.errors import UserError
+from srl.browse.filters import Condition
 from srl.files import atomic_file
 from srl.protocol import INFORMATION
-from srl.store import Record, read_with_rows
+from srl.store.batches import batches
 from srl.trajectory import Search, Trajectory
-
-SIZE = 1000
-"""The most trajectories that are in memory at a time."""
 
 ROLES = {"policy": "assistant", "observation": "tool", "feedback": "user"}
 """The role of what follows the prompt, by kind of segment."""
@@ -33,51 +27,13 @@ COLUMNS = (
 _MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Trajectories of one run, phase and step in the order written, each with its row of `trajectories`.
-
-    Their segments have texts alone, without tokens. `number` counts the batches of the step, from 1.
-    """
-
-    run_id: str
-    phase: str
-    step: int
-    number: int
-    pairs: list[tuple[Record, dict[str, Any]]]
-
-
-def batches(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Iterator[Batch]:
-    """The trajectories `chosen` by run, phase and step, at most `SIZE` at a time.
-
-    Raises UserError if nothing is chosen.
-    """
-    where, parameters = chosen.where()
-    query = f"SELECT DISTINCT run_id, phase, step FROM trajectories WHERE {where} ORDER BY ALL"
-    places = connection.execute(query, parameters).fetchall()
-    if not places:
-        raise UserError("no matching trajectory, so nothing is written", hint="try fewer filters")
-    here = "run_id = ? AND phase = ? AND step = ?"
-    for run_id, phase, step in places:
-        place = [run_id, phase, step]
-        query = f"SELECT id FROM trajectories WHERE ({where}) AND {here} ORDER BY position, id"
-        ids = [one for (one,) in connection.execute(query, [*parameters, *place]).fetchall()]
-        for number, start in enumerate(range(0, len(ids), SIZE), start=1):
-            some = [*place, ids[start : start + SIZE]]
-            pairs = read_with_rows(connection, f"{here} AND id IN (SELECT unnest(?))", some, tokens=False)
-            yield Batch(run_id, phase, step, number, pairs)
-
-
-def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: Path) -> int:
-    """Write the trajectories `chosen` to the Parquet file `out`; returns their number.
-
-    Raises UserError if nothing is chosen.
-    """
+def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Condition, out: Path) -> int:
+    """Write the trajectories `chosen` to the Parquet file `out`; returns their number."""
     none = connection.sql(f"SELECT {', '.join(COLUMNS)} FROM trajectories LIMIT 0").fetch_arrow_table()
     schema = pa.schema([("messages", pa.list_(_MESSAGE)), *none.schema])
     count = 0
     with atomic_file(out, "wb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for batch in batches(connection, chosen):
+        for batch in batches(connection, *chosen, tokens=False):
             table = [
                 {"messages": messages(record.trajectory)} | {name: row[name] for name in COLUMNS}
                 for record, row in batch.pairs

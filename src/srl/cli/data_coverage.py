@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from srl.cli.options import Json, exclude
 from srl.errors import UserError
 
 if TYPE_CHECKING:
-    from srl.evaluate.coverage import Coverage, Share
+    from srl.evaluate.coverage import Coverage, CoverageShares, Share
     from srl.trajectory import Passage, Question
 
 _MEASURES = {
@@ -71,20 +71,38 @@ def coverage(
     for text in notes:
         output.note(f"note: {text}")
     if as_json:
-        facts = [
-            {"split": split, "data_source": source, "questions": part.questions}
-            | {name: _facts(getattr(part, name)) for name in _MEASURES}
-            for (split, source), part in shares.items()
+        missing = [
+            {"id": one.id, "question": one.text, "golden_answers": one.golden_answers, "split": one.split}
+            | asdict(covered[one.id])
+            for one in questions
+            if covered[one.id].answerable is False
         ]
-        output.print_json({"parts": facts, "notes": notes, "missing": _missing(questions, covered)})
+        output.print_json({
+            "parts": [
+                {"split": split, "data_source": source, "questions": part.questions}
+                | {name: _of(part, name)._asdict() | {"share": _of(part, name).value} for name in _MEASURES}
+                for (split, source), part in shares.items()
+            ],
+            "notes": notes, "missing": missing,
+        })  # fmt: skip
         return
-    output.table(
-        ("split", "source", "questions", *_MEASURES.values()),
-        [
-            (*part, f"{of.questions:,}", *(_cell(getattr(of, name), of.questions) for name in _MEASURES))
-            for part, of in shares.items()
-        ],
-    )
+    rows = [
+        (*part, f"{of.questions:,}", *(_cell(_of(of, name), of.questions) for name in _MEASURES))
+        for part, of in shares.items()
+    ]
+    output.table(("split", "source", "questions", *_MEASURES.values()), rows)
+
+
+def _of(shares: CoverageShares, name: str) -> Share:
+    measure: Share = getattr(shares, name)
+    return measure
+
+
+def _cell(share: Share, questions: int) -> str:
+    """`97.5%`, with the number of questions for which it is known unless that is all of them."""
+    if share.value is None:
+        return "unknown"
+    return f"{share.value:.1%}" + (f" of {share.known:,}" if share.known < questions else "")
 
 
 def _files(data: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -92,14 +110,14 @@ def _files(data: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     from srl.data.prepare import CORPUS
     from srl.data.splits import SPLITS
 
-    files = [path for path in data if not path.is_dir()]
-    folders = [path for path in data if path.is_dir()]
-    for folder in folders:
+    files, corpora = [path for path in data if not path.is_dir()], []
+    for folder in (path for path in data if path.is_dir()):
         own = [path for split in SPLITS if (path := folder / f"{split}.parquet").is_file()]
         if not own:
             raise UserError(f"{folder}: expected {', '.join(SPLITS)}.parquet or some of them, found none")
         files += own
-    return files, [path for folder in folders if (path := folder / CORPUS).is_file()]
+        corpora += [path for path in [folder / CORPUS] if path.is_file()]
+    return files, corpora
 
 
 def _questions(files: Sequence[Path]) -> list[Question]:
@@ -124,33 +142,12 @@ def _passages(
     from srl.index.passages import open_passages
 
     exclude({"--corpus": bool(corpus), "--index": bool(index)}, "both say where the passages are")
-    for directory in index:
-        if not check_index(directory).corpus_digest:
-            raise UserError(f"{directory} searches an external service, whose passages cannot be read")
     if index:
+        for directory in index:
+            if not check_index(directory).corpus_digest:
+                raise UserError(f"{directory} searches an external service, whose passages cannot be read")
         stores = Stores(map(open_passages, index))
         return stores, len(stores)
     if not (corpus or default):
         raise UserError("no corpus to look in: give --corpus FILE or --index DIR")
     return chain.from_iterable(read_corpus(file) for file in corpus or default), None
-
-
-def _cell(share: Share, questions: int) -> str:
-    """`97.5%`, with the number of questions for which it is known unless that is all of them."""
-    if share.value is None:
-        return "unknown"
-    return f"{share.value:.1%}" + (f" of {share.known:,}" if share.known < questions else "")
-
-
-def _facts(share: Share) -> dict[str, float | None]:
-    return {"covered": share.covered, "known": share.known, "share": share.value}
-
-
-def _missing(questions: Sequence[Question], covered: Mapping[str, Coverage]) -> list[dict[str, object]]:
-    """The questions that are not answerable, each with what the corpus lacks."""
-    return [
-        {"id": one.id, "question": one.text, "golden_answers": one.golden_answers, "split": one.split}
-        | asdict(covered[one.id])
-        for one in questions
-        if covered[one.id].answerable is False
-    ]

@@ -11,8 +11,8 @@ from srl.browse.transcript import Span, SpanKind, spans
 from srl.cli import output
 from srl.protocol import ENGINE
 from srl.rollout.codec import Codec
-from srl.safe import one_line, safe
-from srl.trajectory import Search, Segment, Trajectory
+from srl.safe import one_line
+from srl.trajectory import Search, Trajectory
 
 INDENT = 8
 _LABELS: dict[SpanKind, tuple[str, str]] = {
@@ -22,55 +22,11 @@ _LABELS: dict[SpanKind, tuple[str, str]] = {
     "other": ("text", ""),
 }
 """The label of a span, and rich's style of its text."""
-_OPENS = re.compile(rf"<(?:think|answer|search(?:{ENGINE})?)>")
-_CLOSES = re.compile(r"</(?:think|answer|search)>$")
+_TAGS = re.compile(rf"^<(?:think|answer|search(?:{ENGINE})?)>|</(?:think|answer|search)>$")
 _UNFINISHED = re.compile(r"<[^<>]{0,60}$")
 """What may become a tag."""
-_LONGEST_WORD = 24
-"""Characters that are printed before it is known where their word ends."""
 _PIPE_WIDTH = 160
 """Characters of a passage's line where there is no terminal."""
-
-
-class Paragraphs:
-    """Writes paragraphs with a label, a few characters at a time; words wrap at the terminal's width."""
-
-    def __init__(self) -> None:
-        self._style, self._word, self._gap, self._column = "", "", "", 0
-
-    def start(self, label: str, style: str) -> None:
-        self.end()
-        output.piece(f"{label:<{INDENT}}", style)
-        self._style, self._gap, self._column = style, "", INDENT
-
-    def write(self, text: str) -> None:
-        for part in re.findall(r"\s+|\S+", text):
-            if part.isspace():
-                self._put()
-                self._gap = " "
-            else:
-                self._word += part
-                if len(self._word) > _LONGEST_WORD:
-                    self._put()
-
-    def end(self) -> None:
-        """End the line, if one is begun."""
-        self._put()
-        if self._column:
-            output.piece("\n")
-        self._column = 0
-
-    def _put(self) -> None:
-        """Print the word, on a new line if it does not fit."""
-        word, self._word = safe(self._word), ""
-        if not word:
-            return
-        gap = self._gap if self._column > INDENT else ""
-        if self._column + len(gap) + cell_len(word) > max(output.terminal_width(), 2 * INDENT):
-            gap, self._column = "\n" + " " * INDENT, INDENT
-        output.piece(gap + word, self._style)
-        self._column += cell_len(word) + (gap == " ")
-        self._gap = ""
 
 
 class EpisodeView:
@@ -78,14 +34,22 @@ class EpisodeView:
 
     def __init__(self, codec: Codec, full: bool = False) -> None:
         self.codec, self.full = codec, full
-        self._paragraphs = Paragraphs()
         self._segments = self._searches = 0  # printed so far
-        self._spans = self._characters = 0  # of the turn: whole spans, and characters of the one after them
-        self._answered = False
+        self._spans, self._shown = (
+            0,
+            "",
+        )  # of the turn: whole spans, and what is printed of the one after them
+        self._in_line = self._answered = False
 
     def __call__(self, trajectory: Trajectory, token_ids: Sequence[int]) -> None:
         for segment in trajectory.segments[self._segments :]:
-            self._show_segment(trajectory, segment)
+            if segment.is_policy:
+                self._show_turn(trajectory, segment.text)
+                self._spans, self._shown = 0, ""
+            else:
+                self._show_searches(trajectory)
+            if segment.kind == "feedback":
+                self._start("invalid", "yellow", "this was no search and no answer; the model was told so")
             self._segments += 1
         if token_ids:
             text = self.codec.decode(token_ids).rstrip("\ufffd")
@@ -94,72 +58,67 @@ class EpisodeView:
     def finish(self, trajectory: Trajectory) -> None:
         """Print the answer if it is not between tags, else why there is none."""
         self._show_searches(trajectory)
-        if trajectory.answer is None or not self._answered:
-            self._paragraphs.start("answer", "yellow" if trajectory.answer is None else "bold green")
-            self._paragraphs.write(trajectory.answer or why_no_answer(trajectory))
+        if trajectory.answer is None:
+            self._start("answer", "yellow", why_no_answer(trajectory))
+        elif not self._answered:
+            self._start("answer", "bold green", one_line(trajectory.answer))
         self.stop()
 
     def stop(self) -> None:
         """End the line that is begun."""
-        self._paragraphs.end()
+        if self._in_line:
+            output.piece("\n")
+        self._in_line = False
 
-    def _show_segment(self, trajectory: Trajectory, segment: Segment) -> None:
-        if segment.is_policy:
-            self._show_turn(trajectory, segment.text)
-            self._spans = self._characters = 0
-            return
-        self._show_searches(trajectory)
-        if segment.kind == "feedback":
-            self._paragraphs.start("invalid", "yellow")
-            self._paragraphs.write("this was no search and no answer; the model was told so")
+    def _start(self, label: str, style: str, text: str = "") -> None:
+        self.stop()
+        output.piece(f"{label:<{INDENT}}{text}", style)
+        self._in_line = True
 
     def _show_turn(self, trajectory: Trajectory, text: str) -> None:
         """Print what is new in the `text` of a turn, which the segments so far precede."""
         is_first = not any(segment.is_policy for segment in trajectory.segments[: self._segments])
         for place, span in enumerate(spans(text, trajectory.think_is_open and is_first)):
             if place > self._spans:
-                self._spans, self._characters = place, 0
+                self._spans, self._shown = place, ""
             if place == self._spans:
                 self._show_span(span)
-            if span.kind in ("search", "answer") and _CLOSES.search(span.text):
+            if span.kind in ("search", "answer") and span.text.endswith(">"):
                 return  # what follows an action counts for nothing
 
     def _show_span(self, span: Span) -> None:
-        text = span.text if span.kind == "other" else _CLOSES.sub("", _OPENS.sub("", span.text, count=1))
-        new = text[self._characters :]
-        if not text[: self._characters].strip() and new.strip():
-            self._paragraphs.start(*_LABELS[span.kind])
+        text = span.text if span.kind == "other" else _TAGS.sub("", span.text)
+        text = " ".join(text.split())
+        label, style = _LABELS[span.kind]
+        if text and not self._shown:
+            self._start(label, style)
             self._answered |= span.kind == "answer"
-        self._characters = len(text)
-        if text.strip():
-            self._paragraphs.write(new)
+        output.piece(text[len(self._shown) :], style)
+        self._shown = text
 
     def _show_searches(self, trajectory: Trajectory) -> None:
         for search in trajectory.searches[self._searches :]:
-            self._paragraphs.end()
+            self.stop()
             self._show_hits(search)
             self._searches += 1
 
     def _show_hits(self, search: Search) -> None:
         if search.error or not search.hits:
-            self._paragraphs.start("", "yellow")
-            self._paragraphs.write(f"{search.status}: {search.error or 'nothing was found'}")
+            self._start("", "yellow", f"{search.status}: {search.error or 'nothing was found'}")
         for rank, hit in enumerate(search.hits, start=1):
-            unread = "(not read: it did not fit) " if search.shown_as(rank) == "none" else ""
+            self.stop()
             head = f"{rank:>{INDENT + 1}}  {hit.score:7.3f}  "
-            title, text = one_line(hit.passage.title), unread + hit.passage.text
-            output.piece(head, "dim")
-            if self.full:
-                output.piece(f"{title}\n", "bold")
-                self._paragraphs.start("", "dim")
-                self._paragraphs.write(text)
-            else:
+            title = one_line(hit.passage.title)
+            text = "(not read: it did not fit) " * (search.shown_as(rank) == "none") + hit.passage.text
+            if not self.full:
                 width = max(min(output.terminal_width() - 1, _PIPE_WIDTH) - len(head), INDENT)
                 title = one_line(title, width)
-                output.piece(title, "bold")
-                rest = width - cell_len(title) - 2
-                output.piece((f"  {one_line(text, rest)}" if rest > INDENT else "") + "\n", "dim")
-        self._paragraphs.end()
+                text = one_line(text, max(width - cell_len(title) - 2, 1))
+            output.piece(head, "dim")
+            output.piece(title, "bold")
+            output.piece(f"  {one_line(text)}", "dim")
+            self._in_line = True
+        self.stop()
 
 
 def why_no_answer(trajectory: Trajectory) -> str:

@@ -58,10 +58,10 @@ def _guarded(arguments: list[str]) -> int:
     try:
         return _run(arguments)
     except SystemExit as stop:
-        if stop.code is None or isinstance(stop.code, int):
-            return stop.code or EXIT_OK
-        _say(stop.code)
-        return 1
+        if isinstance(stop.code, str):
+            _say(stop.code)
+            return 1
+        return stop.code or EXIT_OK
     except (Exception, KeyboardInterrupt) as error:
         return _report(error)
 
@@ -101,8 +101,8 @@ def _report(error: BaseException) -> int:
     if isinstance(error, SrlError):
         _say(with_notes(error))
         return error.exit_code
-    if message := _of_the_machine(error):
-        _say(with_notes(error, message))
+    if what := _of_the_machine(error):
+        _say(with_notes(error, what))
         return EXIT_USER
     _say(_write_traceback(error))
     return EXIT_BUG
@@ -123,8 +123,8 @@ def _of_the_machine(error: BaseException) -> str:
 
 def _write_traceback(error: BaseException) -> str:
     """Write the traceback to a file; one line with the error and the path of the file."""
-    import tempfile
     import traceback
+    from tempfile import mkstemp
 
     from srl.cli import output
     from srl.safe import safe_message
@@ -132,14 +132,13 @@ def _write_traceback(error: BaseException) -> str:
     what = f"internal error, {type(error).__name__}: {first_line(error)}"
     lines = safe_message("".join(traceback.format_exception(error)))
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="srl-traceback-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
-        ) as file:
+        descriptor, name = mkstemp(".txt", "srl-traceback-")
+        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
             file.write(lines)
     except OSError:
         output.warn(lines)
         return f"{what}; the traceback could not be written"
-    return f"{what}; please report it with the traceback in {file.name}"
+    return f"{what}; please report it with the traceback in {name}"
 
 
 def _say(message: object) -> None:

@@ -11,11 +11,12 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import TextIOWrapper
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-from srl.safe import safe, safe_json, safe_message
+from srl.safe import safe, safe_message
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 _WIDE = 1000
 """Console width without a terminal: lines for programs are not wrapped."""
-_NARROW = 8
-"""Smallest width of a text column on a terminal, in characters."""
+_WIDE_ENOUGH = 120
+"""Width of a terminal that has room for every column of a listing."""
 _EVERY_S = 10.0
 """Seconds between two lines of progress without a terminal."""
 
@@ -105,41 +106,18 @@ def warn(message: object) -> None:
 
 def print_json(obj: object) -> None:
     """Print `obj` as JSON, including data classes, paths and numpy values; NaN becomes null."""
-    print(_json(obj, indent=2))
+    from srl.browse.formatting import json_line
+
+    print(json_line(obj, indent=2))
 
 
 def print_rows(rows: Iterable[object]) -> None:
     """Print each of `rows` as a line of JSON, and nothing is held back in a pipe."""
+    from srl.browse.formatting import json_line
+
     for row in rows:
-        print(_json(row))
+        print(json_line(row))
     sys.stdout.flush()
-
-
-def _json(obj: object, indent: int | None = None) -> str:
-    import json
-
-    return safe_json(json.dumps(_plain(obj), indent=indent, ensure_ascii=False, allow_nan=False))
-
-
-def _plain(obj: Any) -> Any:
-    """`obj` in JSON types: dict, list, str, number, bool, None; dates as ISO 8601."""
-    from collections.abc import Mapping
-    from dataclasses import is_dataclass
-    from math import isfinite
-
-    if obj is None or isinstance(obj, str | int):
-        return obj
-    if isinstance(obj, float):
-        return obj if isfinite(obj) else None
-    if isinstance(obj, Mapping):
-        return {str(key): _plain(value) for key, value in obj.items()}
-    if is_dataclass(obj) and not isinstance(obj, type):
-        return {name: _plain(getattr(obj, name)) for name in obj.__dataclass_fields__}
-    if isinstance(obj, list | tuple | set | frozenset):
-        return [_plain(value) for value in obj]
-    if hasattr(obj, "tolist"):
-        return _plain(obj.tolist())
-    return obj.isoformat() if hasattr(obj, "isoformat") else str(obj)
 
 
 def table(
@@ -152,39 +130,32 @@ def table(
     """Print rows under their headings: on a terminal as wide as it is, in a pipe aligned and never cut.
 
     The first column, by which a row is named, and numbers keep their width. On a terminal other texts wrap
-    between words. With `one_line` each row is one line: texts are cut, and columns without room are left out,
-    those in `least` first, with a note. None is an empty cell.
+    between words. With `one_line` each row is one line: texts are cut, and a narrow terminal has no columns
+    of `least`. None is an empty cell.
     """
-    cells = [[_cell(value) for value in row] for row in (columns, *rows)]
+    cells = [["" if value is None else safe(str(value)).replace("\n", " ") for value in row]
+             for row in (columns, *rows)]  # fmt: skip
     if not sys.stdout.isatty():
-        print("\n".join(aligned(cells)))
+        print("\n".join(_aligned(cells)))
         return
-    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    by_column = list(zip(*cells, strict=True))
-    keeps = [place == 0 or all(map(_is_number, column[1:])) for place, column in enumerate(by_column)]
-    shown = list(range(len(columns)))
-    if one_line:
-        widths = [max(map(cell_len, column)) for column in by_column]
-        narrow = [width if keep else min(width, _NARROW) for width, keep in zip(widths, keeps, strict=True)]
-        leaving = [place for place, name in enumerate(columns) if name not in least][1:]
-        leaving += [columns.index(name) for name in reversed(least) if name in columns]
-        while leaving and sum(narrow[place] + 2 for place in shown) - 2 > terminal_width():
-            shown.remove(leaving.pop())
+    left_out = [name for name in columns if name in least] if terminal_width() < _WIDE_ENOUGH else []
     overflow: Literal["ellipsis", "fold"] = "ellipsis" if one_line else "fold"
     grid = Table(box=None, pad_edge=False, header_style="bold")
-    for place in shown:
-        grid.add_column(Text(columns[place], no_wrap=one_line), no_wrap=keeps[place], overflow="ellipsis")
+    kept = [place for place, name in enumerate(columns) if name not in left_out]
+    for place in kept:
+        whole = place == 0 or all(_is_number(row[place]) for row in cells[1:])
+        grid.add_column(Text(columns[place], no_wrap=one_line), no_wrap=whole, overflow="ellipsis")
     for row in cells[1:]:
-        grid.add_row(*(Text(row[place], no_wrap=one_line, overflow=overflow) for place in shown))
+        grid.add_row(*(Text(row[place], no_wrap=one_line, overflow=overflow) for place in kept))
     stdout().print(grid)
-    if missing := [name for place, name in enumerate(columns) if place not in shown]:
-        note(f"no room for {', '.join(missing)}; a wider terminal or a pipe shows all")
+    if left_out:
+        note(f"no room for {', '.join(left_out)}; a wider terminal or a pipe shows all")
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """The rows as lines with aligned columns; a Chinese or Japanese character is two cells wide."""
     width: Callable[[str], int] = len
     if not all(cell.isascii() for row in rows for cell in row):
@@ -196,49 +167,39 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(row).rstrip() for row in padded]
 
 
-def _cell(value: object) -> str:
-    return "" if value is None else safe(str(value)).replace("\n", " ")
-
-
 def _is_number(cell: str) -> bool:
-    try:
+    with suppress(ValueError):
         float(cell or 0)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 def stdin_lines(prompt: str = "") -> Iterator[str]:
     """The lines of stdin without their ends, each after `prompt` if it is typed on a terminal.
 
-    On a terminal the line can be edited, and earlier ones recalled, where Python has readline. Bytes that are
-    not UTF-8 become surrogates, which `checked_text` refuses.
+    On a terminal the line can be edited, and earlier ones recalled, where Python has readline.
     """
     if not sys.stdin.isatty():
         if isinstance(sys.stdin, TextIOWrapper) and sys.stdin.errors == "strict":
-            sys.stdin.reconfigure(errors="surrogateescape")
+            sys.stdin.reconfigure(errors="surrogateescape")  # which `checked_text` refuses
         yield from (text.rstrip("\n") for text in iter(sys.stdin.readline, ""))
         return
     with suppress(ImportError):
         import readline  # noqa: F401 - `input` uses it once it is imported
-    beside = sys.stdout if sys.stdout.isatty() else sys.stderr  # in a pipe, stdout has the results alone
     with suppress(EOFError):
         while True:
-            if beside is sys.stderr:
-                print(prompt, end="", file=beside, flush=True)
-            yield input(prompt if beside is sys.stdout else "")
-    print(file=beside)
+            if not sys.stdout.isatty():  # stdout has the results alone
+                print(prompt, end="", file=sys.stderr, flush=True)
+            yield input(prompt if sys.stdout.isatty() else "")
+    print(file=sys.stderr)
 
 
 def checked_text(text: str, noun: str) -> str:
     """The text. Raises UserError where it has bytes that are not UTF-8; `noun` says what it is."""
     from srl.errors import UserError
-    from srl.safe import quoted
 
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"the {noun} {quoted(repr(text), 60)} is not UTF-8") from error
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise UserError(f"the {noun} is not UTF-8")
     return text
 
 
@@ -255,17 +216,25 @@ def progress(
     global _barred
     if _barred:
         yield lambda done, so_far="": None
-        return
-    if sys.stderr.isatty() and not _quiet:
+    elif sys.stderr.isatty() and not _quiet:
         _barred = True
         try:
             with _bar(description, total, start, passing) as update:
                 yield update
         finally:
             _barred = False
-        return
+    else:
+        with _lines(description, total, start, passing) as update:
+            yield update
+
+
+@contextmanager
+def _lines(description: str, total: int | None, start: int, passing: bool) -> Iterator[Count]:
     began = told = monotonic()
     last = start
+
+    def share(done: int) -> str:
+        return f"{done:,} of {total:,}" if total else f"{done:,}"
 
     def count(done: int, so_far: str = "") -> None:
         nonlocal told, last
@@ -275,25 +244,12 @@ def progress(
             from srl.browse.formatting import duration
 
             left = (now - began) * (total - done) / (done - start) if total and done > start else 0
-            parts = [_share(done, total), f"{duration(left)} left" if left else "", so_far]
+            parts = [share(done), f"{duration(left)} left" if left else "", so_far]
             note(f"{description}: {', '.join(filter(None, parts))}")
 
     yield count
     if not passing:
-        note(f"{description}: {_share(last, total)}")
-
-
-def _share(done: int, total: int | None) -> str:
-    return f"{done:,} of {total:,}" if total else f"{done:,}"
-
-
-def show_counted() -> None:
-    """Show the progress that the stages report, each as a passing bar."""
-    from functools import partial
-
-    from srl.progress import show_with
-
-    show_with(partial(progress, passing=True))
+        note(f"{description}: {share(last)}")
 
 
 @contextmanager
@@ -316,3 +272,10 @@ def _bar(description: str, total: int | None, start: int, passing: bool) -> Iter
             bar.update(task, completed=done, description=f"{named}, {safe(so_far)}" if so_far else named)
 
         yield count
+
+
+def show_counted() -> None:
+    """Show the progress that the stages report, each as a passing bar."""
+    from srl.progress import show_with
+
+    show_with(partial(progress, passing=True))

@@ -49,7 +49,6 @@ def retriever(
             help="Concurrent batches per index; default: as many as its retriever can use.",
         ),
     ] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Maximum queries per batch.")] = 256,
     cache_mb: Annotated[
         int, typer.Option(min=0, help="Cache of recent answers per process, in MB; 0: none.")
     ] = 128,
@@ -89,37 +88,29 @@ def retriever(
         name: read_settings(manifest.retriever, _settings_of(name, directories, settings or []))
         for name, manifest in manifests.items()
     }
+
+    def ready(url: str) -> None:
+        for name, manifest in manifests.items():
+            called = f" as {name}" if len(manifests) > 1 else ""
+            size = f"{manifest.passages:,} passages" if manifest.passages else "a live search"
+            output.note(f"serving {size} by {manifest.retriever}{called}, index {manifest.digest[:12]}")
+        output.line(url, flush=True)
+
     with bind(host, port) as listener:
-        address = listener.getsockname()[0]
-        is_guarded = allow_host or (not token and is_loopback(address))
-        own_names = [] if is_loopback(host) else [host]
-        factory = AppFactory(
-            {name: str(directory) for name, directory in directories.items()},
-            options,
-            {
-                "topk": topk,
-                "threads": threads,
-                "processes": workers,
-                "max_batch": max_batch,
-                "cache_bytes": cache_mb << 20,
-                "timeout_s": timeout,
-                "token": token,
-                "hosts": [*(allow_host or []), *own_names] if is_guarded else None,
-            },
-        )
-        if not token and not is_loopback(address):
+        is_local = is_loopback(listener.getsockname()[0])
+        if not token and not is_local:
             output.warn(
                 f"listening on {host}: anyone who can reach this machine can search without a token; "
                 f"to require one, type: export {TOKEN_VARIABLE}=…"
             )
-
-        def ready(url: str) -> None:
-            for name, manifest in manifests.items():
-                called = f" as {name}" if len(manifests) > 1 else ""
-                size = f"{manifest.passages:,} passages" if manifest.passages else "a live search"
-                output.note(f"serving {size} by {manifest.retriever}{called}, index {manifest.digest[:12]}")
-            output.line(url, flush=True)
-
+        own_names = [] if is_loopback(host) else [host]
+        is_guarded = allow_host or (not token and is_local)
+        limits = {
+            "topk": topk, "threads": threads, "processes": workers, "cache_bytes": cache_mb << 20,
+            "timeout_s": timeout, "token": token,
+            "hosts": [*(allow_host or []), *own_names] if is_guarded else None,
+        }  # fmt: skip
+        factory = AppFactory({name: str(path) for name, path in directories.items()}, options, limits)
         if workers == 1:
             run_server(factory.app(), listener, ready)
         else:
@@ -172,23 +163,13 @@ def check(
     refuse_credentials("URL", url)
     report = check_server(url, queries or QUERIES, topk)
     if as_json:
-        output.print_json(
-            {
-                "url": report.url,
-                "conforms": report.conforms,
-                "index_digest": report.index_digest,
-                "findings": report.findings,
-            }
-        )
+        about = {"url": report.url, "conforms": report.conforms, "index_digest": report.index_digest}
+        output.print_json(about | {"findings": report.findings})
     else:
         words = {True: "yes", False: "no", None: "?"}
         rows = [
-            (
-                words[finding.passed],
-                finding.name + (" (required)" if finding.required else ""),
-                finding.detail,
-            )
-            for finding in report.findings
+            (words[each.passed], each.name + " (required)" * each.required, each.detail)
+            for each in report.findings
         ]
         output.table(("holds", "what", "detail"), rows)
         output.line(f"index digest: {report.index_digest or 'unknown'}")

@@ -25,14 +25,13 @@ from srl.plugins import manager
 from srl.process import run_async
 from srl.progress import counted
 from srl.reward import RewardMix
+from srl.store.batches import batches
 from srl.store.beside import read_rescores, rescore_file, writing_rescores
 from srl.store.schema import RESCORE_SCHEMA
-from srl.store.stream import read_trajectories
 from srl.trajectory import Score, Trajectory
 
 REWARD = "reward"
 """The measure that is the weighted sum."""
-_BATCH = 1000
 _QUESTIONS = """
 SELECT phase, step, data_source, any_value(metadata), question_id, count(*), avg(coalesce(em, 0)), measure,
     avg(value)
@@ -161,8 +160,9 @@ def _score_all(
         counted("rescoring", len(missing)) as count,
     ):
         write(known)
-        for batch in read_trajectories(log, _BATCH):
-            new = [trajectory for trajectory in batch if trajectory.id in missing]
+        for batch in batches(log):
+            trajectories = [record.trajectory for record, _ in batch.pairs]
+            new = [trajectory for trajectory in trajectories if trajectory.id in missing]
             scores = _scores(mixes, weights, new, runner)
             rows = [
                 (run_id, trajectory.id, trajectory.step, trajectory.phase, rewards, measure, value, now)

@@ -1,4 +1,4 @@
-"""What a log loses: steps after a checkpoint, episodes that are sampled again, trajectories that are pruned.
+"""What a log loses: steps after a checkpoint, and episodes that are sampled again.
 
 Each part that holds some of it is removed, or replaced by one without it.
 """
@@ -16,9 +16,6 @@ import pyarrow.parquet as pq
 from srl.files import discard
 from srl.store.parts import live_parts, merge_parts, sweep
 
-Steps = Collection[tuple[int, str]]
-"""Steps with their phases."""
-
 
 def drop_steps(directory: Path, drop: Callable[[int, str], bool], worker: str | None = None) -> None:
     """Drop every (step, phase) for which `drop` is true, the last first; of one worker, or of all."""
@@ -34,20 +31,7 @@ def drop_steps(directory: Path, drop: Callable[[int, str], bool], worker: str | 
             merge_parts(directory, [part], part.worker, partial(_without_steps, dropped=dropped))
 
 
-def prune_steps(directory: Path, pruned: Steps) -> None:
-    """Drop the trajectories of these steps, with segments and searches; the rows of `steps` stay."""
-
-    def keep(table: pa.Table) -> pa.Table:
-        return table if "metrics" in table.column_names else _without_steps(table, pruned)
-
-    sweep(directory)
-    for part in live_parts(directory):
-        if not part.steps().isdisjoint(pruned) and pq.read_metadata(part.file("trajectories")).num_rows:
-            merge_parts(directory, [part], part.worker, keep)
-            discard(part.path)  # at once, for a disk that is nearly full
-
-
-def _without_steps(table: pa.Table, dropped: Steps) -> pa.Table:
+def _without_steps(table: pa.Table, dropped: Collection[tuple[int, str]]) -> pa.Table:
     for phase in {phase for _, phase in dropped}:
         steps = pa.array([step for step, of in dropped if of == phase], pa.int32())
         there = pc.and_(pc.equal(table["phase"], phase), pc.is_in(table["step"], steps))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import md5
-from typing import Any
+from typing import Any, Literal
 
 import duckdb
 import numpy as np
@@ -247,20 +247,24 @@ def read_records(
     return [record for record, _ in read_with_rows(connection, where, parameters)]
 
 
+Reads = Literal["all", "ids", "texts"]
+"""What is read of segments: all, not what training computed for their tokens, or their texts alone; most of
+the time goes to numbers of tokens."""
+
+
 def read_with_rows(
     connection: duckdb.DuckDBPyConnection,
     where: str = "true",
     parameters: Sequence[object] = (),
-    *,
-    tokens: bool = True,
+    reads: Reads = "all",
 ) -> list[tuple[Record, Row]]:
-    """The records of `read_records`, each with its row of the table `trajectories`.
-
-    Without `tokens`, segments have their texts alone: no ids, log-probs and what training computed, which
-    take most of the time.
-    """
+    """The records of `read_records`, each with its row of the table `trajectories`."""
     found = rows(connection, f"FROM trajectories WHERE {where} ORDER BY {RECORD_ORDER}", parameters)
-    segments = _children(connection, "segments", found, "*" if tokens else _WITHOUT_TOKENS)
+    empty = {"all": (), "ids": PER_TOKEN, "texts": ("logprobs", *PER_TOKEN)}[reads]
+    replaced = [f"NULL::FLOAT[] AS {name}" for name in empty]
+    replaced += ["[]::INTEGER[] AS token_ids"] if reads == "texts" else []
+    columns = f"* REPLACE ({', '.join(replaced)})" if replaced else "*"
+    segments = _children(connection, "segments", found, columns)
     searches = _children(connection, "searches", found)
     keys = [(row["run_id"], row["id"]) for row in found]
     return [
@@ -268,12 +272,6 @@ def read_with_rows(
         for row, key in zip(found, keys, strict=True)
     ]
 
-
-_WITHOUT_TOKENS = (
-    "* REPLACE ([]::INTEGER[] AS token_ids, "
-    + ", ".join(f"NULL::FLOAT[] AS {name}" for name in ("logprobs", *PER_TOKEN))
-    + ")"
-)
 
 Key = tuple[str, str]
 """The run and the id of a trajectory."""
@@ -318,15 +316,14 @@ def rows(
 
 def _record(row: Row, segments: list[Row], searches: list[Row]) -> Record:
     return Record(
-        trajectory_of(row, segments, searches),
+        _trajectory(row, segments, searches),
         _score(row),
         **{name: _per_token(segments, name) for name in PER_TOKEN},
         left_out=bool(row["left_out"]),
     )
 
 
-def trajectory_of(row: Row, segments: Iterable[Row], searches: Iterable[Row]) -> Trajectory:
-    """The trajectory of a row of `raw.trajectories` and its rows of the other tables, in their order."""
+def _trajectory(row: Row, segments: Iterable[Row], searches: Iterable[Row]) -> Trajectory:
     question = Question(
         id=row["question_id"],
         text=row["question"],

@@ -49,7 +49,7 @@ def write_logged_demonstrations(
         ids = sorted(
             _matching(connection, f"SELECT id FROM trajectories WHERE {_WHOLE} AND (\n{condition}\n)")
         )
-        records = read_with_rows(connection, "list_contains(?, id)", [ids], tokens=False) if ids else []
+        records = read_with_rows(connection, "list_contains(?, id)", [ids], "texts") if ids else []
         return episodes, [record.trajectory for record, _ in records]
 
     episodes, passed = reading([log], read)

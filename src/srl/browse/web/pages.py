@@ -14,12 +14,12 @@ from starlette.requests import Request
 
 from srl.browse.curve import curves, metric_names, verdicts_over_steps
 from srl.browse.diff import PHASES, diff, sides
+from srl.browse.filters import FACETS, Filter, facets
 from srl.browse.groups import MOST, group, history, in_words, summary
-from srl.browse.listing import FACETS, SORTS, facets, neighbours, page
+from srl.browse.listing import SORTS, neighbours, page
 from srl.browse.runs import runs
 from srl.browse.sql import Answer, sql
 from srl.browse.token_text import tokenizer_of
-from srl.browse.trajectories import Filter
 from srl.browse.transcript import transcript
 from srl.browse.web.charts import OVERVIEW, PANELS, charts, verdict_charts
 from srl.browse.web.heat import LEGENDS, Heat, kinds, legend
@@ -32,8 +32,8 @@ SIZE = 50
 """Rows of a listing on one page."""
 _DRAWN = 24
 """The latest runs are drawn; more lines would hide each other."""
-MOST_ROWS, MOST_BYTES, QUERY_MEMORY, QUERY_S = 1000, 16 << 20, "1GB", 30.0
-"""Rows, bytes, memory and seconds of an SQL query, which is then stopped."""
+MOST_ROWS, QUERY_MEMORY, QUERY_S = 1000, "1GB", 30.0
+"""Rows, memory and seconds of an SQL query, which is then stopped."""
 
 CHANGES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "flipped": lambda row: row["change"] != "same",
@@ -132,7 +132,7 @@ class Pages:
 
         def read(log: Log) -> Values:
             return {
-                "page": page(log, chosen, sort, SIZE, after=after, before=before),
+                "page": page(log, chosen.where(), sort, SIZE, after=after, before=before),
                 "facets": facets(log, chosen), "facet_names": FACETS, "run": run, "sort": sort,
                 "sorts": SORTS, "conditions": _conditions(given), "is_first": not (after or before),
             }  # fmt: skip
@@ -147,7 +147,7 @@ class Pages:
 
         def read(log: Log) -> Values:
             shown = transcript(log, request.path_params["id"])
-            previous, following = neighbours(log, chosen, sort, shown.row)
+            previous, following = neighbours(log, chosen.where(), sort, shown.row)
             available = kinds(shown.steps)
             heat: Heat | None = next((kind for kind in available if kind == given.get("heat")), None)
             [model] = log.execute("SELECT model FROM runs").fetchone() or [""]
@@ -272,7 +272,7 @@ def _state(run: Path) -> list[Any]:
 
 
 def _earliest(log: Log, phase: str | None) -> int | None:
-    """The first step, not pruned, of the phase that one run is compared in with itself; None if none."""
+    """The first step of the phase that one run is compared in with itself; None if none."""
     query = "SELECT phase, min(step) FROM raw.trajectories GROUP BY phase"
     first = dict(log.execute(query).fetchall())
     return next((first[name] for name in ([phase] if phase else PHASES) if name in first), None)
@@ -291,7 +291,7 @@ def _limited(paths: Sequence[Path], query: str, warn: Callable[[str], None]) -> 
     """The first rows of a query, stopped after `QUERY_S`. Raises UserError."""
 
     def ask(log: Log) -> Answer:
-        return sql(log, query, limit=MOST_ROWS, cell=LONGEST, most_bytes=MOST_BYTES)
+        return sql(log, query, limit=MOST_ROWS, cell=LONGEST)
 
     try:
         return reading(paths, ask, warn=warn, memory=QUERY_MEMORY, seconds=QUERY_S)

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from srl.answers import contains_answer
-from srl.browse import groups, runs, trajectories, why
+from srl.browse import groups, listing, runs, why
 from srl.browse.curve import short_name
 from srl.browse.formatting import duration, number, signed
 from srl.browse.token_text import token_texts
@@ -33,7 +33,7 @@ def environment() -> Environment:
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     templates.globals |= {
-        "link": link, "facts": facts, "turns": turns, "listed": trajectories.HEADINGS, "runs": runs.HEADINGS,
+        "link": link, "facts": facts, "turns": turns, "listed": listing.HEADINGS, "runs": runs.HEADINGS,
         "grouped": groups.HEADINGS, "changes": why.HEADINGS, "examples": why.EXAMPLES, "causes": why.CAUSES,
     }  # fmt: skip
     templates.filters |= {

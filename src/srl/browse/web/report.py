@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import duckdb
 
 from srl.browse.curve import curves, verdicts_over_steps
 from srl.browse.diff import run_of
-from srl.browse.groups import KEYS, group_of, in_words, summary
-from srl.browse.listing import facets, page
-from srl.browse.trajectories import Filter
+from srl.browse.filters import Filter, condition, facets
+from srl.browse.groups import KEYS, in_words, summary
+from srl.browse.listing import page
 from srl.browse.transcript import transcripts
 from srl.browse.web.charts import PANELS, charts, verdict_charts
 from srl.browse.web.rendering import standalone
@@ -26,34 +25,25 @@ _AT_ONCE = 8
 """Groups that are read from the log at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The trajectories of a report: the first that match `filter`, or the samples of one group.
-
-    `group` is the id of a trajectory in it, or the beginning of one.
-    """
-
-    filter: Filter = field(default_factory=Filter)
-    sort: str = "-step"
-    limit: int = 20
-    group: str | None = None
-
-
-def write_report(log: duckdb.DuckDBPyConnection, run: Path, choice: Choice, out: Path) -> int:
+def write_report(
+    log: duckdb.DuckDBPyConnection,
+    run: Path,
+    out: Path,
+    where: str | None = None,
+    sort: str = "-step",
+    limit: int = 20,
+) -> int:
     """Write the report on the run in the directory `run` to `out`; the number of trajectories in it.
 
-    Raises UserError if no trajectory is chosen.
+    They are the first that satisfy the SQL condition `where`. Raises UserError if none does.
     """
-    run_id = run_of(log, run)
-    if choice.group is not None:
-        chosen = [one.row for one in group_of(log, choice.group)]
-        words = f"The {len(chosen)} samples of one group."
-    else:
-        chosen = page(log, choice.filter, choice.sort, choice.limit).rows
-        total = facets(log, choice.filter).total
-        words = f"{len(chosen):,} of {total:,} trajectories{_words(choice.filter)}, sorted by {choice.sort}."
-    if not chosen:
-        raise UserError("no trajectory matches, so there is nothing to report", hint="try fewer filters")
+    run_id, chosen = run_of(log, run), condition(where)
+    rows_chosen = page(log, chosen, sort, limit).rows
+    if not rows_chosen:
+        raise UserError("no trajectory matches, so there is nothing to report", key="--where")
+    [(total,)] = log.execute(f"SELECT count(*) FROM trajectories WHERE {chosen[0]}").fetchall()
+    such = "" if where is None else f" ({where})"
+    words = f"{len(rows_chosen):,} of {total:,} trajectories{such}, sorted by {sort}."
     try:
         reason, too_short = why(log, run_id), ""
     except UserError as error:
@@ -61,18 +51,12 @@ def write_report(log: duckdb.DuckDBPyConnection, run: Path, choice: Choice, out:
     values = {
         "row": rows(log, "FROM runs")[0], "counts": facets(log, Filter()), "why": reason,
         "charts": [*charts(curves(log, PANELS)), *verdict_charts(verdicts_over_steps(log))],
-        "too_short": too_short, "chosen": words, "rows": chosen, "groups": _groups(log, chosen),
-        "shown_ids": {row["id"] for row in chosen},
+        "too_short": too_short, "chosen": words, "rows": rows_chosen, "groups": _groups(log, rows_chosen),
+        "shown_ids": {row["id"] for row in rows_chosen},
     }  # fmt: skip
     with atomic_file(out, "w") as file:
         file.writelines(standalone("report.html", values))
-    return len(chosen)
-
-
-def _words(chosen: Filter) -> str:
-    values = {one.name: getattr(chosen, one.name) for one in fields(chosen)}
-    words = ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
-    return f" ({words})" if words else ""
+    return len(rows_chosen)
 
 
 def _groups(log: duckdb.DuckDBPyConnection, chosen: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -14,17 +14,8 @@ if TYPE_CHECKING:
     from srl.evaluate.comparison import Measured
 
 _HEADS = (
-    "source",
-    "questions",
-    "measure",
-    "run",
-    "value",
-    "95% interval",
-    "minus A",
-    "95% interval",
-    "p",
-    "",
-)
+    "source", "questions", "measure", "run", "value", "95% interval", "minus A", "95% interval", "p", "",
+)  # fmt: skip
 _MOST = 26
 
 
@@ -69,13 +60,8 @@ def compare(
             {"run": run.run, "model": run.model, "setting": run.setting, "left_out": more}
             for run, more in zip(found.runs, found.left_out, strict=True)
         ]
-        facts = {
-            "questions": found.questions,
-            "runs": about,
-            "tests": found.tests,
-            "rows": found.as_records(),
-        }
-        output.print_json(facts)
+        facts = {"questions": found.questions, "runs": about, "tests": found.tests}
+        output.print_json(facts | {"rows": found.as_records()})
         return
     for number, (run, more) in enumerate(zip(found.runs, found.left_out, strict=True)):
         what = ", ".join(filter(None, (run.model, run.setting)))

@@ -82,22 +82,24 @@ def evaluate(
             )  # fmt: skip
     for note in dict.fromkeys(note for each in evaluations.values() for note in each.notes):
         output.note(f"note: {note}")
-    found, other = evaluations[index], evaluations.get(against or "")
-    comparison = None if other is None else compare_indexes(other, found)
+    found = evaluations[index]
     if per_question is not None:
         _write(per_question, labelled, found)
+    comparison = None if against is None else compare_indexes(evaluations[against], found)
     if as_json:
-        facts = _facts(named[index], found)
-        if against is not None and other is not None:
-            facts |= {"against": _facts(named[against], other), "comparison": comparison}
-        output.print_json(facts)
-    elif against is None or comparison is None:
-        output.line(f"{_in_words(named[index])}: {_measured(found)}")
-        rows = [(name, f"{mean.mean:.4f}", mean.in_words(4)) for name, mean in found.metrics.items()]
-        output.table(("measure", "mean", "95% interval"), rows)
+        facts = {name: _facts(named[name], each) for name, each in evaluations.items()}
+        more = {} if against is None else {"against": facts[against], "comparison": comparison}
+        output.print_json(facts[index] | more)
     else:
-        output.line(f"A: {_in_words(named[against])}\nB: {_in_words(named[index])}\n{_measured(found)}")
-        _print(comparison, labelled)
+        letters = [""] if against is None else ["A: ", "B: "]
+        for letter, opened in zip(letters, named.values(), strict=True):
+            output.line(letter + _in_words(opened))
+        output.line(f"{found.measured:,} questions, the first {found.depth} hits, by {_LABELS[found.labels]}")
+        if comparison is None:
+            rows = [(name, f"{mean.mean:.4f}", mean.in_words(4)) for name, mean in found.metrics.items()]
+            output.table(("measure", "mean", "95% interval"), rows)
+        else:
+            _print(comparison, labelled)
     if found.failed > _BEARABLE * found.measured:
         raise CheckFailed(
             f"{found.failed:,} of {found.measured:,} searches failed; they count as empty results"
@@ -130,22 +132,11 @@ def _facts(index: Any, found: IndexEvaluation) -> dict[str, Any]:
     if hasattr(index, "url"):
         about = {"url": index.url, "digest": index.digest or None}
     else:
-        about = {"directory": index.directory, **index.manifest.model_dump(include=_ABOUT)}
-    return {
-        "index": about,
-        "labels": found.labels,
-        "questions": found.asked,
-        "measured": found.measured,
-        "failed": found.failed,
-        "depth": found.depth,
-        "confidence": 0.95,
-        "metrics": found.metrics,
-        "seconds": found.searched.seconds,
-        "notes": found.notes,
-    }
-
-
-_ABOUT = {"retriever", "options", "passages", "digest"}
+        manifest = index.manifest.model_dump(include={"retriever", "options", "passages", "digest"})
+        about = {"directory": index.directory, **manifest}
+    names = ("labels", "measured", "failed", "depth", "metrics", "notes")
+    facts = {name: getattr(found, name) for name in names}
+    return {"index": about, "questions": found.asked, "seconds": found.searched.seconds} | facts
 
 
 def _in_words(index: Any) -> str:
@@ -156,25 +147,19 @@ def _in_words(index: Any) -> str:
     return f"{index.directory} ({of.retriever}{options}, {of.passages:,} passages, {index.digest[:12]})"
 
 
-def _measured(found: IndexEvaluation) -> str:
-    return f"{found.measured:,} questions, the first {found.depth} hits, by {_LABELS[found.labels]}"
-
-
 def _print(comparison: IndexComparison, labelled: LabelledQuestions) -> None:
     """The measures of both indexes, and the questions that changed most."""
     from srl.evaluate.intervals import in_words
 
-    heads = ("measure", "A", "B", "B - A", "95% interval", "better", "worse", "p")
-    rows: list[tuple[object, ...]] = [
+    rows = [
         (
             name, f"{diff.a.mean:.4f}", f"{diff.b.mean:.4f}", f"{diff.test.difference:+.4f}",
             in_words(diff.test.interval, 4, "+"), diff.better, diff.worse, f"{diff.test.p:.4f}",
         )
         for name, diff in comparison.measures.items()
     ]  # fmt: skip
-    output.table(heads, rows)
-    overlap = comparison.overlap
-    output.line(f"overlap@10: {overlap.mean:.4f} ({overlap.in_words(4)})")
+    output.table(("measure", "A", "B", "B - A", "95% interval", "better", "worse", "p"), rows)
+    output.line(f"overlap@10: {comparison.overlap.mean:.4f} ({comparison.overlap.in_words(4)})")
     texts = {question.id: question.text for question in labelled.questions}
     changed = [
         (name, f"{before:.3f}", f"{after:.3f}", f"{share:.2f}", texts[name])
@@ -193,11 +178,8 @@ def _write(path: Path, labelled: LabelledQuestions, found: IndexEvaluation) -> N
         for question in labelled.questions:
             if question.id in rankings:
                 row = {
-                    "id": question.id,
-                    "question": question.text,
-                    "metrics": found.of_question(question.id),
-                    "judged": dict(labelled.judged.get(question.id, {})),
-                    "ranking": rankings[question.id],
+                    "id": question.id, "question": question.text, "metrics": found.of_question(question.id),
+                    "judged": dict(labelled.judged.get(question.id, {})), "ranking": rankings[question.id],
                     "error": found.searched.failures.get(question.id),
-                }
+                }  # fmt: skip
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srl.cli.inspect import care, diff, files, views, why
+from srl.cli.inspect import diff, files, views, why
 from srl.cli.inspect.shared import app
 
-__all__ = ["app", "care", "diff", "files", "views", "why"]
+__all__ = ["app", "diff", "files", "views", "why"]

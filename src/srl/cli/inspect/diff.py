@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from srl.errors import UserError
 if TYPE_CHECKING:
     import duckdb
 
-    from srl.browse.diff import Diff, SetDiff
+    from srl.browse.diff import Diff
 
 
 @app.command()
@@ -54,7 +55,8 @@ def diff(
     changes = [row for row in result.changes if queries or row["change"] != "same"]
     shown = changes[: limit or None]
     if json:
-        output.print_rows([_summary(result), *shown])
+        about = {one.name: getattr(result, one.name) for one in fields(result) if one.name != "changes"}
+        output.print_rows([about, *shown])
         return
     _print_summary(result)
     if shown:
@@ -64,10 +66,6 @@ def diff(
         output.note(f"first {len(shown)} of {len(changes)}; --limit 0 lists all")
 
 
-_SETS = {
-    "data_source": "source", "questions": "questions", "em_a": "EM of A", "em_b": "EM of B",
-    "difference": "B - A", "interval": "95% interval", "p": "p",
-}  # fmt: skip
 _CHANGES = {
     "change": "change", "data_source": "source", "id_a": "id in A", "id_b": "id in B", "em": "em",
     "answer": "answer", "golden_answers": "gold", "queries": "queries", "question": "question",
@@ -75,6 +73,8 @@ _CHANGES = {
 
 
 def _print_summary(result: Diff) -> None:
+    from srl.evaluate.intervals import in_words
+
     n = result.whole.questions
     for letter, side in (("A", result.a), ("B", result.b)):
         output.line(f"{letter}  {side.run_id} {side.phase} step {side.step}")
@@ -82,43 +82,14 @@ def _print_summary(result: Diff) -> None:
     for name, (count, interval) in (("better in B", result.better), ("worse in B", result.worse)):
         bounds = "" if interval is None else f", {interval.low:.1%} to {interval.high:.1%}"
         output.line(f"{name}: {count} ({count / n:.1%}{bounds})")
-    output.line(f"other queries: {result.other_queries} ({result.other_queries / n:.1%})")
-    output.line()
+    output.line(f"other queries: {result.other_queries} ({result.other_queries / n:.1%})\n")
     several = result.sets if len(result.sets) > 1 else []
-    print_rows([_set_row(one) for one in (*several, result.whole)], False, _SETS)
-
-
-def _set_row(one: SetDiff) -> dict[str, Any]:
-    from srl.evaluate.intervals import in_words
-
-    return {
-        "data_source": one.data_source, "questions": one.questions, "em_a": one.em_a, "em_b": one.em_b,
-        "difference": f"{one.test.difference:+.3f}", "interval": in_words(one.test.interval, sign="+"),
-        "p": f"{one.test.p:.3g}",
-    }  # fmt: skip
-
-
-def _summary(result: Diff) -> dict[str, Any]:
-    """The first line of JSON: both sides, the difference, and the counts."""
-    sides = {
-        name: {"run_id": side.run_id, "phase": side.phase, "step": side.step, "em": em}
-        for name, side, em in (("a", result.a, result.whole.em_a), ("b", result.b, result.whole.em_b))
-    }
-    return sides | _numbers(result.whole) | {
-        "only_a": result.only_a, "only_b": result.only_b,
-        "better": result.better[0], "better_interval": result.better[1],
-        "worse": result.worse[0], "worse_interval": result.worse[1],
-        "other_queries": result.other_queries,
-        "sets": [
-            {"data_source": one.data_source, "em_a": one.em_a, "em_b": one.em_b} | _numbers(one)
-            for one in result.sets
-        ],
-    }  # fmt: skip
-
-
-def _numbers(one: SetDiff) -> dict[str, Any]:
-    test = one.test
-    return {"questions": one.questions, "difference": test.difference, "interval": test.interval, "p": test.p}
+    rows = [
+        (of.data_source, of.questions, f"{of.em_a:.3f}", f"{of.em_b:.3f}", f"{of.test.difference:+.3f}",
+         in_words(of.test.interval, sign="+"), f"{of.test.p:.3g}")
+        for of in (*several, result.whole)
+    ]  # fmt: skip
+    output.table(("source", "questions", "EM of A", "EM of B", "B - A", "95% interval", "p"), rows)
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from srl.cli import output
-from srl.cli.inspect.filters import Filters, filtered
-from srl.cli.inspect.shared import Phase, Run, Sort, app, paths, read, read_holding
+from srl.cli.inspect.shared import Phase, Run, Sort, Where, app, paths, read
 from srl.cli.options import Overwrite, check_new, exclude
 from srl.errors import UserError
 
@@ -26,17 +25,12 @@ class Form(StrEnum):
 
 
 @app.command()
-@filtered
 def report(
     run: Run = "last",
     out: Annotated[
         Path, typer.Option("--out", "-o", help="File to write, FILE.html.", show_default=False)
     ] = Path("report.html"),
-    group: Annotated[
-        str | None, typer.Option(metavar="ID", help="The group of this trajectory, instead of a filter.")
-    ] = None,
-    *,
-    filters: Filters,
+    where: Where = None,
     sort: Sort = "-step",
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of trajectories.")
@@ -50,29 +44,18 @@ def report(
 
     \b
     Example:
-      srl inspect report last --phase train --verdict reader -o report.html
+      srl inspect report last --where "phase = 'train' AND verdict = 'reader'" -o report.html
     """
-    from srl.browse.web.report import Choice, write_report
+    from srl.browse.web.report import write_report
 
     check_new(out, overwrite)
-    if group is not None and filters != Filters():
-        raise UserError("--group takes all samples of one question in one step", hint="leave out the filters")
-    choice = Choice(filters.condition(), sort, limit, group)
-
-    def write(log: duckdb.DuckDBPyConnection, path: Path) -> int:
-        return write_report(log, path, choice, out)
-
-    if group is None:
-        [directory] = paths([run])
-        count = read([directory], lambda log: write(log, directory))
-    else:
-        count = read_holding(run, write)
+    [directory] = paths([run])
+    count = read([directory], lambda log: write_report(log, directory, out, where, sort, limit))
     output.note(f"{count:,} trajectories, {out.stat().st_size / 1e6:.2f} MB")
     output.line(out)
 
 
 @app.command()
-@filtered
 def export(
     run: Run = "last",
     out: Annotated[
@@ -87,9 +70,8 @@ def export(
             "--format", help="messages: chat messages in Parquet; inspect-eval: logs of Inspect (.eval)."
         ),
     ] = Form.messages,
+    where: Where = None,
     overwrite: Overwrite = False,
-    *,
-    filters: Filters,
 ) -> None:
     """Write trajectories for other programs: as chat messages, or as logs of Inspect.
 
@@ -99,9 +81,10 @@ def export(
 
     \b
     Example:
-      srl inspect export last --phase train --em 1 -o right.parquet
+      srl inspect export last --where "phase = 'train' AND em = 1" -o right.parquet
       srl inspect export last --format inspect-eval -o inspect-logs
     """
+    from srl.browse.filters import condition
     from srl.browse.inspect_eval import write_eval_logs
     from srl.browse.messages import write_messages
 
@@ -110,7 +93,14 @@ def export(
     to = out or Path("inspect-logs" if is_eval else "messages.parquet")
     check_new(to, overwrite)
     write = write_eval_logs if is_eval else write_messages
-    count = read(paths([run]), lambda log: write(log, filters.condition(), to))
+
+    def write_chosen(log: duckdb.DuckDBPyConnection) -> int:
+        chosen, parameters = condition(where)
+        if not log.execute(f"SELECT id FROM trajectories WHERE {chosen} LIMIT 1", parameters).fetchall():
+            raise UserError("no trajectory matches, so nothing is written", key="--where")
+        return write(log, (chosen, parameters), to)
+
+    count = read(paths([run]), write_chosen)
     output.note(f"{count:,} trajectories")
     output.line(to)
 

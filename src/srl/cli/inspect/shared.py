@@ -40,6 +40,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON lines, one object
 Steps = Annotated[str | None, typer.Option(metavar="N|A:B", help="One step, or steps A to B.")]
 OfPhase = Annotated[Phase | None, typer.Option(help="Only this phase.")]
 Trajectory = Annotated[str, typer.Argument(metavar="ID", help="Trajectory id, or the beginning of it.")]
+Where = Annotated[
+    str | None,
+    typer.Option(metavar="SQL", help="Only trajectories with this: an SQL condition on their columns."),
+]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="Maximum number of rows; 0 for all.")]
 Sort = Annotated[str, typer.Option(metavar="COLUMN", help="Sort by a column; -COLUMN: descending.")]
 

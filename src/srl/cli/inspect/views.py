@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
-from srl.cli.inspect.filters import Filters, filtered
 from srl.cli.inspect.shared import (
     Json,
     Limit,
+    OfPhase,
     Run,
     RunOption,
     Sort,
+    Steps,
     Trajectory,
     app,
     of_run,
@@ -55,11 +56,21 @@ def runs(json: Json = False) -> None:
 
 
 @app.command()
-@filtered
 def trajectories(
     run: Run = "last",
-    *,
-    filters: Filters,
+    steps: Steps = None,
+    phase: OfPhase = None,
+    source: Annotated[str | None, typer.Option(help="Only this data source.")] = None,
+    hops: Annotated[int | None, typer.Option(help="Only questions with this many hops.")] = None,
+    question: Annotated[str | None, typer.Option(help="Only this question id.")] = None,
+    em: Annotated[str | None, typer.Option(metavar="X", help="Exact match: 0, 1, or '<1'.")] = None,
+    reward: Annotated[str | None, typer.Option(metavar="X", help="Reward: a number, or '>0.5'.")] = None,
+    searches: Annotated[str | None, typer.Option(metavar="X", help="Searches: 0, or '>=2'.")] = None,
+    end: Annotated[str | None, typer.Option(help="answered, unanswered, truncated or failed.")] = None,
+    verdict: Annotated[str | None, typer.Option(help="correct, reader, retriever, no search, …")] = None,
+    contains: Annotated[
+        str | None, typer.Option(help="Only if the question, the text or a query contains this.")
+    ] = None,
     sort: Sort = "-step",
     limit: Limit = 20,
     json: Json = False,
@@ -70,10 +81,13 @@ def trajectories(
     Example:
       srl inspect trajectories last --phase val --em 0 --searches '>=2' --sort -searches
     """
-    from srl.browse.listing import page
-    from srl.browse.trajectories import HEADINGS
+    from srl.browse.filters import Filter
+    from srl.browse.listing import HEADINGS, page
 
-    listed = read(paths([run]), lambda log: page(log, filters.condition(), sort, limit or None)).rows
+    chosen = Filter(
+        steps, phase and phase.value, source, hops, question, em, reward, searches, end, verdict, contains
+    )
+    listed = read(paths([run]), lambda log: page(log, chosen.where(), sort, limit or None)).rows
     if not listed:
         output.note("no matching trajectory; try fewer filters")
         return
@@ -126,13 +140,10 @@ def _show_group(trajectory: str, run: str, json: bool) -> None:
     samples = [summary(one) for one in read_holding(run, lambda log, path: group_of(log, trajectory))]
     first = samples[0]
     if not json:
+        place = f"{first['run_id']}, {first['phase']} step {first['step']}"
         output.line(f"question  {first['question']}  ({first['question_id']})")
         output.line(f"gold      {' | '.join(first['golden_answers'])}")
-        output.line(
-            f"group     {first['run_id']}, {first['phase']} step {first['step']}: {in_words(samples)}"
-        )
-        output.line()
-        samples = [row | {"queries": " | ".join(row["queries"])} for row in samples]
+        output.line(f"group     {place}: {in_words(samples)}\n")
     print_rows(samples, json, HEADINGS, least=("tokens", "end"))
 
 
@@ -182,26 +193,23 @@ def curve(
         output.line(out)
         return
     every = [one for series in panels for one in series]
-    table: list[dict[str, Any]] = [
-        {"run_id": one.run_id, "phase": one.phase, "metric": one.metric, "steps": one.steps,
-         "values": one.values, "watches": dict(one.marks)}
-        for one in every
-    ]  # fmt: skip
-    if not json:
-        ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
-        for one, row in zip(every, table, strict=True):
-            fired = ", ".join(f"{names} at {step}" for step, names in one.marks)
-            best = max(one.values)
-            row |= {"label": one.label, "bars": bars(one.values, ascii_only=ascii_only), "watches": fired}
-            row |= {"first": one.values[0], "last": one.values[-1], "step": one.steps[-1]}
-            row |= {"best": best, "at": one.steps[one.values.index(best)]}
-    print_rows(table, json, _CURVES, None)
+    if json:
+        output.print_rows(every)
+        return
+    ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
+    rows = []
+    for one in every:
+        best, fired = max(one.values), ", ".join(f"{names} at {step}" for step, names in one.marks)
+        drawn = bars(one.values, ascii_only=ascii_only)
+        first, last, most = (f"{value:.6g}" for value in (one.values[0], one.values[-1], best))
+        at = one.steps[one.values.index(best)]
+        rows.append((one.label, one.metric, drawn, first, last, one.steps[-1], most, at, fired))
+    output.table(_CURVES, rows, one_line=True)
 
 
-_CURVES = {
-    "label": "run", "metric": "metric", "bars": "over the steps", "first": "first", "last": "last",
-    "step": "at step", "best": "highest", "at": "at step", "watches": "watches",
-}  # fmt: skip
+_CURVES = (
+    "run", "metric", "over the steps", "first", "last", "at step", "highest", "at step", "watches",
+)  # fmt: skip
 
 
 @app.command(context_settings={"allow_extra_args": True})

@@ -1,32 +1,26 @@
-"""Which trajectories to list, and the columns of a listing."""
+"""Which trajectories are listed: filters, conditions in SQL, and counts of what a filter could be."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import get_args
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import duckdb
 
 from srl.errors import UserError, nearest, parsing
+from srl.store.database import quoted
 from srl.store.verdict import VERDICTS
 from srl.trajectory import EndReason
 
-COLUMNS = {
-    "id": "id", "run_id": "", "step": "step", "phase": "phase", "position": "", "sample": "",
-    "question_id": "", "data_source": "source", "hops": "hops", "em": "em", "f1": "", "reward": "reward",
-    "searches": "searches", "turns": "", "tokens": "", "end": "", "gold_in_passages": "",
-    "verdict": "verdict", "answer": "answer", "golden_answers": "gold", "question": "question",
-}  # fmt: skip
-"""The columns of a listing in JSON, in this order; those with a heading are in tables and on the page too.
+Condition = tuple[str, list[object]]
+"""An SQL condition on `trajectories`, and its parameters."""
+EVERY: Condition = ("true", [])
 
-A new column of the table `trajectories` is listed everywhere once it is named here.
-"""
-
-TEXTS = ("id", "run_id", "answer", "golden_answers", "question")
-"""The columns that a page is not sorted by."""
-
-HEADINGS = {name: heading for name, heading in COLUMNS.items() if heading}
-"""The columns of a table, each with its heading."""
+FACETS = {"phase": "phase", "verdict": "verdict", "end": "end", "source": "data_source", "hops": "hops"}
+"""The fields of `Filter` whose values are counted, each with its column."""
 
 _BOUND = re.compile(r"(<=|>=|<|>|=)?\s*(-?\d+(?:\.\d+)?)")
 
@@ -52,13 +46,13 @@ class Filter:
     verdict: str | None = None
     contains: str | None = None
 
-    def where(self) -> tuple[str, list[object]]:
+    def where(self) -> Condition:
         """The filter as an SQL condition on `trajectories`, and its parameters. Raises UserError."""
         pairs = list(self._conditions())
         parameters = [value for _, values in pairs for value in values]
         return " AND ".join(sql for sql, _ in pairs) or "true", parameters
 
-    def _conditions(self) -> Iterator[tuple[str, list[object]]]:
+    def _conditions(self) -> Iterator[Condition]:
         equal = {
             "phase": self.phase, "data_source": self.source, "hops": self.hops, "question_id": self.question,
             '"end"': _one_of("end", self.end, get_args(EndReason)),
@@ -75,6 +69,47 @@ class Filter:
             yield "step BETWEEN ? AND ?", list(span(self.steps))
         if self.contains is not None:
             yield _CONTAINS, [self.contains] * 3
+
+
+def condition(text: str | None) -> Condition:
+    """What a user typed after `--where`, an SQL expression over the columns of `trajectories`; None: all.
+
+    DuckDB's table function `query` takes one SELECT and nothing that writes, so the text can do no more.
+    """
+    if text is None:
+        return EVERY
+    chosen = quoted(f"SELECT run_id, step, id FROM trajectories WHERE ({text}\n)")
+    return f"(run_id, step, id) IN (FROM query({chosen}))", []
+
+
+@dataclass(frozen=True, slots=True)
+class Facets:
+    """How many trajectories match, and how many would with each value of one condition.
+
+    `counts[name]` has (value, count) in falling order of count. A value is counted under all conditions but
+    its own, so that another value can be chosen instead. None stands for rows without a value.
+    """
+
+    total: int
+    counts: dict[str, list[tuple[Any, int]]]
+
+
+def facets(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Facets:
+    """Counts of what matches `chosen`, by one query over the log."""
+    chosen.where()  # refuses an unknown verdict or end, which the query below does not have
+    where, parameters = replace(chosen, **dict.fromkeys(FACETS)).where()
+    columns = ", ".join(f'"{column}"' for column in FACETS.values())
+    query = f"SELECT {columns}, count(*) FROM trajectories WHERE {where} GROUP BY ALL"
+    wanted = {place: getattr(chosen, name) for place, name in enumerate(FACETS)}
+    total, counts = 0, [Counter[Any]() for _ in FACETS]
+    for *values, count in connection.execute(query, parameters).fetchall():
+        missed = [place for place, want in wanted.items() if want is not None and values[place] != want]
+        total += 0 if missed else count
+        for place in wanted:
+            if missed in ([], [place]):
+                counts[place][values[place]] += count
+    ranked = [sorted(some.items(), key=lambda pair: (-pair[1], str(pair[0]))) for some in counts]
+    return Facets(total, dict(zip(FACETS, ranked, strict=True)))
 
 
 _CONTAINS = """(
