@@ -28,6 +28,9 @@ ENVIRONMENT = {
 
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
+# What is compiled is kept, whatever the environment says: rewriting asserts is half of collecting.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))  # so that `from tests.shared_data import …` works under any way to call pytest
 
