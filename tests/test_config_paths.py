@@ -122,18 +122,6 @@ def test_a_workspace_behind_a_link_keeps_its_own_paths(here):
         assert load_saved(run_of(here / "link")).model.path == str(here / "link" / "models" / "cold")
 
 
-def test_an_older_run_with_relative_paths_goes_on_from_elsewhere(here, monkeypatch):
-    file = run_of(here / "srl-workspace") / "config.yaml"
-    file.write_text(
-        "format: 1\nmodel: {path: srl-workspace/models/cold}\ndata: {train_files: [mine.parquet]}\n"
-    )
-    assert load_saved(file).model.path == "srl-workspace/models/cold"
-    monkeypatch.chdir("/")
-    saved = load_saved(file)
-    assert saved.model.path == str(here / "srl-workspace/models/cold")
-    assert saved.data.train_files == (str(here / "mine.parquet"),)
-
-
 def test_what_was_typed_is_printed_as_it_was_typed(here):
     assert load_config(flags={"data.train_files": "mine.parquet"}).config.data.train_files == (
         "mine.parquet",

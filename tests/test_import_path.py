@@ -11,7 +11,7 @@ from tests.plugin_site import forget_modules
 
 from srl.cli import main
 from srl.config import load_config, load_saved, located, save_config
-from srl.config.key_errors import split_key
+from srl.config.keys import split_key
 from srl.data.corpus import write_corpus
 from srl.errors import UserError
 from srl.index import build_index, open_index

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from srl.cli.train import app
 from srl.config import describe, load_config
-from srl.config.key_errors import Setting
 from srl.config.load import PRESETS, read_layer
+from srl.config.settings import Setting
 from srl.train.model_size import PUBLISHED, shape_of
 
 V2, V3, BIG, TOP, YAML = "v0.2", "v0.3", "32b", "top", "ppo_trainer.yaml"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srl.config import load_config
-from srl.config.watch_sections import WatchName
+from srl.config.sections import WatchName
 from srl.errors import UserError
 from srl.train.watched_run import last_good_checkpoint
 from srl.train.watches import LEVEL, RULES, Watcher, to_act_on

@@ -26,7 +26,7 @@ import torch  # noqa: E402
 from bench.speed.harness import Options  # noqa: E402
 
 from srl.config import Config, load_config  # noqa: E402
-from srl.config.load import defaults  # noqa: E402
+from srl.config.settings import defaults  # noqa: E402
 from srl.data.corpus import write_corpus  # noqa: E402
 from srl.data.parquet import write_questions  # noqa: E402
 from srl.data.sources import SOURCES  # noqa: E402

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
 from srl.config.algorithm import Algorithm
 from srl.config.keys import Config, KeyPath, flat, plain, value_of
-from srl.config.sections import NamedRetriever
 from srl.config.unread import NO_EXAMPLES, takes_examples
-from srl.errors import UserError, parsing
+from srl.errors import UserError
 from srl.protocol import read_examples
 from srl.safe import quoted, refuse_credentials
 
@@ -96,194 +95,144 @@ def check_plugins(config: Config, origins: Mapping[str, str] | None = None) -> d
             manager.find(kind, name)
     given = [(kind, name) for kind in KINDS for name in getattr(config, kind).model_extra]
     for kind, name in dict.fromkeys([*in_use, *given]):
-        with _origin(known, f"{kind}.{name}."):
-            valid = _validated(kind, name, config)
-        if valid is not None and (kind, name) in in_use:
-            options |= dict(flat(valid.model_dump(mode="json"), (kind, name)))
+        with _origin(known, f"{kind}.{name}"):
+            valid = _options(f"{kind}.{name}", kind, name, getattr(config, kind).options(name))
+        options |= dict(flat(valid, (kind, name))) if (kind, name) in in_use else {}
     for name, named in config.search.retrievers.items():
-        with _origin(known, f"search.retrievers.{name}."):
-            keys = {**named.model_dump(), "options": _named_options(name, config)}
-        options |= dict(flat(keys, ("search", "retrievers", name)))
+        where, whole = f"search.retrievers.{name}", named.model_dump()
+        if named.retriever is not None and not config.search.replays:
+            with _origin(known, where):
+                manager.find("retriever", named.retriever)
+                whole["options"] = _options(f"{where}.options", "retriever", named.retriever, named.options)
+        options |= dict(flat(whole, ("search", "retrievers", name)))
     return options
 
 
-def _named_options(name: str, config: Config) -> dict[str, Any]:
-    """The options of a named retriever, with defaults if it is a live one that a run loads."""
+def _options(where: str, kind: str, plugin: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a plugin, with defaults. Raises UserError."""
     from srl.plugins import manager
     from srl.plugins.options import validated
 
-    named = config.search.retrievers[name]
-    if named.retriever is None or config.search.replays:
-        return named.options
-    manager.find("retriever", named.retriever)
-    model = manager.options_model("retriever", named.retriever)
-    if model is None and named.options:
-        raise UserError(f"search.retrievers.{name}.options: the retriever {named.retriever!r} takes none")
-    where = f"search.retrievers.{name}.options"
-    return validated(where, model, named.options).model_dump(mode="json") if model else {}
+    model = manager.options_model(kind, plugin)
+    if model is None and options:
+        raise UserError(f"the {kind} {plugin!r} takes no options", key=where, hint=f"remove {where}")
+    return validated(where, model, options).model_dump(mode="json") if model else {}
 
 
 @contextmanager
 def _origin(origins: Mapping[str, str], start: str) -> Iterator[None]:
-    """Prefix a UserError with the origin of its key: the key it names, or one that begins with `start`."""
+    """Prefix a UserError with the origin of its key, or of the first one at or below `start`."""
     try:
         yield
     except UserError as error:
-        below = {key: origin for key, origin in origins.items() if key.startswith(start)}
-        found = [origin for key, origin in below.items() if key in str(error)] or list(below.values())
-        raise UserError(f"{found[0]}: {error}" if found else str(error)) from error
-
-
-def _validated(kind: str, name: str, config: Config) -> Any:
-    """The plugin's options as its own model; None for a plugin without options."""
-    from srl.plugins import manager
-    from srl.plugins.options import validated
-
-    model = manager.options_model(kind, name)
-    given = getattr(config, kind).options(name)
-    if model is None and given:
-        raise UserError(f"the {kind} {name!r} takes no options; remove {', '.join(map(repr, given))}")
-    return model and validated(f"{kind}.{name}", model, given)
-
-
-_AT_MOST = (
-    ("rollout.max_turn_tokens", "data.max_response_length"),
-    ("rollout.min_answer_tokens", "rollout.max_turn_tokens"),
-)
-"""Pairs of keys; the first must not exceed the second."""
-_LOWER_ONE = "lower the first or raise the second"
+        below = [origin for key, origin in origins.items() if key == start or key.startswith(f"{start}.")]
+        origin = origins.get(error.key or "") or next(iter(below), "")
+        raise UserError(f"{origin}: {error}" if origin else error, key=error.key or start) from error
 
 
 def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm) -> list[str]:
     """Warnings about settings that are probably mistakes. Raises UserError for contradictions."""
+    with _origin(origins, ""):
+        _check_addresses(config)  # first, since what follows shows values
+    for keys, why, hint in _contradictions(config, algorithm):
+        held = [f"{key} = {plain(value_of(config, key))} ({origins.get(key, 'default')})" for key in keys]
+        raise UserError(f"{' and '.join(held)}: {why}", key=keys[0], hint=hint)
+    return list(_warnings(config, algorithm))
 
-    def say(key: str) -> str:
-        return f"{key} = {plain(value_of(config, key))} ({origins.get(key, 'default')})"
 
+Contradictions = Iterator[tuple[tuple[str, ...], str, str]]
+"""Keys that do not go together, why, and what to do."""
+
+
+def _contradictions(config: Config, algorithm: Algorithm) -> Contradictions:
+    batch, longest, groups = (
+        config.data.train_batch_size,
+        config.data.max_response_length,
+        config.algorithm.filter_groups,
+    )
     for key, values in algorithm.requires.items():
         if value_of(config, key) not in values:
             wanted = " or ".join(f"{key}={plain(value)}" for value in values)
-            raise UserError(f"algorithm.name = {algorithm.name} needs {wanted}, not {say(key)}")
+            yield (key,), f"{algorithm.name} needs another value", f"set {wanted}"
     for who in ("actor", "critic") if algorithm.needs_critic else ("actor",):
-        _check_mini_batch(config, f"{who}.ppo_mini_batch_size", say)
-    for small, large in _AT_MOST:
+        key, size = f"{who}.ppo_mini_batch_size", getattr(config, who).ppo_mini_batch_size
+        if size < batch and batch % size:
+            fits = max(part for part in range(1, size) if batch % part == 0)
+            yield (key, "data.train_batch_size"), "the first must divide the second", f"set {key}={fits}"
+    for small, large in (
+        ("rollout.max_turn_tokens", "data.max_response_length"),
+        ("rollout.min_answer_tokens", "rollout.max_turn_tokens"),
+    ):
         if value_of(config, small) > value_of(config, large):
-            raise UserError(f"{say(small)} must not exceed {say(large)}; {_LOWER_ONE}")
+            yield (small, large), "the first must not exceed the second", ""
     if config.rollout.deterministic and config.rollout.engine not in ("auto", "torch"):
-        raise UserError(
-            f"{say('rollout.deterministic')} needs the torch engine, not {say('rollout.engine')}: "
-            "no other repeats a run; set rollout.engine=torch or rollout.deterministic=false"
-        )
-    if config.algorithm.filter_groups.enable and config.rollout.n < 2:
-        raise UserError(
-            f"{say('algorithm.filter_groups.enable')} compares the episodes of one question, and "
-            f"{say('rollout.n')}: set rollout.n=5, or algorithm.filter_groups.enable=false"
-        )
-    buffer, longest = config.reward.overlong_buffer, config.data.max_response_length
+        hint = "set rollout.engine=torch or rollout.deterministic=false"
+        yield ("rollout.deterministic", "rollout.engine"), "only the torch engine repeats a run", hint
+    if groups.enable and config.rollout.n < 2:
+        keys = ("algorithm.filter_groups.enable", "rollout.n")
+        yield keys, "the episodes of one question are compared", "set rollout.n=5"
+    buffer, weights = config.reward.overlong_buffer, config.reward.weights
+    parts = ["reward", *weights, *(["overlong"] if buffer.enable else [])]
+    if groups.enable and not any(f"{groups.metric}/".startswith(f"{name}/") for name in parts):
+        yield ("algorithm.filter_groups.metric",), "no part of the reward", f"use one of {', '.join(parts)}"
     if buffer.enable and buffer.len > longest:
-        raise UserError(
-            f"{say('reward.overlong_buffer.len')} must not exceed {say('data.max_response_length')}; "
-            f"{_LOWER_ONE}"
-        )
-    _check_rejection(config)
-    _check_openai(config)
-    _check_rewards(config, say)
-    _check_urls("search.url", config.search.url or ())
+        keys = ("reward.overlong_buffer.len", "data.max_response_length")
+        yield keys, "the first must not exceed the second", ""
+    try:
+        config.algorithm.rollout_correction.rejections  # noqa: B018
+    except ValueError as error:
+        section = "algorithm.rollout_correction"
+        yield (f"{section}.rollout_rs", f"{section}.rollout_rs_threshold"), str(error), ""
+    if config.rollout.engine == "openai" and config.rollout.openai.url is None:
+        yield ("rollout.engine",), "it needs a server", "--set rollout.openai.url=http://HOST:PORT/v1"
     if config.search.url and config.search.index:
-        raise UserError(f"give one of {say('search.url')} and {say('search.index')}; set the other to null")
-    for name, named in config.search.retrievers.items():
-        _check_named(name, named)
-    _check_splits(config)
-    return list(_warnings(config, algorithm))
+        yield ("search.url", "search.index"), "one of them searches", "set the other to null"
+    tested = {os.path.realpath(file) for file in config.data.test_files or ()}
+    if any(os.path.realpath(file) in tested for file in config.data.val_files or ()):  # they choose
+        yield ("data.val_files", "data.test_files"), "they share questions", "validate on other questions"
 
 
 def check_training(config: Config, kind: str) -> None:
     """Raises UserError for what a training run of this `kind` (rl, sft or rft) cannot do."""
-    sft = config.sft
+    sft, examples = config.sft, config.data.examples
     if kind in ("sft", "rft") and sft.steps == 0:
-        raise UserError("nothing to fine-tune: sft.steps = 0; set it to the optimiser steps")
+        raise UserError("nothing to fine-tune: sft.steps = 0", key="sft.steps")
     if kind == "rft" and sft.mix:
-        raise UserError(
-            "sft.mix is not for --algo rft; data.mix gives shares of the questions, sft.filter chooses"
-        )
+        hint = "data.mix gives shares of the questions, sft.filter chooses"
+        raise UserError("sft.mix is not for --algo rft", key="sft.mix", hint=hint)
     if kind == "sft" and sft.patience and not config.trainer.test_freq:
-        raise UserError("sft.patience counts validations, and there are none: trainer.test_freq = 0")
-    if (examples := config.data.examples) is not None:
-        if not takes_examples(config):
-            raise UserError(f"data.examples = {examples} would not be used: {NO_EXAMPLES}")
+        why = "sft.patience counts validations, and there are none: trainer.test_freq = 0"
+        raise UserError(why, key="sft.patience")
+    if examples is not None and not takes_examples(config):
+        why = f"data.examples = {examples} would not be used: {NO_EXAMPLES}"
+        raise UserError(why, key="data.examples")
+    if examples is not None:
         read_examples(examples)
 
 
-def _check_mini_batch(config: Config, key: str, say: Callable[[str], str]) -> None:
-    """A mini-batch below the batch divides it. `say` names a key with its value and origin."""
-    size, batch = value_of(config, key), config.data.train_batch_size
-    if size < batch and batch % size:
-        fits = max(part for part in range(1, size) if batch % part == 0)
-        raise UserError(f"{say(key)} must divide {say('data.train_batch_size')}; set {key}={fits}")
-
-
-def _check_rejection(config: Config) -> None:
-    """Every rejection has its bounds."""
-    section, key = config.algorithm.rollout_correction, "algorithm.rollout_correction.rollout_rs"
-    with parsing(f"{key} = {section.rollout_rs} and {key}_threshold = {section.rollout_rs_threshold}"):
-        section.rejections  # noqa: B018
-
-
-def _check_openai(config: Config) -> None:
-    """An engine behind a server has a URL, without secrets in it."""
-    url, key = config.rollout.openai.url, "rollout.openai.url"
-    if url is None:
-        if config.rollout.engine == "openai":
-            raise UserError(f"rollout.engine = openai needs a server: --set {key}=http://HOST:PORT/v1")
-        return
-    refuse_credentials(key, url, config.rollout.openai.key_variable or "OPENAI_API_KEY")
-    if not re.fullmatch(r"https?://[^/]+(/.*)?", url):
-        raise UserError(f"{key} = {quoted(url, 80)} is not a URL; expected http://HOST:PORT/v1")
-
-
-def _check_rewards(config: Config, say: Callable[[str], str]) -> None:
-    """What is compared of an episode is a part of the reward, and no URL has secrets."""
-    weights, overlong = config.reward.weights, config.reward.overlong_buffer.enable
-    known = ["reward", *weights, *(["overlong"] if overlong else [])]
-    groups, key = config.algorithm.filter_groups, "algorithm.filter_groups.metric"
-    if groups.enable and not any(f"{groups.metric}/".startswith(f"{name}/") for name in known):
-        raise UserError(f"{say(key)} is no part of the reward; use one of {', '.join(known)}")
-    for name in weights:
+def _check_addresses(config: Config) -> None:
+    """URLs are such, without secrets in them; a named retriever has one source and a name to be called by."""
+    openai, key = config.rollout.openai, "rollout.openai.url"
+    if openai.url is not None:
+        refuse_credentials(key, openai.url, openai.key_variable or "OPENAI_API_KEY")
+        if not re.fullmatch(r"https?://[^/]+(/.*)?", openai.url):
+            raise UserError(f"{key} = {quoted(openai.url, 80)} is not a URL", key=key)
+    for name in config.reward.weights:
         options = config.reward.options(name)
         if isinstance(url := options.get("url"), str):
             refuse_credentials(f"reward.{name}.url", url, options.get("key_variable") or "OPENAI_API_KEY")
-
-
-def _check_urls(key: str, urls: Sequence[str]) -> None:
-    for url in urls:
-        refuse_credentials(key, url)
-
-
-_SOURCES = ("url", "index", "retriever")
-_NAME = re.compile(r"[a-z0-9_-]+")
-
-
-def _check_named(name: str, named: NamedRetriever) -> None:
-    """The name is one that the policy can write, and exactly one source is given."""
-    key = f"search.retrievers.{name}"
-    if not _NAME.fullmatch(name):
-        raise UserError(f"{key}: expected a name of a-z, 0-9, - and _, such as web")
-    given = [source for source in _SOURCES if getattr(named, source) is not None]
-    if len(given) != 1:
-        found = " and ".join(given) if given else "none"
-        raise UserError(f"{key} has {found} of url, index and retriever; give one: --set {key}.url=URL")
-    if named.url and named.options:
-        raise UserError(f"{key}.options are for an index or a live retriever; the server has its own")
-    _check_urls(f"{key}.url", named.url or ())
-
-
-def _check_splits(config: Config) -> None:
-    """Validation must not use test questions: it chooses the checkpoint."""
-    tested = {os.path.realpath(file) for file in config.data.test_files or ()}
-    shared = [file for file in config.data.val_files or () if os.path.realpath(file) in tested]
-    if shared:
-        names = ", ".join(sorted(shared))
-        raise UserError(f"data.val_files and data.test_files share {names}: validate on other questions")
+    for url in config.search.url or ():
+        refuse_credentials("search.url", url)
+    for name, named in config.search.retrievers.items():
+        key = f"search.retrievers.{name}"
+        if not re.fullmatch(r"[a-z0-9_-]+", name):
+            raise UserError(f"{key}: expected a name of a-z, 0-9, - and _, such as web", key=key)
+        if sum(source is not None for source in (named.url, named.index, named.retriever)) != 1:
+            raise UserError(f"{key}: give one of url, index and retriever", key=key)
+        if named.url and named.options:
+            raise UserError(f"{key}.options: the server has its own", key=f"{key}.options")
+        for url in named.url or ():
+            refuse_credentials(f"{key}.url", url)
 
 
 def _warnings(config: Config, algorithm: Algorithm) -> Iterator[str]:

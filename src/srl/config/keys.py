@@ -39,9 +39,9 @@ from srl.config.sections import (
     Sft,
     Takes,
     Trainer,
+    Watches,
     one_or_many,
 )
-from srl.config.watch_sections import Watches
 
 SectionT = TypeVar("SectionT", bound=Section)
 KeyPath = tuple[str, ...]

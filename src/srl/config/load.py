@@ -13,13 +13,11 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from srl.config.cross_checks import algorithm_plugin, check_plugins, check_training, cross_check
-from srl.config.key_errors import Setting, flatten, reveal, wrong
 from srl.config.keys import Config, KeyPath, flat, keys, plain
 from srl.config.paths import portable, restored, workspace_of
 from srl.config.sections import one_or_many
+from srl.config.settings import Setting, Values, build, defaults, flatten, put, reveal, wrong
 from srl.config.unread import Backend, Kind, kind_of, unread, unread_lines
 from srl.config.yaml12 import Lined, dump, parse
 from srl.errors import UserError, nearest, parsing
@@ -32,9 +30,6 @@ _ABSENT: Any = object()
 CHANGEABLE = tuple(key.name for key in keys() if key.facts.resumes)
 """The keys that a resumed run may change: memory, speed, search servers, checkpoints; none decides what is
 learned."""
-
-Values = dict[KeyPath, tuple[Any, str]]
-"""Every value with its origin, by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +199,7 @@ def _algorithm_name(settings: Sequence[Setting]) -> str:
     if not named:
         return Config().algorithm.name
     if not isinstance(named[-1].value, str):
-        raise UserError(wrong(named[-1].path, named[-1].value, named[-1].origin))
+        raise wrong(named[-1].path, named[-1].value, named[-1].origin)
     return named[-1].value
 
 
@@ -265,7 +260,8 @@ def _locate(name: str, above: Path | None) -> tuple[Path, str]:
         return PRESETS / f"{name}.yaml", f"preset {name}"
     if above and name.endswith((".yaml", ".yml")):
         return above.parent / name, str(above.parent / name)
-    raise UserError(f"no preset {name!r}: there are {', '.join(known)}{nearest(name, known)}")
+    where = f"{above}: " if above else ""
+    raise UserError(f"{where}no preset {name!r}: there are {', '.join(known)}{nearest(name, known)}")
 
 
 def read_layer(path: Path, origin: str) -> Layer:
@@ -321,43 +317,3 @@ def _origin_in(tree: Lined | None, origin: str, base: KeyPath = ()) -> Callable[
         return f"{origin}:{line}" if line else origin
 
     return of
-
-
-def defaults() -> Values:
-    """Every key with its default."""
-    return {path: (value, "default") for path, value in flat(Config().model_dump())}
-
-
-def put(values: Values, setting: Setting) -> None:
-    """Set one value. It replaces the values below its key, and a mapping above it that was set as a whole."""
-    path = setting.path
-    for other in [other for other in values if other[: len(path)] == path or path[: len(other)] == other]:
-        del values[other]
-    if isinstance(setting.value, Mapping) and setting.value:
-        values |= {below: (value, setting.origin) for below, value in flat(setting.value, path)}
-    else:
-        values[path] = (setting.value, setting.origin)
-
-
-def build(values: Values) -> Config:
-    """The configuration made of `values`. Raises UserError for the first invalid value."""
-    tree: dict[str, Any] = {}
-    for path, (value, _) in values.items():
-        node = tree
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        node[path[-1]] = value
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        raise UserError(_first_wrong(error, values)) from error
-
-
-def _first_wrong(error: ValidationError, values: Values) -> str:
-    """One line about the first invalid value."""
-    first, *_ = error.errors(include_url=False)
-    location = tuple(str(part) for part in first["loc"])
-    path = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in values), location)
-    below = [origin for key, (_, origin) in values.items() if key[: len(location)] == location]
-    value, origin = values.get(path, (first["input"], below[-1] if below else "default"))
-    return wrong(path, value, origin)

@@ -11,8 +11,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic.fields import FieldInfo
-
 from srl.config.keys import Config, KeyPath, flat, place
 from srl.config.sections import OnDisk
 from srl.errors import UserError
@@ -21,9 +19,7 @@ from srl.protocol import TEMPLATES
 
 WORKSPACE = "${workspace}"
 """Stands for the workspace in a saved configuration."""
-_CASSETTE = ("search", "cassette")
 _MODELS = ("model.path", "model.tokenizer", "ref.path")
-_TEMPLATE = ("data", "template")
 
 
 def located(config: Config) -> Config:
@@ -33,8 +29,8 @@ def located(config: Config) -> Config:
     """
     from srl.plugins.import_path import used_directories
 
-    if config.trainer.plugin_path is None and (found := used_directories()):
-        config = config.with_settings({"trainer.plugin_path": found})
+    if config.trainer.plugin_path is None and (used := used_directories()):
+        config = config.with_settings({"trainer.plugin_path": used})
     return _mapped(config, lambda text: text)
 
 
@@ -46,7 +42,7 @@ def portable(config: Config, workspace: Path | None) -> Config:
     paths = (config.model.path, config.model.tokenizer, config.ref.path)
     named = {key: name for key, path in zip(_MODELS, paths, strict=True) if (name := hub_name(path))}
     mapped = _mapped(config, lambda text: _inside(text, workspace) if workspace else text)
-    return mapped.with_settings(named) if named else mapped
+    return mapped.with_settings(named)
 
 
 def workspace_of(file: Path) -> Path | None:
@@ -56,29 +52,22 @@ def workspace_of(file: Path) -> Path | None:
 
 
 def restored(path: KeyPath, value: Any, workspace: Path) -> Any:
-    """A saved value with absolute paths.
-
-    Older versions saved relative paths: relative to where the run was started, or to the workspace's parent.
-    """
+    """A saved value with absolute paths."""
     if isinstance(value, list | tuple):
-        return [restored(path, item, workspace) for item in value]
+        return [restored(path, each, workspace) for each in value]
     if isinstance(value, Mapping):
-        return {name: restored((*path, name), item, workspace) for name, item in value.items()}
+        return {name: restored((*path, name), each, workspace) for name, each in value.items()}
     if not isinstance(value, str):
         return value
-    if ".".join(path) in _MODELS and (snapshot := cached(value)) != value:
-        return snapshot
-    if WORKSPACE in value:
-        return value.replace(f"{WORKSPACE}/", f"{workspace}/")
-    beside = workspace.parent / value
-    is_older = _is_path(path) and path != _CASSETTE and not os.path.exists(value) and beside.exists()
-    return str(beside) if is_older else value
+    value = cached(value) if ".".join(path) in _MODELS else value
+    return value.replace(f"{WORKSPACE}/", f"{workspace}/")
 
 
 def _mapped(config: Config, change: Callable[[str], str]) -> Config:
     """`config` with every path made absolute and passed through `change`."""
     tree = config.model_dump()
-    for path, is_sure in [*_keys(config), *_options(config)]:
+    on_disk = [(path, False) for path, _ in flat(tree) if _is_path(path)]
+    for path, is_sure in [*on_disk, *_options(config)]:
         node: dict[str, Any] = reduce(lambda below, part: below[part], path[:-1], tree)
         node[path[-1]] = _changed(path, node[path[-1]], is_sure, change)
     return Config.model_validate(tree)
@@ -86,23 +75,22 @@ def _mapped(config: Config, change: Callable[[str], str]) -> Config:
 
 def _changed(path: KeyPath, value: Any, is_sure: bool, change: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
-        return type(value)(_changed(path, item, is_sure, change) for item in value)
+        return type(value)(_changed(path, each, is_sure, change) for each in value)
     if not isinstance(value, str):
         return value
-    if path == _CASSETTE:
+    if path == ("search", "cassette"):
         mode, _, file = value.partition(" ")
         return f"{mode} {change(os.path.abspath(file.strip()))}"
-    if path == _TEMPLATE and (value in TEMPLATES or not os.path.isfile(value)):
+    if path == ("data", "template") and (value in TEMPLATES or not os.path.isfile(value)):
         return value
     return change(os.path.abspath(value)) if is_sure or os.path.exists(value) else value
 
 
 def _inside(path: str, workspace: Path) -> str:
     """`path` relative to the workspace if it is in it, as written or with links resolved."""
-    for plain in (os.path.abspath, os.path.realpath):
-        root, found = plain(workspace), plain(path)
-        if found.startswith(root.rstrip(os.sep) + os.sep):
-            return f"{WORKSPACE}/{os.path.relpath(found, root)}"
+    for whole in (os.path.abspath, os.path.realpath):
+        if Path(whole(path)).is_relative_to(root := whole(workspace)) and whole(path) != root:
+            return f"{WORKSPACE}/{os.path.relpath(whole(path), root)}"
     return path
 
 
@@ -113,65 +101,51 @@ def _is_path(path: KeyPath) -> bool:
 
 def _is_marked(annotation: Any, metadata: Any = ()) -> bool:
     own = (*metadata, *getattr(annotation, "__metadata__", ()))
-    return any(isinstance(item, OnDisk) for item in own) or any(map(_is_marked, get_args(annotation)))
+    return any(isinstance(each, OnDisk) for each in own) or any(map(_is_marked, get_args(annotation)))
 
 
-Found = Iterator[tuple[KeyPath, bool]]
+Paths = Iterator[tuple[KeyPath, bool]]
 """Keys with a path, and whether it is a path even if nothing exists there yet."""
 
 
-def _keys(config: Config) -> Found:
-    """The keys of the schema."""
-    yield from ((path, False) for path, _ in flat(config.model_dump()) if _is_path(path))
-
-
-def _options(config: Config) -> Found:
-    """The options of plugins."""
+def _options(config: Config) -> Paths:
+    """The options of plugins that hold paths."""
     for kind in ("retriever", "reward", "algorithm"):
         section = getattr(config, kind)
         for name in section.model_extra:
             yield from _below((kind, name), option_paths(kind, name, section.options(name)))
     for name, named in config.search.retrievers.items():
-        found = option_paths("retriever", named.retriever or "", named.options)
-        yield from _below(("search", "retrievers", name, "options"), found)
+        paths = option_paths("retriever", named.retriever or "", named.options)
+        yield from _below(("search", "retrievers", name, "options"), paths)
 
 
-def _below(base: KeyPath, found: Found) -> Found:
-    yield from (((*base, *path), is_sure) for path, is_sure in found)
+def _below(base: KeyPath, paths: Paths) -> Paths:
+    yield from (((*base, *path), is_sure) for path, is_sure in paths)
 
 
-def option_paths(kind: str, plugin: str, options: Mapping[str, Any]) -> Found:
+def option_paths(kind: str, plugin: str, options: Mapping[str, Any]) -> Paths:
     """The options of a plugin that hold paths.
 
     These are fields of type `pathlib.Path`, and texts marked with `json_schema_extra={"path": True}`. A
     mapping of retrievers holds their options.
     """
-    fields = _fields(kind, plugin)
-    for name, value in options.items():
-        if isinstance(value, str) and name in fields:
-            yield from _text(fields[name], name, value)
-        elif isinstance(value, Mapping) and kind == "retriever":
-            for inner, below in value.items():
-                if isinstance(below, Mapping):
-                    yield from _below((name, inner), option_paths(kind, inner, below))
-
-
-def _text(field: FieldInfo, name: str, value: str) -> Found:
-    arguments = [field.annotation, *get_args(field.annotation)]
-    words = [word for argument in arguments for word in get_args(argument)]
-    extra = field.json_schema_extra
-    if Path in arguments and value not in words:
-        yield (name,), True
-    elif isinstance(extra, Mapping) and extra.get("path"):
-        yield (name,), False
-
-
-def _fields(kind: str, plugin: str) -> Mapping[str, FieldInfo]:
-    """The option fields of a plugin; empty if it is not installed."""
     from srl.plugins import manager
 
     try:
         model = manager.options_model(kind, plugin)
-    except UserError:
-        return {}
-    return model.model_fields if model else {}
+    except UserError:  # it is not installed
+        model = None
+    for name, value in options.items():
+        field = model.model_fields.get(name) if model else None
+        if isinstance(value, str) and field is not None:
+            types = [field.annotation, *get_args(field.annotation)]
+            words = [word for each in types for word in get_args(each)]
+            extra = field.json_schema_extra
+            if Path in types and value not in words:
+                yield (name,), True
+            elif isinstance(extra, Mapping) and extra.get("path"):
+                yield (name,), False
+        elif isinstance(value, Mapping) and kind == "retriever":
+            for inner, below in value.items():
+                if isinstance(below, Mapping):
+                    yield from _below((name, inner), option_paths(kind, inner, below))

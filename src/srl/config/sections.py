@@ -33,6 +33,13 @@ KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl", "k3+": "low_var_kl+"}
 LOSS_AGG = {"constant": "seq-mean-token-sum-norm"}
 """verl's names of our values, where they differ."""
 
+Action = Literal["off", "note", "stop"]
+WatchName = Literal[
+    "entropy_low", "entropy_high", "kl", "sampler_mismatch", "grad_norm", "skipped_steps", "searches_low",
+    "searches_high", "valid_actions", "repetition", "length_low", "length_high", "equal_groups",
+    "explained_variance", "val_em",
+]  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -729,6 +736,28 @@ class Trainer(Section):
     """Steps between printing example episodes. 0: never."""
     sample_count: Annotated[Natural, Key("rl", needs=".sample_freq", resumes=True)] = 2
     """Example episodes printed."""
+
+
+class Watches(Section):
+    """Watches over training: each fires when a metric has been beyond its threshold for some steps."""
+
+    action: Action = "note"
+    """What is done when a watch fires. note: say it and log it. stop: end the run, with the command that
+    starts again from the last good checkpoint with a lower learning rate. off: nothing."""
+    stop: Annotated[tuple[WatchName, ...], Listed] = ("skipped_steps",)
+    """Watches that stop the run whatever watch.action is, unless they are off."""
+    off: Annotated[tuple[WatchName, ...], Listed] = ()
+    """Watches that do nothing."""
+    thresholds: dict[WatchName, float] = Field(default={})
+    """Thresholds of watches by name, in place of their own."""
+    patience: dict[WatchName, Count] = Field(default={})
+    """Steps in a row beyond the threshold (validations for val_em), by name, in place of a watch's own."""
+
+    def does(self, name: WatchName) -> Action:
+        """What is done when the watch fires."""
+        if name in self.off or self.action == "off":
+            return "off"
+        return "stop" if name in self.stop else self.action
 
 
 class Eval(Section):

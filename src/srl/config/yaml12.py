@@ -2,8 +2,8 @@
 numbers.
 
 PyYAML implements YAML 1.1, where 1e-6 is text and 1:30 is a number. Here scalars follow the core schema of
-YAML 1.2, and there are no other tags. Text is written with quotes wherever either version would read it as
-something else.
+YAML 1.2; there are no other tags and no aliases. Text is written with quotes wherever either version would
+read it as something else.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import yaml
 
 from srl.errors import UserError, first_line, parsing
 
-MOST_VALUES = 100_000
-"""Values of a document with its aliases written out: a short text of aliases of aliases has billions."""
 _TAG = "tag:yaml.org,2002:"
-_CORE = {
-    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    "int": (r"[-+]?[0-9]+", "-+0123456789"),
-    "float": (r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
-    "null": (r"~|null|Null|NULL|", "~nN\0"),
+_BOOLS = {"true": True, "false": False}
+_CORE: dict[str, tuple[str, str, Callable[[str], Any]]] = {
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF", lambda text: _BOOLS[text.lower()]),
+    "int": (r"[-+]?[0-9]+", "-+0123456789", int),
+    "float": (r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+.0123456789", float),
+    "null": (r"~|null|Null|NULL|", "~nN\0", lambda text: None),
 }
+"""Plain scalars of YAML 1.2: pattern, first characters, and what the text means."""
 
 
 class Lined(dict[Any, Any]):
@@ -45,12 +45,12 @@ class _Loader(yaml.SafeLoader):
         None: yaml.SafeLoader.construct_undefined,
     }
 
-    def get_single_node(self) -> Any:
-        """The document's node. Raises MarkedYAMLError where its aliases make it too large."""
-        node = super().get_single_node()
-        if node is not None and _values(node, {}) > MOST_VALUES:
-            raise yaml.MarkedYAMLError(problem=f"with its aliases it has more than {MOST_VALUES:,} values")
-        return node
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """A short text of aliases of aliases has billions of values, so that none is read."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="aliases are not read", problem_mark=mark)
+        return super().compose_node(parent, index)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -60,31 +60,18 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _values(node: yaml.Node, known: dict[int, int]) -> int:
-    """The values in `node`, those of an alias each time; those `known` by identity are not counted again."""
-    if id(node) not in known:
-        known[id(node)] = MOST_VALUES + 1  # an alias of itself has no end
-        below = (
-            [part for pair in node.value for part in pair]
-            if isinstance(node, yaml.MappingNode)
-            else (node.value if isinstance(node, yaml.SequenceNode) else [])
-        )
-        known[id(node)] = 1 + sum(_values(part, known) for part in below)
-    return known[id(node)]
-
-
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> Lined:
-    found = Lined()
+    whole = Lined()
     for key_node, value_node in node.value:
         key, line = loader.construct_object(key_node, deep=True), key_node.start_mark.line + 1
         problem = "" if isinstance(key, str) else f"the key {key!r} is not text"
-        if not problem and key in found:
-            problem = f"duplicate key {key!r}, first in line {found.lines[key]}"
+        if not problem and key in whole:
+            problem = f"duplicate key {key!r}, first in line {whole.lines[key]}"
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
-        found[key] = loader.construct_object(value_node, deep=True)
-        found.lines[key] = line
-    return found
+        whole[key] = loader.construct_object(value_node, deep=True)
+        whole.lines[key] = line
+    return whole
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
@@ -92,27 +79,14 @@ def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar(f"{_TAG}str", text, None if text.isprintable() else '"')
 
 
+def _scalar(convert: Callable[[str], Any]) -> Callable[[_Loader, yaml.ScalarNode], Any]:
+    return lambda loader, node: convert(loader.construct_scalar(node))
+
+
 _Dumper.add_representer(str, _text)
-
-
-def _scalar(name: str, convert: Callable[[str], Any]) -> Callable[[_Loader, yaml.ScalarNode], Any]:
-    """Reads a value of the tag `name`, which may stand before it: `!!bool x` is none."""
-
-    def read(loader: _Loader, node: yaml.ScalarNode) -> Any:
-        text = loader.construct_scalar(node)
-        if not re.fullmatch(_CORE[name][0], text):
-            raise yaml.MarkedYAMLError(problem=f"{text!r:.60} is no {name}", problem_mark=node.start_mark)
-        return convert(text)
-
-    return read
-
-
-_VALUES: dict[str, Callable[[str], Any]] = {
-    "bool": lambda text: text.lower() == "true", "int": int, "float": float, "null": lambda text: None,
-}  # fmt: skip
 _Loader.add_constructor(f"{_TAG}map", _mapping)
-for _name, (_pattern, _first) in _CORE.items():
-    _Loader.add_constructor(f"{_TAG}{_name}", _scalar(_name, _VALUES[_name]))
+for _name, (_pattern, _first, _convert) in _CORE.items():
+    _Loader.add_constructor(f"{_TAG}{_name}", _scalar(_convert))
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(
             f"{_TAG}{_name}", re.compile(f"^(?:{_pattern})$"), [c.strip("\0") for c in _first]

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Literal, Self
 
 from srl.config import Config
-from srl.config.watch_sections import WatchName
+from srl.config.sections import WatchName
 from srl.trajectory import Phase
 
 Metrics = Mapping[str, float]
