@@ -31,7 +31,9 @@ from srl.data.world import RELATIONS, make_world, name_words, questions
 from srl.data.write_world import KINDS
 from srl.files import write_json
 from srl.index import build_index, open_index
-from srl.model import count_parameters, new_model, save_model
+from srl.models.load import count_parameters
+from srl.models.new import new_model
+from srl.models.weights import save_model
 from srl.protocol import TAGS, template
 from srl.rollout.codec import Codec
 from srl.rollout.environment import Environment

@@ -43,7 +43,8 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from srl.config import Config, load_config  # noqa: E402
 from srl.config.sections import Model  # noqa: E402
 from srl.data.world import make_world, questions  # noqa: E402
-from srl.model import add_lora, merged_weights, recompute_layers  # noqa: E402
+from srl.models.load import recompute_layers  # noqa: E402
+from srl.models.weights import add_lora, merged_weights  # noqa: E402
 from srl.protocol import template  # noqa: E402
 from srl.rollout.delivery import check_held, sampled  # noqa: E402
 from srl.rollout.engine import Completion, Engine, Sampling  # noqa: E402

@@ -19,7 +19,8 @@ from srl.data.corpus import write_corpus
 from srl.data.demonstration_file import write_demonstrations
 from srl.data.parquet import write_questions
 from srl.index import build_index
-from srl.model import new_model, save_model
+from srl.models.new import new_model
+from srl.models.weights import save_model
 
 
 class Shell:

@@ -18,7 +18,8 @@ from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.data.write_world import write_world
 from srl.index import build_index
-from srl.model import new_model, save_model
+from srl.models.new import new_model
+from srl.models.weights import save_model
 
 TEXTS = {
     "Darwin": "Charles Darwin wrote the Origin of Species, which was printed in London in 1859.",

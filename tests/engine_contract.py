@@ -14,7 +14,7 @@ from tests.tiny_models import byte_level_tokenizer
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from srl.errors import SrlError, UserError
-from srl.model import add_lora, merged_weights
+from srl.models.weights import add_lora, merged_weights
 from srl.rollout.codec import Codec
 from srl.rollout.delivery import NotDelivered, check_held, sampled
 from srl.rollout.engine import Completion, Engine, Sampling

@@ -25,6 +25,7 @@ import srl.store
 from srl.data.corpus import write_corpus
 from srl.data.tokenizer import train_tokenizer
 from srl.index import build_index
+from srl.models.new import Sizes, make_model
 from srl.protocol import template
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.store import find_logs

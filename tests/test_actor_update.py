@@ -11,7 +11,7 @@ from tests.rows import experience, gradients, trajectory
 from tests.training import config, write_setting
 from torch import Tensor, nn
 
-from srl.model import new_model
+from srl.models.new import new_model
 from srl.train.local_backend import LocalTrainer
 from srl.update import logits
 from srl.update.actor import (
@@ -289,8 +289,10 @@ def test_an_update_moves_log_probs_the_way_of_the_advantages():
 
 
 def test_metrics_are_means_over_the_optimiser_steps_that_have_them():
-    assert mean_metrics([{"a": 1.0, "b": 2.0}, {"a": 3.0}]) == {"a": 2.0, "b": 2.0}
-    assert mean_metrics([]) == {}
+    norm, steps = "actor/grad_norm", [{"b": 2.0, "actor/grad_norm": 1.0}, {"actor/grad_norm": 3.0}]
+    assert mean_metrics(steps, "actor") == {"b": 2.0, norm: 2.0, "actor/skipped_steps": 0.0}
+    assert mean_metrics([], "actor") == {"actor/skipped_steps": 0.0}
+    assert mean_metrics([{norm: math.inf}], "actor")["actor/skipped_steps"] == 1.0
 
 
 @pytest.mark.parametrize("seed", [0, 1])

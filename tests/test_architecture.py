@@ -19,10 +19,8 @@ ORDER = {name: position for position, name in enumerate(["plugins", "config", *S
 """Every room that imports more than nouns: it may import the rooms of a lower number."""
 ORDER |= {"evaluate": len(ORDER), "testing": len(ORDER), "browse": len(ORDER) + 1}
 ORDER |= {"train": len(ORDER), "cli": len(ORDER) + 1}
-NOUNS = {"trajectory", "protocol", "model", "errors", "answers", "files", "workspace"}
+NOUNS = {"trajectory", "protocol", "models", "errors", "answers", "files", "workspace"}
 NOUNS |= {
-    "hub_models",
-    "probe",
     "progress",
     "renamed",
     "install",
@@ -31,7 +29,7 @@ NOUNS |= {
 }
 """Modules at the root that everybody may import; they import each other and no stage."""
 
-BARE = {"trajectory", "protocol", "model", "probe", "rollout", "advantage", "update"}
+BARE = {"trajectory", "protocol", "models", "rollout", "advantage", "update"}
 """What runs on a machine that has torch and transformers and nothing else."""
 BARE_HELPERS = {
     "errors",
@@ -43,6 +41,8 @@ BARE_HELPERS = {
 }
 """Nouns of the standard library alone, which the bare ones may use too."""
 LIBRARIES = {"numpy", "torch", "transformers"}
+LATE = {"models": {"peft", "safetensors", "huggingface_hub", "httpx"}, "files": {"pyarrow"}}
+"""What is imported only where it is used: adapters, weights in files, the hub, compressed inputs."""
 OTHER_ENGINES = {
     Path("rollout/vllm_engine.py"): {"vllm", "psutil"},
     Path("rollout/openai_engine.py"): {"httpx", "tenacity", "srl.serve.http"},
@@ -174,7 +174,7 @@ def test_bare_rooms_need_only_torch_and_transformers():
             return False
         if item.room:
             return item.room not in BARE | BARE_HELPERS
-        if (room, item.top) in (("model", "peft"), ("files", "pyarrow")) and item.lazy:
+        if item.top in LATE.get(room, ()) and item.lazy:
             return False
         libraries = LIBRARIES if room in BARE else set()
         return item.top not in sys.stdlib_module_names | libraries | {"srl"}

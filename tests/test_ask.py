@@ -265,7 +265,7 @@ import srl.train.ask
 from srl.cli import main
 from srl.rollout.codec import Codec
 from srl.rollout.engine import ScriptedEngine
-from srl.model import load_tokenizer
+from srl.models.load import load_tokenizer
 from srl.train.load_components import Generation
 
 CODEC = Codec(load_tokenizer(sys.argv[2])[0])

@@ -9,7 +9,7 @@ from bench.base import clean_episodes, new_base, stages, world_tokenizer
 
 from srl.data.demonstrations import CLEAN, demonstrations
 from srl.data.world import make_world, questions
-from srl.model import count_parameters, load_model, load_tokenizer
+from srl.models.load import count_parameters, load_model, load_tokenizer
 from srl.rollout.codec import Codec
 from srl.train.make_missing import BASE_MODELS
 

@@ -21,7 +21,7 @@ from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
 from srl.errors import UserError
 from srl.index import build_index
-from srl.model import save_model
+from srl.models.weights import save_model
 from srl.protocol import (
     EXAMPLES,
     TEMPLATES,

@@ -11,7 +11,6 @@ import subprocess
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.live_tensors import Live
 from tests.training import SETTINGS, tokenizer
 
 from srl import files
@@ -19,7 +18,9 @@ from srl.advantage import Algorithm
 from srl.config import load_config
 from srl.errors import UserError
 from srl.files import DamagedError, check_checkpoint
-from srl.model import add_lora, load_model, load_tokenizer, model_digest, new_model
+from srl.models.load import load_model, load_tokenizer
+from srl.models.new import new_model
+from srl.models.weights import add_lora, model_digest
 from srl.train import checkpoint
 from srl.train.checkpoint import (
     Progress,
@@ -537,21 +538,3 @@ def test_an_older_checkpoint_with_the_weights_beside_the_model_is_gone_on_from(t
     again = learner()
     load_checkpoint(path, again, optimisers(again))
     assert_equal(dict(again.actor.named_parameters()), other)
-
-
-def test_a_merged_checkpoint_holds_one_shard_and_nothing_else(tmp_path, monkeypatch):
-    """A policy of eight layers with an adapter and a critic on the same trunk; the first is loaded anew."""
-    sizes = {"vocab_size": len(tokenizer()), "layers": 8, "heads": 2, "ffn": 128, "max_length": 64}
-    them = learner()
-    them.actor = new_model("qwen2", width=64, **sizes)
-    add_lora(them.actor, 4)
-    them.critic = Critic(them.actor, lora_rank=4)
-    those = optimisers(them)
-    take_steps(them, those, 1)
-    layer = sum(weight.nbytes for weight in them.actor.model.layers[0].parameters())
-    monkeypatch.setattr("srl.model.SHARD", layer)
-    networks = [*them.actor.parameters(), *them.critic.parameters()]
-    save(tmp_path, them, those)
-    with Live(networks) as live:
-        save(tmp_path, them, those, step=4)
-    assert live.peak <= 2 * layer < sum(weight.nbytes for weight in them.actor.parameters()) / 3

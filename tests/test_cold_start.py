@@ -17,7 +17,7 @@ from srl.config import Config
 from srl.config.keys import flat, keys
 from srl.data.corpus import write_corpus
 from srl.index import RetrieverBase
-from srl.model import model_digest
+from srl.models.weights import model_digest
 from srl.rollout.episode import EpisodeOptions
 from srl.train import cold_start, make_missing
 from srl.train.cold_start import cold_started

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from srl.config import Config, load_config
 from srl.errors import UserError
-from srl.model import load_model, load_tokenizer
+from srl.models.load import load_model, load_tokenizer
 from srl.train import convert_gguf
 from srl.train.dry_run import plan_run
 from srl.train.fetch_models import with_local_models

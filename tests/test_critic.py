@@ -9,7 +9,8 @@ import torch
 from tests.rows import experience, gradients, trajectory
 
 from srl.errors import UserError
-from srl.model import add_lora, new_model, without_lora
+from srl.models.new import new_model
+from srl.models.weights import add_lora, without_lora
 from srl.update.critic import (
     Critic,
     accumulate_critic,

@@ -9,7 +9,8 @@ from tests.training import config, train
 import srl.store
 from srl.config import load_config
 from srl.errors import EXIT_CHECK_FAILED, UserError, with_notes
-from srl.model import load_model, merged_weights
+from srl.models.load import load_model
+from srl.models.weights import merged_weights
 from srl.rollout.delivery import NotDelivered
 from srl.rollout.engine import EngineFault
 from srl.rollout.torch_engine import TorchEngine

@@ -24,7 +24,7 @@ from srl.errors import CheckFailed, UserError
 from srl.evaluate import wilson_interval
 from srl.files import ABOUT, write_json
 from srl.index import build_index, open_index
-from srl.model import save_model
+from srl.models.weights import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine

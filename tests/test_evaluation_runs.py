@@ -20,7 +20,7 @@ from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.errors import UserError
 from srl.index import build_index
-from srl.model import save_model
+from srl.models.weights import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, EngineFault, Sampling, ScriptedEngine

@@ -11,7 +11,8 @@ from tests.training import SETTINGS
 
 from srl.advantage import Advantages, Algorithm
 from srl.config import load_config
-from srl.model import add_lora, new_model
+from srl.models.new import new_model
+from srl.models.weights import add_lora
 from srl.plugins import manager
 from srl.train.compute_advantages import StepBatch, compute_advantages, token_rewards
 from srl.train.experience import Learner, make_experience

@@ -14,7 +14,8 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 from srl.config import Config, load_config
 from srl.config.sections import Trainer
-from srl.model import load_model, save_model
+from srl.models.load import load_model
+from srl.models.weights import save_model
 from srl.rollout.cached_forward import PADDED_TOKENS
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling

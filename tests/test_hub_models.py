@@ -11,16 +11,15 @@ import pytest
 import torch
 from tests.hub import COMMIT, Hub, serving
 from tests.tiny_models import byte_level_tokenizer, tiny_model
-from tests.training import Said, config, questions, train, write_setting
+from tests.training import Said, config, train, write_setting
 
 import srl.store
-from srl.cli import main
 from srl.config import Config, load_config, load_saved, save_config
-from srl.data.parquet import write_questions
 from srl.errors import UserError
-from srl.hub_models import HubName, cached, hub_name, hub_reason, local_copy
 from srl.index import download
-from srl.model import load_model, load_tokenizer, model_digest, save_model
+from srl.models.hub import HubName, cached, hub_name, local_copy
+from srl.models.load import load_model, load_tokenizer
+from srl.models.weights import model_digest, save_model
 from srl.train.fetch_models import with_cached_models, with_local_models
 from srl.train.run import resume
 from srl.workspace import Workspace
@@ -93,14 +92,6 @@ def test_a_model_is_fetched_once_into_the_hubs_cache(hub, directory, tmp_path):
     assert len(hub.ranges) == ranges
 
 
-def test_other_tools_find_what_was_fetched(hub):
-    from huggingface_hub import snapshot_download
-
-    folder = local()
-    assert snapshot_download(NAME, local_files_only=True, allow_patterns=["config.json"]) == str(folder)
-    assert HubName.parse(NAME).snapshot() == folder
-
-
 def test_only_weights_tokenizer_and_configuration_are_fetched(hub):
     local()
     assert not {file for file, _ in hub.ranges} & BAD.keys()
@@ -119,13 +110,6 @@ def test_tokenizer_and_reference_take_names_too(hub):
     found = with_local_models(config, Workspace.resolve(), lambda text: None)
     assert found.model.path == "here"
     assert hub_name(found.model.tokenizer) == hub_name(found.ref.path) == f"{NAME}@{COMMIT}"
-
-
-def test_a_tokenizer_alone_brings_no_weights(hub):
-    config = configured("here", model__tokenizer=NAME)
-    found = with_local_models(config, Workspace.resolve(), lambda text: None)
-    assert not list(Path(str(found.model.tokenizer)).glob("*.safetensors"))
-    assert load_tokenizer(str(found.model.tokenizer))[0].encode("Who?")
 
 
 def test_a_run_is_saved_with_the_commit_and_read_with_the_directory(hub, tmp_path):
@@ -171,14 +155,6 @@ def test_offline_the_cache_answers_or_one_line_says_what_to_do(hub, monkeypatch)
     assert said == hub.asked == []
 
 
-def test_a_hub_out_of_reach_is_replaced_by_the_cache(hub, monkeypatch):
-    folder, said = local(), list[str]()
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    assert local(said=said) == folder
-    assert said == []
-    assert "acme/other" in refused("acme/other")
-
-
 def test_an_interrupted_download_counts_for_nothing_and_the_next_one_is_whole(hub, directory, monkeypatch):
     shard = sorted(file.name for file in directory.glob("*.safetensors"))[-1]
     hub.refuses = {shard: 403}
@@ -215,31 +191,6 @@ def test_a_gated_model_asks_for_its_terms_and_a_token(hub, monkeypatch):
     assert local().is_dir()
 
 
-def test_weights_that_are_refused_ask_for_a_token(hub, directory):
-    hub.refuses = dict.fromkeys((file.name for file in directory.glob("*.safetensors")), 403)
-    assert "403" in refused()
-
-
-def test_code_of_the_model_is_refused_before_its_weights_are_fetched(hub):
-    config = json.loads(hub.repositories[NAME]["config.json"])
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C"}}
-    hub.repositories[NAME]["config.json"] = json.dumps(config).encode()
-    assert "model.trust_remote_code" in refused()
-    assert not any(file.endswith(".safetensors") for file, _ in hub.ranges)
-
-
-def test_a_plan_needs_the_configuration_only(hub):
-    from srl.train.dry_run import plan_run
-
-    found = plan_run(configured(model__device="cpu", trainer__threads=1))
-    assert any(f"{NAME} (not downloaded yet): qwen2" in note for note in found.notes)
-    assert {file for file, _ in hub.ranges} == {"config.json"}
-    local()
-    whole = plan_run(configured(model__device="cpu", trainer__threads=1))
-    assert any(f"{NAME}@{COMMIT}: qwen2" in note for note in whole.notes)
-    assert whole.shape == found.shape
-
-
 def test_a_run_and_its_checkpoints_name_the_model_and_resume_without_the_hub(hub, tmp_path, workspace):
     setting = tmp_path / "towns"
     setting.mkdir()
@@ -263,26 +214,6 @@ def test_a_run_and_its_checkpoints_name_the_model_and_resume_without_the_hub(hub
     assert hub.asked == []
 
 
-def test_a_published_model_is_evaluated_by_name(hub, tmp_path, capsys):
-    write_questions(tmp_path / "test.parquet", questions("test", 2))
-    given = ["--set", "rollout.search=false", "--set", "data.max_response_length=64", "--json"]
-    given += ["--set", "data.max_prompt_length=128", "--set", "rollout.max_turn_tokens=8"]
-    given += [
-        "--set",
-        "rollout.min_answer_tokens=4",
-        "--set",
-        "trainer.threads=1",
-        "--set",
-        "data.template=tiny",
-    ]
-    assert main(["eval", "run", NAME, "--data", str(tmp_path / "test.parquet"), *given]) == 0
-    found = capsys.readouterr()
-    assert f"fetching {NAME}" in found.err
-    assert json.loads(found.out)["model"] == f"{NAME}@{COMMIT}"
-    assert main(["eval", "run", "acme/none", "--data", str(tmp_path / "test.parquet"), *given]) == 2
-    assert "no model directory acme/none" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -294,20 +225,3 @@ def test_a_published_model_is_evaluated_by_name(hub, tmp_path, capsys):
 )  # fmt: skip
 def test_names_and_paths_are_told_apart(text, name):
     assert HubName.parse(text) == name
-
-
-def test_a_directory_that_is_no_snapshot_has_no_name(tmp_path):
-    assert hub_name(tmp_path) == hub_name(None) == ""
-    assert hub_name(tmp_path / "models--a--b" / "snapshots" / COMMIT) == ""
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (OSError("\nNot found.\nMore lines."), "Not found"),
-        (OSError("x" * 200), "x" * 120),
-        (OSError(), "OSError"),
-    ],
-)
-def test_the_reason_of_the_hub_is_its_first_line_shortened(error, said):
-    assert hub_reason(error) == said

@@ -177,7 +177,7 @@ def test_what_is_trained_is_what_was_sampled(finished):
 def test_a_checkpoint_is_a_model_that_any_tool_reads(finished):
     from transformers import AutoModelForCausalLM
 
-    from srl.model import load_tokenizer
+    from srl.models.load import load_tokenizer
 
     checkpoint = finished[1].checkpoint
     reloaded = AutoModelForCausalLM.from_pretrained(checkpoint)

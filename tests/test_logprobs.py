@@ -10,7 +10,7 @@ import torch
 from tests.live_tensors import Live
 from tests.rows import gradients, trajectory
 
-from srl.model import new_model
+from srl.models.new import new_model
 from srl.update import logits
 from srl.update import logprobs as logprobs_module
 from srl.update.batch import collate
@@ -212,7 +212,7 @@ def test_bfloat16_is_normalised_in_float32():
 
 
 def test_stats_come_through_a_lora_adapter():
-    from srl.model import add_lora, without_lora
+    from srl.models.weights import add_lora, without_lora
 
     model, batch = plain(), batch_of()
     before = token_stats(model, batch, batch.response_mask).logprobs.detach()

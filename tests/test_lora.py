@@ -19,10 +19,10 @@ from transformers import (
 )
 
 from srl.errors import UserError
-from srl.model import (
+from srl.models.load import load_model
+from srl.models.weights import (
     add_lora,
     check_merging,
-    load_model,
     merged_weights,
     model_digest,
     plain_config,

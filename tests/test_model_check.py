@@ -13,7 +13,9 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from srl.errors import UserError
-from srl.model import add_lora, check_saved, load_model, save_model
+from srl.models.check import check_saved
+from srl.models.load import load_model
+from srl.models.weights import add_lora, save_model
 from srl.rollout.cached_forward import CachedForward, PlainForward
 from srl.rollout.choose_forward import choose_forward
 from srl.rollout.codec import Codec
@@ -80,11 +82,6 @@ def test_what_cannot_be_right_is_refused_in_one_line(change):
         assert "\n" not in str(caught.value)
 
 
-def test_an_adapter_is_not_added_to_a_model_that_changes_its_weights():
-    with pytest.raises(UserError):
-        add_lora(first_layer(in_place), 4)
-
-
 def too_long(module, states):
     """What a table of positions does that is shorter than the configuration says."""
     return states if states.shape[1] < 50 else states[:, torch.tensor(50)]
@@ -108,12 +105,6 @@ def test_a_model_that_raises_in_an_episode_or_an_update_is_one_line():
             run()
         assert "Qwen2" in str(caught.value)
         assert "\n" not in str(caught.value)
-
-
-def test_tokens_that_the_model_does_not_embed_are_refused():
-    engine = TorchEngine(tiny_model(), Codec(byte_level_tokenizer()), max_num_seqs=2, max_model_len=LONGEST)
-    with pytest.raises(UserError, match="400"):
-        asyncio.run(engine.generate("0", [3, 400], Sampling(max_tokens=4)))
 
 
 def test_a_model_that_gives_the_logits_of_its_router_is_as_any_other(tmp_path):
@@ -154,13 +145,6 @@ def test_a_usual_model_passes_without_a_word(kind, dtype):
     add_lora(model, 4)
     assert said_of(model) == []
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("longest", [1, 2, 3, 9, 21])
-def test_short_episodes_are_no_reason_to_refuse(longest):
-    model = tiny_model()
-    check_model(model, longest, pytest.fail)
-    assert isinstance(choose_forward(model, 2, longest), CachedForward)
 
 
 def test_the_policy_trained_is_the_one_that_sampled_though_train_mode_adds_noise():

@@ -20,7 +20,9 @@ import srl.store
 from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
 from srl.errors import UserError
-from srl.model import load_tokenizer, model_digest, new_model, save_model
+from srl.models.load import load_tokenizer
+from srl.models.new import new_model
+from srl.models.weights import model_digest, save_model
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.store import read_records

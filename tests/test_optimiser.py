@@ -11,7 +11,7 @@ import torch
 from tests.live_tensors import Live, bytes_of
 from torch import nn
 
-from srl.model import return_free_memory
+from srl.models.load import return_free_memory
 from srl.update import optimiser as optimisers
 from srl.update.optimiser import Optimiser, schedule
 

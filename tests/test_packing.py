@@ -16,7 +16,8 @@ from tests.tiny_models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface
 
-from srl.model import add_lora, recompute_layers, save_model
+from srl.models.load import recompute_layers
+from srl.models.weights import add_lora, save_model
 from srl.update import logits, packing
 from srl.update.batch import Batch, collate
 from srl.update.critic import Critic

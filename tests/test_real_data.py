@@ -21,7 +21,8 @@ from srl.data.corpus import read_corpus
 from srl.data.parquet import read_questions
 from srl.evaluate.retrieval_metrics import recall_at_k, supporting_ids
 from srl.index import open_index
-from srl.model import load_model, load_tokenizer, model_digest
+from srl.models.load import load_model, load_tokenizer
+from srl.models.weights import model_digest
 from srl.protocol import parse_action
 from srl.rollout.codec import Codec
 from srl.store import Record, read_records

@@ -19,7 +19,8 @@ from torch.testing import assert_close
 
 from srl.config import load_config
 from srl.errors import UserError
-from srl.model import add_lora, new_model
+from srl.models.new import new_model
+from srl.models.weights import add_lora
 from srl.rollout.codec import Codec
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.compute_advantages import needs_old_logprobs, rollout_correction

@@ -17,7 +17,7 @@ from tests.training import OPTIONS, PASSAGES, model, tokenizer
 from srl.config.sections import Sft
 from srl.data.demonstration_file import read_demonstrations, write_demonstrations
 from srl.errors import UserError
-from srl.model import new_model
+from srl.models.new import new_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
 from srl.rollout.environment import Environment

@@ -13,7 +13,8 @@ from tests.training import config, train, write_setting
 
 from srl.errors import CheckFailed, UserError
 from srl.index import build_index
-from srl.model import load_model, load_tokenizer, save_model
+from srl.models.load import load_model, load_tokenizer
+from srl.models.weights import save_model
 from srl.train import model_check
 from srl.train.dry_run import plan_run
 from srl.train.startup_errors import startup_errors

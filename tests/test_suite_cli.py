@@ -15,7 +15,7 @@ from srl.cli import main
 from srl.data.parquet import write_questions
 from srl.evaluate.intervals import wilson_interval
 from srl.evaluate.sample import Selection, draw
-from srl.model import save_model
+from srl.models.weights import save_model
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.trajectory import Question

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from srl.errors import UserError
-from srl.model import add_lora, new_model
+from srl.models.new import new_model
+from srl.models.weights import add_lora
 from srl.rollout import rollout_weights, torch_engine
 from srl.rollout.attention import slot_attention
 from srl.rollout.cached_forward import CachedForward

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from srl.advantage import masked_mean
-from srl.model import cast_head, load_model
+from srl.models.load import cast_head, load_model
 from srl.protocol import TEMPLATES
 from srl.rollout.cached_forward import CachedForward, PlainForward, padded_groups
 from srl.rollout.codec import Codec

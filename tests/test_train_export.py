@@ -19,7 +19,9 @@ from srl.cli import main
 from srl.config import Config, load_config, save_config
 from srl.errors import UserError
 from srl.files import checksums, write_json, write_manifest
-from srl.model import load_model, load_tokenizer, model_digest, new_model, save_model
+from srl.models.load import load_model, load_tokenizer
+from srl.models.new import new_model
+from srl.models.weights import model_digest, save_model
 from srl.protocol import STOP_STRINGS
 from srl.train.export import export, in_dtype, is_tokenizer_read_as_written, with_weights
 from srl.train.make_missing import BASE_MODEL

@@ -16,7 +16,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from srl.config import load_config, save_config
 from srl.errors import UserError
 from srl.files import write_json
-from srl.model import load_model, model_digest, new_model, save_model
+from srl.models.load import load_model
+from srl.models.new import new_model
+from srl.models.weights import model_digest, save_model
 from srl.protocol import STOP_STRINGS
 from srl.train.export import export
 from srl.train.sharded_weights import merged

@@ -10,7 +10,8 @@ from tests.training import Said, config
 from tests.verl_configs import job, made
 
 from srl.errors import UserError
-from srl.model import load_model, load_tokenizer, save_model
+from srl.models.load import load_model, load_tokenizer
+from srl.models.weights import save_model
 from srl.train import model_check
 from srl.train.verl.launch import prepare
 from srl.train.verl.model_check import check_start_on_verl

@@ -22,7 +22,7 @@ from tests.training import config
 
 from srl.config import save_config
 from srl.errors import UserError
-from srl.model import save_model
+from srl.models.weights import save_model
 from srl.train.verl import patches
 from srl.train.verl.without_gpu import patches as without_gpu
 from srl.train.verl.without_gpu import vllm_cpu

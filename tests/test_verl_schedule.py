@@ -13,7 +13,7 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import config
 
 from srl.config import load_config
-from srl.model import save_model
+from srl.models.weights import save_model
 from srl.train.learning_rate import learning_steps, updates_per_step, warmup_steps
 from srl.train.load_components import LoadedModel, load_learner, load_optimisers
 from srl.train.verl.schedule import VERL_ONLY, actor_learns_after_the_critic, our_schedule

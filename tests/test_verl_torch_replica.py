@@ -10,7 +10,8 @@ import torch
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 from srl.errors import SrlError, UserError
-from srl.model import load_model, save_model
+from srl.models.load import load_model
+from srl.models.weights import save_model
 from srl.rollout.codec import Codec
 from srl.rollout.delivery import NotDelivered
 from srl.rollout.engine import Completion, Sampling

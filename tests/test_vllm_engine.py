@@ -32,7 +32,9 @@ from tests.verl_runs import only_run
 from srl import store
 from srl.config import Config, load_config
 from srl.errors import SrlError, UserError
-from srl.model import cast_head, merged_weights, new_model
+from srl.models.load import cast_head
+from srl.models.new import new_model
+from srl.models.weights import merged_weights
 from srl.rollout import vllm_engine
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, LogitsNotFinite, Sampling

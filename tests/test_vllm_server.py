@@ -21,7 +21,7 @@ from tests.live_server import free_port
 from tests.test_vllm_engine import with_vllm
 from tests.tiny_models import byte_level_tokenizer
 
-from srl.model import save_model
+from srl.models.weights import save_model
 from srl.rollout.openai_engine import OpenAiEngine, OpenAiServer, find_model, returns_ids
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from srl.model import new_model
+from srl.models.new import new_model
 
 EOS = "<|end|>"
 PAD = "<|pad|>"

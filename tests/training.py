@@ -19,7 +19,8 @@ from srl.config.sections import Sft
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.index import build_index, open_index
-from srl.model import new_model, save_model
+from srl.models.new import new_model
+from srl.models.weights import save_model
 from srl.protocol import TAGS, template
 from srl.rollout.codec import Codec
 from srl.rollout.environment import Environment

@@ -13,7 +13,7 @@ from srl.config import Config
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.index import build_index
-from srl.model import save_model
+from srl.models.weights import save_model
 from srl.protocol import template
 from srl.rollout.engine import ScriptedEngine
 from srl.trajectory import Passage, Question

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from srl.config import Config
 from srl.data.parquet import write_questions
-from srl.model import load_model, save_model
+from srl.models.load import load_model
+from srl.models.weights import save_model
 from srl.protocol import template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec

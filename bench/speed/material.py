@@ -32,7 +32,8 @@ from srl.data.parquet import write_questions  # noqa: E402
 from srl.data.sources import SOURCES  # noqa: E402
 from srl.data.world import make_world, questions  # noqa: E402
 from srl.files import write_json  # noqa: E402
-from srl.model import new_model, save_model  # noqa: E402
+from srl.models.new import new_model  # noqa: E402
+from srl.models.weights import save_model  # noqa: E402
 from srl.train.convert_gguf import convert_file  # noqa: E402
 from srl.train.make_missing import BASE_MODEL  # noqa: E402
 from srl.train.report import Terminal  # noqa: E402

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -105,3 +106,10 @@ def first_line(error: BaseException) -> str:
 def with_notes(error: BaseException, said: object = None) -> str:
     """What is `said` of an error, by default its message, and its notes, such as how to resume."""
     return "; ".join([str(error if said is None else said), *getattr(error, "__notes__", [])])
+
+
+def error_line(error: BaseException) -> str:
+    """A library's error as one line: its first line, or the second if the first only introduces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    line = lines[1] if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return f"unknown {line}" if isinstance(error, KeyError) else re.sub(r"^\w+Error: ", "", line)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srl.browse.transcript import Transcript
-from srl.hub_models import cached
+from srl.models.hub import cached
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

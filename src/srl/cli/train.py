@@ -225,7 +225,7 @@ def init(
     Example:
       srl train init --tokenizer my-tokenizer --out my-model --layers 4 --width 128
     """
-    from srl.train.new_model import Sizes, make_model
+    from srl.models.new import Sizes, make_model
 
     sizes = Sizes(layers=layers, width=width, ffn=2 * width, max_length=max_length)
     model = make_model(tokenizer, out, kind=kind, sizes=sizes, seed=seed)

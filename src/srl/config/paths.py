@@ -14,7 +14,7 @@ from typing import Any, get_args
 from srl.config.keys import Config, KeyPath, flat, place
 from srl.config.sections import OnDisk
 from srl.errors import UserError
-from srl.hub_models import cached, hub_name
+from srl.models.hub import cached, hub_name
 from srl.protocol import TEMPLATES
 
 WORKSPACE = "${workspace}"

@@ -9,8 +9,8 @@ from typing import Any
 
 from srl.data.sources import Source
 from srl.errors import UserError
-from srl.hub_models import hub_reason
 from srl.install import pip_install
+from srl.models.hub import hub_reason
 
 _log = logging.getLogger(__name__)
 

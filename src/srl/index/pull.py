@@ -13,8 +13,8 @@ import httpx
 from srl.data.hub import hub_library
 from srl.errors import UserError, nearest
 from srl.files import MANIFEST, locked, read_manifest, write_manifest
-from srl.hub_models import hub_reason
 from srl.index.download import Part, Target, check, fetch, partial
+from srl.models.hub import hub_reason
 
 KIND = "pull"
 _NOT_DOWNLOADED = (".gitattributes", "README.md")

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from srl.errors import UserError
-from srl.model import error_line
-from srl.probe import attempt, kept_logits
+from srl.errors import UserError, error_line
+from srl.models.check import attempt, kept_logits
 from srl.rollout.attention import slot_attention
 from srl.rollout.decode_graphs import DecodeGraphs
 from srl.rollout.kv_cache import SlotCache, Span

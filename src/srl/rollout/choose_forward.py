@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from srl.errors import UserError
-from srl.model import error_line
-from srl.probe import Probe, attempt, probe
+from srl.errors import UserError, error_line
+from srl.models.check import Probe, attempt, probe
 from srl.rollout.cached_forward import CachedForward, Forward, PlainForward
 from srl.rollout.engine import Sampling
 from srl.rollout.slot_table import SlotTable

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from srl.model import StoredWeight, stored_weights
+from srl.models.weights import StoredWeight, stored_weights
 
 LARGE = 1 << 14
 """The fewest elements of a weight that oneDNN multiplies."""

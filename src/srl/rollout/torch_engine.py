@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from srl.errors import SrlError, UserError
-from srl.model import return_free_memory
+from srl.models.load import return_free_memory
 from srl.rollout.choose_forward import choose_forward
 from srl.rollout.codec import Codec
 from srl.rollout.delivery import Sample, column_numbers, held_digests

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from srl.errors import SrlError, UserError
 from srl.install import pip_install
-from srl.model import Float32Head, merged_weights, plain_config
+from srl.models.weights import Float32Head, merged_weights, plain_config
 from srl.rollout.codec import Codec
 from srl.rollout.delivery import Sample, column_numbers, held_digests
 from srl.rollout.engine import (

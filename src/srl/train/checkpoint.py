@@ -33,7 +33,9 @@ from srl.files import (
     write_json,
     write_manifest,
 )
-from srl.model import check_saved, has_lora, load_model, save_model
+from srl.models.check import check_saved
+from srl.models.load import load_model
+from srl.models.weights import has_lora, save_model
 from srl.train.model_card import write_card
 from srl.train.resume import names_a_way_around
 from srl.train.run_directory import (

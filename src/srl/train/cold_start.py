@@ -12,7 +12,8 @@ import torch
 from srl.config import Config
 from srl.config.sections import Model, Section, Sft
 from srl.files import ABOUT, atomic_directory, check_input, digest_path, digest_text
-from srl.model import pick_device, pick_dtype, save_model
+from srl.models.load import pick_device, pick_dtype
+from srl.models.weights import save_model
 from srl.protocol import Template
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions

@@ -14,7 +14,8 @@ from srl.config.sections import Model
 from srl.errors import UserError
 from srl.files import ABOUT, digest_file
 from srl.install import pip_install
-from srl.model import loading_fault, pick_device, pick_dtype, quietly, save_model
+from srl.models.load import loading_fault, pick_device, pick_dtype
+from srl.models.weights import quietly, save_model
 from srl.train.make_missing import Note, make_if_missing
 from srl.train.model_card import write_card
 from srl.workspace import Workspace

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from srl import process
 from srl.config import Config
 from srl.evaluate import summarise
-from srl.model import merged_weights
+from srl.models.weights import merged_weights
 from srl.progress import counted
 from srl.reward import RewardMix
 from srl.rollout.delivery import NotDelivered, check_held, sampled

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from srl.advantage import Algorithm, masked_mean
 from srl.config import Config
-from srl.model import on_device, without_lora
+from srl.models.load import on_device
+from srl.models.weights import without_lora
 from srl.train.compute_advantages import (
     StepBatch,
     compute_advantages,
@@ -22,12 +23,11 @@ from srl.train.compute_advantages import (
 )
 from srl.trajectory import Score, Trajectory
 from srl.update.actor import Experience
-from srl.update.batch import Batch, collate
+from srl.update.batch import Batch, collate, response_and_loss_mask
 from srl.update.critic import Critic, batched_values
 from srl.update.kl import KLController
 from srl.update.logits import trunk
 from srl.update.logprobs import TokenStats, batched_stats
-from srl.update.masks import response_and_loss_mask
 from srl.update.rollout_correction import RolloutCorrection
 
 if TYPE_CHECKING:

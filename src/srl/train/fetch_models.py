@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from srl.config import Config
-from srl.hub_models import HubName, What, fetched, is_gguf, is_whole
+from srl.models.hub import HubName, What, fetched, is_gguf, is_whole
 from srl.train.convert_gguf import converted
 from srl.train.make_missing import Note
 from srl.workspace import Workspace

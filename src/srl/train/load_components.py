@@ -18,16 +18,9 @@ from srl.config.cross_checks import context_errors, truncation_errors
 from srl.config.sections import Model
 from srl.errors import UserError
 from srl.files import json_object
-from srl.hub_models import hub_name
-from srl.model import (
-    check_tags,
-    context_of,
-    has_lora,
-    load_model,
-    load_tokenizer,
-    model_digest,
-    pick_device,
-)
+from srl.models.hub import hub_name
+from srl.models.load import check_tags, context_of, load_model, load_tokenizer, pick_device
+from srl.models.weights import has_lora, model_digest
 from srl.plugins import manager
 from srl.reward import Overlong, RewardMix
 from srl.rollout.codec import Codec, TextCodec
@@ -86,7 +79,7 @@ def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec
 
 
 def model_options(section: Model) -> dict[str, Any]:
-    """The keywords of `srl.model.load_model`, from the section `model`."""
+    """The keywords of `srl.models.load.load_model`, from the section `model`."""
     names = ("dtype", "device", "attn_implementation", "trust_remote_code", "gradient_checkpointing",
              "lora_rank", "lora_alpha", "lora_target_modules", "cast_lm_head_to_fp32")  # fmt: skip
     return {name: getattr(section, name) for name in names}

@@ -7,7 +7,7 @@ from typing import Any
 
 from srl.config import Config
 from srl.files import ABOUT, FORMAT, check_format, json_object, write_json
-from srl.hub_models import hub_name
+from srl.models.hub import hub_name
 from srl.protocol import Template
 from srl.train.questions import takes_written_prompts
 from srl.train.search import IndexDigests

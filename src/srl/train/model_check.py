@@ -18,8 +18,9 @@ from torch import Tensor
 from srl.config import Config
 from srl.config.sections import Model
 from srl.errors import UserError
-from srl.model import header, pick_device, pick_dtype
-from srl.probe import Probe, attempt, probe
+from srl.models.check import Probe, attempt, probe
+from srl.models.load import pick_device, pick_dtype
+from srl.models.weights import shapes
 from srl.rollout.choose_forward import choose_forward
 from srl.train.fit import available_memory, gib
 from srl.train.load_components import engine_name, load_policy
@@ -56,8 +57,7 @@ def check_start(config: Config, note: Note) -> None:
 
 def has_room(section: Model, note: Note) -> bool:
     """Whether the model is on this machine, and its device has memory to check it; else `note` is told."""
-    files = Path(section.path or "").glob("*.safetensors")
-    numbers = sum(prod(entry["shape"]) for file in files for _, entry, _ in header(file))
+    numbers = sum(map(prod, shapes(Path(section.path or "")).values()))
     device = pick_device(section.device)
     size = numbers * pick_dtype(section.dtype, device).itemsize
     if device.type == "cuda":

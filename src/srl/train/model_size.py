@@ -163,6 +163,6 @@ def _sizes(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
     if name := HubName.parse(path):
         return _sizes(fetched(name, "config", trust_remote_code=trust_remote_code), trust_remote_code)
     raise UserError(
-        f"no model directory {path} (expected a config.json in it){of_run(Path(path))}",
+        f"no model directory {path} (expected a config.json in it) {of_run(Path(path))}",
         key="model.path", hint="a directory, ORG/NAME of the Hugging Face hub, or a GGUF file",
     )  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 import srl.store
 from srl.config import load_saved
 from srl.errors import UserError, parsing
-from srl.hub_models import HubName, is_gguf
+from srl.models.hub import HubName, is_gguf
 from srl.train.run_directory import CHECKPOINTS, RunRecord, best_step, checkpoints, whole_verl_steps
 from srl.workspace import Workspace, split_at_step
 

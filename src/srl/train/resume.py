@@ -280,7 +280,7 @@ def check_reference(run: Path, record: RunRecord, config: Config, digest: str) -
 
 def base_digest(config: Config) -> str:
     """The digest of the model under an adapter; empty without one."""
-    from srl.model import model_digest
+    from srl.models.weights import model_digest
 
     return model_digest(str(config.model.path)) if config.model.lora_rank > 0 else ""
 
@@ -296,7 +296,7 @@ def check_base(run: Path, record: RunRecord, config: Config) -> None:
 
 def dtype_here(config: Config) -> str:
     """What `model.dtype` comes to on this device."""
-    from srl.model import pick_device, pick_dtype
+    from srl.models.load import pick_device, pick_dtype
 
     return str(pick_dtype(config.model.dtype, pick_device(config.model.device))).removeprefix("torch.")
 

@@ -19,7 +19,7 @@ from srl import __version__
 from srl.config import Config, load_saved, located, save_config, with_changes
 from srl.config.cross_checks import check_training
 from srl.config.unread import kind_of
-from srl.hub_models import hub_name
+from srl.models.hub import hub_name
 from srl.store import RunInfo
 from srl.train import resume as resuming
 from srl.train.cold_start import cold_started

@@ -12,10 +12,10 @@ from srl.config.sections import NamedRetriever, Search
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import read_questions
 from srl.errors import CheckFailed, UserError
-from srl.hub_models import HubName
 from srl.index import check_index
 from srl.index.retriever import load_retriever
-from srl.model import check_directory, load_tokenizer
+from srl.models.hub import HubName
+from srl.models.load import check_directory, load_tokenizer
 from srl.plugins import manager
 from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from srl.config import Config
-from srl.model import count_parameters
+from srl.models.load import count_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

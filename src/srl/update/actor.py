@@ -104,7 +104,7 @@ def update_actor(
             metrics = accumulate_actor(model, part, loss=loss, max_tokens=max_tokens, seen=seen)
             metrics["actor/no_gradient_share"] = 1 - float(rows_with_gradient(part, loss).float().mean())
             steps.append({**metrics, "actor/lr": optimiser.lr, "actor/grad_norm": optimiser.step()})
-    return mean_metrics(steps) | skipped_steps(steps, "actor")
+    return mean_metrics(steps, "actor")
 
 
 def rows_with_gradient(part: Experience, loss: ActorLoss) -> Tensor:
@@ -196,17 +196,13 @@ def actor_loss(
     return whole, metrics
 
 
-def skipped_steps(steps: Sequence[Mapping[str, float]], network: str) -> dict[str, float]:
-    """How many optimiser steps of `network` were skipped because the gradient's norm was not finite."""
-    return {
-        f"{network}/skipped_steps": float(sum(not isfinite(step[f"{network}/grad_norm"]) for step in steps))
-    }
-
-
-def mean_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the steps that have it."""
+def mean_metrics(steps: Sequence[Mapping[str, float]], network: str) -> dict[str, float]:
+    """The mean of each metric over the steps that have it, and how many optimiser steps of `network` were
+    skipped because the gradient's norm was not finite."""
     names = dict.fromkeys(name for step in steps for name in step)
-    return {
+    means = {
         name: sum(step[name] for step in steps if name in step) / sum(name in step for step in steps)
         for name in names
     }
+    skipped = sum(not isfinite(step[f"{network}/grad_norm"]) for step in steps)
+    return means | {f"{network}/skipped_steps": float(skipped)}

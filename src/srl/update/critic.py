@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from srl.model import Float32Head, add_lora
-from srl.update.actor import Experience, mean_metrics, mini_batches, skipped_steps
+from srl.models.weights import Float32Head, add_lora
+from srl.update.actor import Experience, mean_metrics, mini_batches
 from srl.update.batch import Batch
 from srl.update.logits import states_before, trunk
 from srl.update.losses import LossAggMode, count_for, value_loss
@@ -104,7 +104,7 @@ def update_critic(
                 critic, part, clip=clip, normalise=normalise, horizon=horizon, max_tokens=max_tokens
             )
             steps.append({**metrics, "critic/lr": optimiser.lr, "critic/grad_norm": optimiser.step()})
-    return mean_metrics(steps) | skipped_steps(steps, "critic")
+    return mean_metrics(steps, "critic")
 
 
 def accumulate_critic(

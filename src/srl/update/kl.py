@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -58,18 +58,6 @@ def mean_sequence_kl(kl: Tensor, mask: Tensor) -> Tensor:
     return masked_mean(masked_mean(kl, mask, dim=-1), mask.bool().any(dim=-1))
 
 
-class KLController(Protocol):
-    """Holds β, the coefficient of the penalty, between steps."""
-
-    coef: float
-
-    def update(self, kl: float, sequences: int) -> None: ...
-
-    def state_dict(self) -> dict[str, float]: ...
-
-    def load_state_dict(self, state: dict[str, float]) -> None: ...
-
-
 @dataclass
 class FixedKL:
     """A constant β, the configured one also after a resume."""
@@ -101,7 +89,9 @@ class AdaptiveKL:
     horizon: float
 
     def update(self, kl: float, sequences: int) -> None:
-        self.coef = adapted_kl_coef(self.coef, kl, self.target, self.horizon, sequences)
+        if math.isfinite(kl):
+            error = min(max(kl / self.target - 1.0, -0.2), 0.2)
+            self.coef *= 1.0 + error * sequences / self.horizon
 
     def state_dict(self) -> dict[str, float]:
         return {"coef": self.coef}
@@ -110,12 +100,8 @@ class AdaptiveKL:
         self.coef = state["coef"]
 
 
-def adapted_kl_coef(coef: float, kl: float, target: float, horizon: float, sequences: int) -> float:
-    """β after one step of the adaptive controller; the equation is at `AdaptiveKL`."""
-    if not math.isfinite(kl):
-        return coef
-    error = min(max(kl / target - 1.0, -0.2), 0.2)
-    return coef * (1.0 + error * sequences / horizon)
+KLController = FixedKL | AdaptiveKL
+"""Holds β, the coefficient of the penalty, between steps."""
 
 
 def kl_controller(

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from srl.model import Float32Head
-from srl.probe import attempt
+from srl.models.check import attempt
+from srl.models.weights import Float32Head
 from srl.update import packing
 from srl.update.batch import Batch, micro_batches, row_batch
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from srl.model import return_free_memory
+from srl.models.load import return_free_memory
 
 TRIMMED = 10**7
 """Weights of a model on a CPU from which on memory that passes have freed goes back to the system after a

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from srl.probe import Probe, attempt, probe, probe_length
+from srl.models.check import Probe, attempt, probe, probe_length
 from srl.update import block_attention
 from srl.update.batch import Batch, micro_batches, row_batch
 

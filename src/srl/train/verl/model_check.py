@@ -14,8 +14,9 @@ import torch
 
 from srl.config import Config
 from srl.errors import UserError
-from srl.model import add_lora, load_model, return_free_memory, stored_weights
-from srl.probe import attempt, ends_of, probe
+from srl.models.check import attempt, ends_of, probe
+from srl.models.load import load_model, return_free_memory
+from srl.models.weights import add_lora, stored_weights
 from srl.rollout.choose_forward import choose_forward
 from srl.train.load_components import model_options
 from srl.train.make_missing import Note, start_of

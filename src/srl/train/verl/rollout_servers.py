@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from srl.config import Config, save_config
 from srl.errors import SrlError, UserError
 from srl.files import MARK, locked
-from srl.hub_models import hub_name
+from srl.models.hub import hub_name
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, Sampling
 from srl.train.load_components import Generation, load_codec

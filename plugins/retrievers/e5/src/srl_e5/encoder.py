@@ -11,8 +11,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from srl.errors import UserError
-from srl.model import DTYPES, error_line, load_tokenizer, quietly
+from srl.errors import UserError, error_line
+from srl.models.load import DTYPES, load_tokenizer
+from srl.models.weights import quietly
 from srl_e5.model_settings import Settings
 
 _CHARACTERS = 1000

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from srl.errors import UserError, first_line, parsing
-from srl.hub_models import local_copy
-from srl.model import check_directory, model_digest
+from srl.models.hub import local_copy
+from srl.models.load import check_directory
+from srl.models.weights import model_digest
 from srl_e5.options import Options
 
 _log = getLogger("srl.e5")
@@ -73,7 +74,7 @@ def model_directory(model: str, trust_remote_code: bool = False) -> Path:
     UserError.
     """
     directory = local_copy(model, trust_remote_code, "retriever.e5.model")
-    check_directory(directory, trust_remote_code, "retriever.e5.trust_remote_code=true", also="")
+    check_directory(directory, trust_remote_code, "retriever.e5.trust_remote_code")
     return directory
 
 

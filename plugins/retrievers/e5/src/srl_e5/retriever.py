@@ -19,7 +19,7 @@ from srl.errors import UserError
 from srl.files import FORMAT, link_or_copy, read_json, write_json
 from srl.index import PassageStore, RetrieverBase, keep_passages, open_passages
 from srl.index.timing import timed
-from srl.model import pick_device
+from srl.models.load import pick_device
 from srl.trajectory import Hit, Passage
 from srl_e5 import faiss_index
 from srl_e5.embeddings import Embeddings, embed

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from srl.errors import UserError
-from srl.model import pick_device
+from srl.models.load import pick_device
 from srl_e5.exact import TorchSearch, upload
 from srl_e5.faiss_index import is_flat, load_faiss, vectors_of
 from srl_e5.options import Options

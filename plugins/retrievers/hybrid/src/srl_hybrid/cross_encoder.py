@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from srl.errors import UserError
-from srl.hub_models import local_copy
-from srl.model import DTYPES, check_directory, error_line, model_digest, pick_device, quietly
+from srl.errors import UserError, error_line
+from srl.models.hub import local_copy
+from srl.models.load import DTYPES, check_directory, pick_device
+from srl.models.weights import model_digest, quietly
 
 _WINDOW = 64
 """Batches tokenized at a time."""
@@ -94,7 +95,7 @@ def model_directory(model: str, trust_remote_code: bool = False) -> Path:
     UserError.
     """
     directory = local_copy(model, trust_remote_code)
-    check_directory(directory, trust_remote_code, "trust_remote_code=true", also="")
+    check_directory(directory, trust_remote_code, "trust_remote_code")
     return directory
 
 

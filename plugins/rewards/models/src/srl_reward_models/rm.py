@@ -11,17 +11,10 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from srl.errors import UserError
-from srl.hub_models import local_copy
-from srl.model import (
-    check_directory,
-    error_line,
-    load_tokenizer,
-    loading_fault,
-    pick_device,
-    pick_dtype,
-    quietly,
-)
+from srl.errors import UserError, error_line
+from srl.models.hub import local_copy
+from srl.models.load import check_directory, load_tokenizer, loading_fault, pick_device, pick_dtype
+from srl.models.weights import quietly
 from srl.trajectory import Score, Trajectory
 
 LONGEST = 4096
@@ -72,7 +65,7 @@ class ModelReward:
         self.options = options
         trusted = options.trust_remote_code
         self.directory = local_copy(options.model, trusted, "reward.rm.model")
-        check_directory(self.directory, trusted, "reward.rm.trust_remote_code=true", also="")
+        check_directory(self.directory, trusted, "reward.rm.trust_remote_code")
         self._config = _classifier_config(self.directory, options.trust_remote_code)
         self._tokenizer: Any = load_tokenizer(self.directory, options.trust_remote_code)[0]
         try:

@@ -81,7 +81,7 @@ class TorchServer:
 
     def launch(self) -> None:
         """Load model and tokenizer. Raises UserError if there is no model."""
-        from srl.model import load_model, load_tokenizer
+        from srl.models.load import load_model, load_tokenizer
         from srl.rollout.codec import Codec
         from srl.rollout.torch_engine import TorchEngine
 

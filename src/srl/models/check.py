@@ -6,13 +6,18 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from srl.errors import UserError
-from srl.model import context_of, error_line, weights_kept
+from srl.errors import UserError, error_line
+from srl.models.load import context_of, load_model
+from srl.models.weights import check_same
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _Result = TypeVar("_Result")
 
@@ -43,8 +48,36 @@ class Probe:
         """How far `ours` are from `theirs`, by default the ends, in words; None if no more than rounding."""
         apart = ours.float() - (self.ends if theirs is None else theirs)
         ratio = apart.square().mean().sqrt() / self.ends.std().clamp_min(1e-12)
-        found = float(ratio.nan_to_num(nan=float("inf")))
-        return None if found <= self.limit else f"by {found:.2g} of their spread"
+        share = float(ratio.nan_to_num(nan=float("inf")))
+        return None if share <= self.limit else f"by {share:.2g} of their spread"
+
+
+@torch.no_grad()
+def probe(model: nn.Module, longest: int) -> Probe:
+    """Three rows through `model`, a causal model or its trunk, longer than its windows below `longest` ids.
+
+    Raises UserError where the model raises, its outputs are not finite, or later ids change earlier outputs.
+    """
+    random, vocabulary = torch.Generator().manual_seed(0), text_config(model).vocab_size
+    ids = torch.randint(vocabulary, (3, probe_length(model, longest)), generator=random)
+    first, second, third = ids.tolist()
+    half = len(first) // 2
+    count, own = min(ENDS, half), min(ENDS, half) // 2
+    rows = [first, [*first[:half], *second[:own]], third[: max(count, half + own - 1)]]
+    shared = list(range(half - count + own, half))  # places before which two rows are alike
+    last = [list(range(len(row) - count, len(row))) for row in rows]
+    pairs = list(zip(rows, [shared + last[0], *last[1:]], strict=True))
+    whole, *others = attempt(model, lambda: [_outputs(model, *each) for each in pairs])
+    ends, name = torch.stack([whole[len(shared) :], *others]), type(model).__name__
+    if not bool(ends.isfinite().all()):
+        raise UserError(f"{name}: its outputs for random tokens are not finite (NaN or infinite)")
+    taken = Probe(rows, ends, TOLERANCE.get(next(model.parameters()).dtype, TOLERANCE[torch.bfloat16]))
+    if why := taken.wrong(ends[1, : len(shared)], whole[: len(shared)]):
+        raise UserError(
+            f"{name}: outputs for the same tokens change with later tokens or from pass to pass, {why}: what "
+            "is trained would not be what was sampled"
+        )
+    return taken
 
 
 @torch.no_grad()
@@ -54,38 +87,12 @@ def ends_of(model: nn.Module, expected: Probe) -> Tensor:
     return torch.stack([_outputs(model, row, list(range(len(row)))[-count:]) for row in expected.rows])
 
 
-@torch.no_grad()
-def probe(model: nn.Module, longest: int) -> Probe:
-    """Three rows through `model`, a causal model or its trunk, longer than its windows below `longest` ids.
-
-    Raises UserError where the model raises, changes its weights, its outputs are not finite, or later ids
-    change earlier outputs.
-    """
-    config, random = text_config(model), torch.Generator().manual_seed(0)
-    first, second, third = torch.randint(
-        config.vocab_size, (3, probe_length(model, longest)), generator=random
-    ).tolist()
-    half = len(first) // 2
-    count, own = min(ENDS, half), min(ENDS, half) // 2
-    rows = [first, [*first[:half], *second[:own]], third[: max(count, half + own - 1)]]
-    shared = list(range(half - count + own, half))  # places before which two rows are alike
-    last = [list(range(len(row) - count, len(row))) for row in rows]
-    with weights_kept(model):
-        whole, *others = attempt(model, lambda: [
-            _outputs(model, row, places)
-            for row, places in zip(rows, [shared + last[0], *last[1:]], strict=True)
-        ])  # fmt: skip
-    ends = torch.stack([whole[len(shared) :], *others])
-    if not bool(ends.isfinite().all()):
-        name = type(model).__name__
-        raise UserError(f"{name}: its outputs for random tokens are not finite (NaN or infinite)")
-    made = Probe(rows, ends, TOLERANCE.get(next(model.parameters()).dtype, TOLERANCE[torch.bfloat16]))
-    if why := made.wrong(ends[1, : len(shared)], whole[: len(shared)]):
-        raise UserError(
-            f"{type(model).__name__}: outputs for the same tokens change with later tokens or from pass to "
-            f"pass, {why}: what is trained would not be what was sampled"
-        )
-    return made
+def check_saved(model: PreTrainedModel, directory: Path, trust_remote_code: bool = False) -> None:
+    """Raises UserError where the model saved in `directory`, loaded anew on the CPU, computes something else
+    than `model`."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    saved = load_model(directory, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
+    check_same(model, saved, "what is saved of it is not what was trained")
 
 
 def attempt(model: nn.Module, run: Callable[[], _Result]) -> _Result:
@@ -117,8 +124,8 @@ def probe_length(model: nn.Module, longest: int) -> int:
 def kept_logits(model: nn.Module, places: int | Tensor) -> dict[str, Any]:
     """The keyword that limits the logits to the last so many positions, or to these, where there is one."""
     base: Any = getattr(model, "get_base_model", lambda: model)()
-    known = "logits_to_keep" in inspect.signature(base.forward).parameters
-    return {"logits_to_keep": places} if known else {}
+    can_limit = "logits_to_keep" in inspect.signature(base.forward).parameters
+    return {"logits_to_keep": places} if can_limit else {}
 
 
 def _outputs(model: nn.Module, row: list[int], places: list[int]) -> Tensor:
@@ -127,5 +134,5 @@ def _outputs(model: nn.Module, row: list[int], places: list[int]) -> Tensor:
     at = torch.tensor(places, device=device)
     keep = kept_logits(model, at)
     out: Any = model(input_ids=torch.tensor([row], device=device), use_cache=False, **keep)
-    found: Tensor = out.logits if hasattr(out, "logits") else out.last_hidden_state
-    return (found[0] if keep else found[0, at]).float()
+    values: Tensor = out.logits if hasattr(out, "logits") else out.last_hidden_state
+    return (values[0] if keep else values[0, at]).float()

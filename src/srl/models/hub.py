@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,15 @@ from typing import Literal
 
 from srl.errors import UserError, first_line
 
-log = logging.getLogger(__name__)
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SMALL = ("*.json", "*.txt", "*.model", "*.jinja")
-_NOT_ASKED = ("*/*", "consolidated*")
-"""Files of other formats and of other programs, in folders or beside the model's own."""
-_INDEX = "model.safetensors.index.json"
 What = Literal["model", "tokenizer", "config"]
 """What of a repository is wanted: all that training needs, the tokenizer, or `config.json`."""
+FILES: dict[What, tuple[str, ...]] = {
+    "model": ("config.json", "*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"),
+    "tokenizer": ("tokenizer.json", "tokenizer_config.json", "*.json", "*.txt", "*.model", "*.jinja"),
+    "config": ("config.json",),
+}
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -101,54 +100,38 @@ def fetched(name: HubName, what: What, *, trust_remote_code: bool = False) -> Pa
     """The directory of a model on the hub, in the hub's cache, downloaded where it is not there.
 
     The hub is asked which commit the revision is; where it is pinned, or the hub is out of reach, a whole
-    copy in the cache will do. Of the files only safetensors, configuration and tokenizer are downloaded, and
-    code if it is trusted. Raises UserError.
+    copy in the cache will do. Code is downloaded only if it is trusted. Raises UserError.
     """
-    from srl.model import check_code
-
-    found = name.snapshot()
-    if found is not None and name.is_pinned and is_whole(found, what):
-        return found
-    small = ["config.json"] if what == "config" else [*_SMALL]
-    folder = _snapshot(name, [*small, *(["*.py"] if trust_remote_code else [])])
-    is_model = (folder / "config.json").is_file()
-    if is_model:
-        check_code(folder, trust_remote_code)
-    if is_model and what == "model" and not is_whole(folder, what):
-        log.info("fetching the weights of %s", name)
-        _snapshot(name, ["*.safetensors"])
-    if not is_whole(folder, what):
-        need = "whole set of *.safetensors files" if is_model else "config.json"
-        raise UserError(
-            f"{name} has no {need} on the hub or in its cache ({cache()})",
-            hint="give a model of transformers, a directory, or a GGUF file that `hf download` has fetched",
-        )
-    return folder
-
-
-def _snapshot(name: HubName, patterns: list[str]) -> Path:
-    """Have huggingface_hub put the files of these names into its cache; without a hub, what is there."""
     import httpx
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-    hint = "type the same command again, or give a directory"
+    if (folder := name.snapshot()) and name.is_pinned and is_whole(folder, what):
+        return folder
+    patterns = [*FILES[what], *(["*.py"] if trust_remote_code else [])]
     try:
-        return Path(
+        folder = Path(
             snapshot_download(
                 name.repository,
                 revision=name.revision,
                 allow_patterns=patterns,
-                ignore_patterns=[*_NOT_ASKED],
+                ignore_patterns=["*/*", "consolidated*"],  # of other programs
             )
         )
     except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError, RuntimeError) as error:
+        hint = "type the same command again, or give a directory"
         if isinstance(error, GatedRepoError):
             hint = f"accept its terms at {constants.ENDPOINT}/{name.repository}, and set HF_TOKEN"
         elif isinstance(error, RepositoryNotFoundError):
             hint = "check the spelling, or set HF_TOKEN if it is private"
-        what = f"no model directory {name}, and the hub did not give it: {hub_reason(error)}"
-        raise UserError(what, hint=hint) from error
+        what_failed = f"no model directory {name}, and the hub did not give it: {hub_reason(error)}"
+        raise UserError(what_failed, hint=hint) from error
+    if not is_whole(folder, what):
+        raise UserError(
+            f"{name} is not whole on the hub or in its cache ({cache()}): no {' or '.join(FILES[what][:2])}",
+            hint="give a model of transformers, a directory, or a GGUF file that `hf download` has fetched",
+        )
+    return folder
 
 
 def hub_reason(error: Exception) -> str:
@@ -160,9 +143,8 @@ def is_whole(snapshot: Path, what: What) -> bool:
     """Whether the cache has what is wanted, as far as that can be seen without the hub."""
     if what == "tokenizer":
         return any((snapshot / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    if not (snapshot / "config.json").is_file():
-        return False
-    if what == "model" and (index := snapshot / _INDEX).is_file():
+    if what == "model" and (index := snapshot / "model.safetensors.index.json").is_file():
         shards = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
-        return all((snapshot / shard).is_file() for shard in shards)
-    return what == "config" or any(snapshot.glob("*.safetensors"))
+    else:
+        shards = {"*.safetensors"} if what == "model" else set()
+    return all(any(snapshot.glob(pattern)) for pattern in ("config.json", *shards))
