@@ -221,7 +221,11 @@ def _read_config(path: Path) -> dict[str, Any]:
 def of_run(path: Path) -> str:
     """A hint if `path` is a run or inside one, else empty."""
     run = next((folder for folder in (path, *path.parents) if (folder / "run.json").is_file()), None)
-    return "" if run is None else f"{run}@best is the best checkpoint of that run"
+    return (
+        ""
+        if run is None
+        else f"{run}@best is its best checkpoint; `srl train export {run} --out DIR` writes its model"
+    )
 
 
 def count_parameters(model: torch.nn.Module, *, trainable: bool = False) -> int:
