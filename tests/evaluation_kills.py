@@ -30,7 +30,6 @@ from srl.protocol import template
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.store import find_logs
 from srl.train.evaluation_run import FILE
-from srl.train.new_model import Sizes, make_model
 from srl.trajectory import Passage
 from srl.workspace import Workspace
 

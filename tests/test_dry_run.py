@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from srl.cli.train import app
 from srl.config import load_config
 from srl.errors import UserError
-from srl.model import save_model
+from srl.models.weights import save_model
 from srl.train import make_missing
 from srl.train.dry_run import plan_run, planned_job
 from srl.train.fit import GPUS, total

@@ -15,8 +15,8 @@ import torch
 
 from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin, context_errors, local_errors, truncation_errors
-from srl.hub_models import HubName, hub_name
-from srl.model import pick_device, pick_dtype
+from srl.models.hub import HubName, hub_name
+from srl.models.load import pick_device, pick_dtype
 from srl.train.fetch_models import with_cached_models
 from srl.train.fit import (
     GIB,

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from srl.config import Config
-from srl.errors import UserError
-from srl.hub_models import HubName, fetched, is_gguf
-from srl.model import add_lora, context_of, count_parameters, error_line, of_run, pick_device, pick_dtype
+from srl.errors import UserError, error_line
+from srl.models.hub import HubName, fetched, is_gguf
+from srl.models.load import context_of, count_parameters, of_run, pick_device, pick_dtype
+from srl.models.weights import add_lora
 from srl.train.convert_gguf import check_gguf
 from srl.update.critic import Critic
 
