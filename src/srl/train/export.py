@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from srl.config import load_saved
-from srl.errors import UserError
+from srl.errors import UserError, error_line
 from srl.files import (
     ABOUT,
     MANIFEST,
@@ -24,7 +24,8 @@ from srl.files import (
     replaceable,
     write_manifest,
 )
-from srl.model import DTYPES, error_line, load_model, load_tokenizer, quietly, save_model
+from srl.models.load import DTYPES, load_model, load_tokenizer
+from srl.models.weights import quietly, save_model
 from srl.train.make_missing import Note
 from srl.train.run_directory import RunRecord, checkpoints, whole_verl_steps
 from srl.train.sharded_weights import merged, shard_files
