@@ -52,10 +52,9 @@ from srl.rollout.environment import Environment, Key  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
 from srl.rollout.vllm_engine import version_problem  # noqa: E402
 from srl.train import load_components as load  # noqa: E402
-from srl.train.experience import make_experience  # noqa: E402
 from srl.train.fit import Layout, footprint, total  # noqa: E402
-from srl.train.local_backend import actor_loss  # noqa: E402
 from srl.train.model_size import PUBLISHED, Shape, shape_of  # noqa: E402
+from srl.train.rl import actor_loss, make_experience  # noqa: E402
 from srl.trajectory import Question, Score, Search, Segment, Trajectory  # noqa: E402
 from srl.update.actor import update_actor  # noqa: E402
 from srl.update.batch import collate  # noqa: E402

@@ -56,16 +56,14 @@ def way() -> list[str]:
 
 def local(y: float) -> list[str]:
     """One process does it all."""
-    loop = (
-        "train/local_backend.py loops over the steps; train/episodes.py runs episodes, scores and logs them"
-    )
+    loop = "train/loop.py is the skeleton, train/rl.py a step; train/episodes.py runs and logs episodes"
     return [
         *lane(y, 150, "--backend local", ["one process"], loop),
         *cell(0, y + 44, 90, "box", "Questions", "train/question_order.py:", "the questions of a step"),
         *cell(1, y + 44, 90, "gpu", "Engine", "torch_engine.py: the", "policy's own module; or",
               "vllm_engine.py: a copy"),
         *cell(2, y + 44, 90, "search", "Search", "serve/in_process.py, or", "serve/client/ to a server"),
-        *cell(3, y + 44, 90, "box", "Experience", "train/experience.py:", "log-probs, reference,",
+        *cell(3, y + 44, 90, "box", "Experience", "train/rl.py:", "log-probs, reference,",
               "values, advantages"),
         *cell(4, y + 44, 90, "gpu", "Update", "update/: actor, critic,", "packing, compiling;",
               "train/checkpoint.py"),

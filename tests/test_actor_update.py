@@ -12,7 +12,7 @@ from tests.training import config, write_setting
 from torch import Tensor, nn
 
 from srl.models.new import new_model
-from srl.train.local_backend import LocalTrainer
+from srl.train.rl import update
 from srl.update import logits
 from srl.update.actor import (
     ActorLoss,
@@ -247,9 +247,9 @@ def test_the_mini_batch_size_counts_prompts_times_n(tmp_path, workspace):
 
     class Learner:
         correction = NO_CORRECTION
-        critic, actor = None, model
+        config, critic, actor = chosen, None, model
 
-    LocalTrainer(chosen, tmp_path, None, Learner, {"actor": optimiser})._update(1, part)
+    update(Learner, {"actor": optimiser}, 1, part)
     assert optimiser.steps == 2 * 3
 
 
@@ -262,12 +262,11 @@ def test_the_critic_learns_first_where_that_is_asked_for(tmp_path):
 
     class Learner:
         correction = NO_CORRECTION
-        critic, actor = None, model
+        config, critic, actor = chosen, None, model
 
-    trainer = LocalTrainer(chosen, tmp_path, None, Learner, {"actor": optimiser})
-    trainer._update(2, part)
+    update(Learner, {"actor": optimiser}, 2, part)
     assert optimiser.steps == 0
-    trainer._update(3, part)
+    update(Learner, {"actor": optimiser}, 3, part)
     assert optimiser.steps == 1
 
 
@@ -400,10 +399,10 @@ def test_without_a_pass_for_old_log_probs_entropy_is_that_of_the_rows_read(tmp_p
 
     class Learner:
         correction = NO_CORRECTION
-        critic, actor = None, model
+        config, critic, actor = chosen, None, model
 
     optimiser = Optimiser(model.parameters(), lr=1e-4)
-    after, metrics = LocalTrainer(chosen, tmp_path, None, Learner, {"actor": optimiser})._update(1, part)
+    after, metrics = update(Learner, {"actor": optimiser}, 1, part)
     assert after.old_logprobs.any(dim=1).tolist() == [False, False, True, True]
     assert metrics["actor/entropy"] == pytest.approx(float(expected), rel=1e-5)
     assert metrics["actor/no_gradient_share"] == 0.5

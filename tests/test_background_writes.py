@@ -11,7 +11,7 @@ from tests.training import config, train, write_setting
 
 import srl.store
 from srl.store import LogWriter
-from srl.train import local_backend
+from srl.train import loop
 from srl.train.background_writes import BackgroundWrites
 from srl.train.episodes import EpisodeRunner
 from srl.train.run_directory import LOG
@@ -114,15 +114,15 @@ def test_checkpoint_is_saved_when_the_log_has_every_step_before_it(tmp_path, mon
         real_wait(writes)
         may.clear()
 
-    def saved(run: Path, progress: object, *rest: object) -> None:
-        with srl.store.open(run / LOG) as log:
+    def saved(path: Path, *rest: object, **named: object) -> None:
+        with srl.store.open(path.parent.parent / LOG) as log:
             steps = log.execute("SELECT step FROM steps WHERE phase = 'train' ORDER BY step").fetchall()
-        seen.append((progress.step, [step for (step,) in steps]))  # type: ignore[attr-defined]
+        seen.append((path.name, [step for (step,) in steps]))
 
     monkeypatch.setattr(LogWriter, "write", write)
     monkeypatch.setattr(BackgroundWrites, "wait", wait)
-    monkeypatch.setattr(local_backend, "save_checkpoint", saved)
+    monkeypatch.setattr(loop, "save_checkpoint", saved)
     few = {"trainer.total_training_steps": 3, "trainer.val_before_train": False, "trainer.test_freq": 0}
     train(config(tmp_path, "grpo", **few), tmp_path / "workspace", "grpo")
-    assert seen == [(1, [1]), (2, [1, 2]), (3, [1, 2, 3])]
+    assert seen == [(f"step-{last:06d}", list(range(1, last + 1))) for last in (1, 2, 3)]
     assert len(Workspace(tmp_path / "workspace").all_runs()) == 1

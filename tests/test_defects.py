@@ -24,7 +24,6 @@ from srl.rollout.episode import EpisodeOptions
 from srl.rollout.torch_engine import TorchEngine
 from srl.serve.server import bind
 from srl.train.episodes import EpisodeRunner, Splits, TrainingEnvironment
-from srl.train.run_directory import Progress
 from srl.trajectory import Question
 
 ROOT = Path(__file__).parents[1]
@@ -99,7 +98,7 @@ def test_validation_is_greedy_and_leaves_no_question_out():
     config = load_config(None, sets=["data.train_batch_size=4", "actor.ppo_mini_batch_size=4",
                                      "critic.ppo_mini_batch_size=4"]).config  # fmt: skip
     runner = EpisodeRunner(config, environment, engine, said, said)
-    runner.validate(Progress())
+    runner.evaluate("val", 0)
     runner.wait_for_log()
     assert [record.trajectory.question.id for record in said.records] == [item.id for item in questions]
     assert {(sampling.temperature, sampling.top_p) for sampling in engine.samplings} == {(0.0, 1.0)}

@@ -17,7 +17,7 @@ from srl.errors import UserError
 from srl.plugins import manager
 from srl.reward import RewardMix
 from srl.store import read_records
-from srl.train.dynamic_sampling import REWARD, GroupChoice, compared, differ, metric_value, with_metric
+from srl.train.dynamic_sampling import REWARD, Sampled, compared, differ, with_metric
 from srl.train.question_order import QuestionOrder, order_of
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
@@ -25,19 +25,28 @@ from srl.trajectory import Score
 from srl.workspace import Workspace
 
 ON = FilterGroups(enable=True, max_num_gen_batches=3)
-EQUAL, DIFFERENT = ((1.0,), (1.0,)), ((0.0,), (1.0,))
 GROUPED = ("grpo", "rloo", "turn_rloo", "gspo", "cispo")
 """The algorithms whose baseline is the group."""
 
 
-def choice(*batches, wanted=4, section=ON):
-    """A choice after these generation batches, each a text with `d` for a group that differs."""
-    made, number = GroupChoice(section, wanted), 0
+def sampled(*batches, wanted=4, section=ON):
+    """The groups of these generation batches, each a text with `d` for a group that differs, `.` for one that
+    agrees, `1` for one with a single valid episode."""
+    made, number = Sampled(section, wanted), 0
     for batch in batches:
-        groups = {str(number + n): DIFFERENT if mark == "d" else EQUAL for n, mark in enumerate(batch)}
-        number += len(batch)
-        made.add(groups)
+        episodes, scores = [], []
+        for mark in batch:
+            episodes += [
+                trajectory("pa", question=str(number), failed=mark == "1" and n > 0) for n in range(2)
+            ]
+            scores += [Score(float(mark != "d" or n)) for n in range(2)]
+            number += 1
+        made.add(episodes, scores)
     return made
+
+
+def trained_on(made):
+    return {made.trajectories[row].question.id for row in made.trained()}
 
 
 @pytest.mark.parametrize(
@@ -49,54 +58,40 @@ def choice(*batches, wanted=4, section=ON):
         (("d...",), 4, "0123"),  # three missing at a quarter would be twelve: a whole batch
         (("ddd.",), 2, "0123"),  # one missing at three quarters: two
         (("ddd.", "dd"), 0, "0124"),  # the surplus is left out
-        (("....",), 4, "0123"),
-        (("....", ".d.."), 4, "5012"),
+        (("....", ".d1."), 4, "5012"),
         (("....", ".d..", "d..."), 0, "5801"),  # the last of three
     ],
 )
 def test_a_step_asks_until_enough_groups_differ_or_the_batches_are_used_up(batches, count, kept):
-    made = choice(*batches)
+    made = sampled(*batches)
     assert made.next_batch() == count
-    assert made.kept() == set(kept)
+    assert trained_on(made) == set(kept)
     assert made.metrics() == {"train/num_gen_batches": len(batches)}
 
 
 def test_without_it_there_is_one_generation_batch_and_all_of_it_is_trained_on():
     off = FilterGroups()
-    assert choice(section=off).next_batch() == 4
-    made = choice("..d.", section=off)
-    assert (made.next_batch(), made.kept(), made.metrics()) == (0, set("0123"), {})
-    choice("....", section=off).require_differing(1, "")
+    assert sampled(section=off).next_batch() == 4
+    made = sampled("..d.", section=off)
+    assert (made.next_batch(), trained_on(made), made.metrics()) == (0, set("0123"), {})
+    sampled("....", section=off).require_differing(1, "")
 
 
-def test_a_group_with_one_valid_episode_has_nothing_to_compare():
-    made = GroupChoice(ON, 1)
-    made.add({"alone": ((1.0,),), "lost": (), "two": DIFFERENT})
-    assert made.differing == ["two"]
-
-
-def test_where_no_group_differs_the_error_says_what_the_scores_were():
-    made = choice("....", "....")
-    made.add({"wrong": ((0.0,), (0.0,))})
-    with pytest.raises(
-        UserError, match=r"step 7: .* 9 questions .* same reward \(8 at 1, 1 at 0\).*then this"
-    ):
-        made.require_differing(7, "then this")
-    choice("...d").require_differing(7, "")
-
-
-def test_the_metric_may_be_a_part_of_the_reward():
-    score = Score(0.7, {"em": 0.5, "format": 1.0})
-    assert (metric_value(score, "reward"), metric_value(score, "em")) == (0.7, 0.5)
+def test_where_no_group_differs_it_is_an_error():
+    with pytest.raises(UserError) as caught:
+        sampled("....", "....").require_differing(7, "then this")
+    assert caught.value.key == "algorithm.filter_groups.enable"
+    sampled("...d").require_differing(7, "")
 
 
 def test_an_episode_without_the_metric_is_left_out_and_none_with_it_is_an_error():
     scores = [Score(1.0, {"em": 1.0, "judge": 0.5}), Score(0.0, {"em": 0.0}), Score(0.0)]
     episodes = [trajectory("pa"), trajectory("pa"), trajectory("pa", failed=True)]
-    assert with_metric(episodes, scores, "judge", "a.key") == [(episodes[0], scores[0])]
-    assert len(with_metric(episodes, scores, "reward", "a.key")) == 2
-    with pytest.raises(UserError, match=r"^a.key = acc: .*one of reward, em, judge"):
-        with_metric(episodes, scores, "acc", "a.key")
+    assert with_metric(episodes, scores, "judge") == [(episodes[0], scores[0])]
+    assert len(with_metric(episodes, scores, "reward")) == 2
+    with pytest.raises(UserError) as caught:
+        with_metric(episodes, scores, "acc")
+    assert caught.value.key == "algorithm.filter_groups.metric"
 
 
 def advantages(name, turns):
@@ -308,8 +303,7 @@ def test_failed_episodes_are_counted_over_the_step_and_not_over_a_generation_bat
 
 def test_a_run_without_a_group_that_differs_stops_and_trains_nothing(setting, workspace, monkeypatch):
     made_rewards(monkeypatch, lambda item: 0.0)
-    said = r"nothing to learn in step 1: .* 6 questions .*same reward \(6 at 0\).*; start a new run: srl "
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match="6 questions") as caught:
         run_of(setting, workspace)
     (run,) = Workspace(workspace).all_runs()
     assert str(caught.value).endswith(f"train --config {run}/config.yaml --set rollout.n=4")
@@ -323,7 +317,7 @@ def test_a_run_that_has_nothing_more_to_learn_names_the_checkpoint_that_it_is_st
 ):
     """Resumed, it would ask the same again, since it keeps its settings."""
     made_rewards(monkeypatch, lambda item: odd(item) if item.step == 1 else 0.0)
-    with pytest.raises(UserError, match=r"in step 2: .*start a new run from the newest check") as caught:
+    with pytest.raises(UserError, match="in step 2") as caught:
         run_of(setting, workspace, trainer__save_freq=3)
     (run,) = Workspace(workspace).all_runs()
     (newest,) = checkpoints(run).values()

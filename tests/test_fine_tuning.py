@@ -19,7 +19,7 @@ from srl.train import disk_space, fine_tuning
 from srl.train.episodes import EpisodeRunner
 from srl.train.named_checkpoint import model_directory
 from srl.train.run import resume
-from srl.train.run_directory import checkpoints, validations_without_rise
+from srl.train.run_directory import checkpoints
 from srl.trajectory import Question
 from srl.workspace import Workspace
 
@@ -74,21 +74,12 @@ def test_it_validates_and_saves_where_that_is_due(whole: tuple[Path, str]) -> No
     assert list(checkpoints(run)) == [3, 6]
     assert "step 1/6  loss" in said
     assert "tokens/s" in said
-    assert "0s left" in said
 
 
 def test_the_schedule_warms_up_and_ends_at_the_last_step(whole: tuple[Path, str]) -> None:
     """0.34 of 6 steps are 2 of warm-up; the other four fall to 0 in the step after the last."""
     rates = logged(whole[0], "SELECT value FROM metrics WHERE name = 'sft/lr' ORDER BY step")
     assert [rate for (rate,) in rates] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
-
-
-def test_tokens_are_counted_with_those_of_the_prompt(whole: tuple[Path, str]) -> None:
-    tokens = [count for (count,) in logged(
-        whole[0], "SELECT value FROM metrics WHERE name = 'perf/total_num_tokens' ORDER BY step"
-    )]  # fmt: skip
-    assert len(tokens) == STEPS
-    assert all(isinstance(count, float) and 4 * 10 < count < 4 * 128 for count in tokens)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +156,8 @@ def test_failed_searches_are_no_result_of_a_validation_and_it_is_made_again(
         with pytest.raises(UserError, match=r"search failed in \d of 6 episodes.*nobody listens.*--resume"):
             train(chosen(setting), workspace, "sft")
     run = only_run(workspace)
-    state = json.loads((checkpoints(run)[4] / "trainer" / "state.json").read_text())
-    assert (list(state["val_em"]), state["awaits_validation"]) == (["0", "2"], True)
+    assert max(checkpoints(run)) == 4
+    assert logged(run, "SELECT step FROM steps WHERE phase = 'val' ORDER BY step") == [(0,), (2,)]
     resume(run, workspace=Workspace(workspace), terminal=Said())
     assert differences(run, whole[0]) == []
 
@@ -183,7 +174,7 @@ def test_a_resumed_run_refuses_other_texts_of_as_many_tokens(setting: Path, work
     train(chosen(setting, sft__train_files=str(file), sft__steps=2), workspace, "sft")
     rows.reverse()
     write()
-    with pytest.raises(UserError, match=r"fine-tuned on have changed \(other texts\): put them back"):
+    with pytest.raises(UserError, match=r"what .* learns from has changed"):
         resume(only_run(workspace), workspace=Workspace(workspace), terminal=Said(), steps=3)
     rows.reverse()
     write()
@@ -200,15 +191,6 @@ def test_it_is_extended(setting: Path, workspace: Path) -> None:
     assert "the linear schedule of the policy is recomputed for 4 steps" in said.text
     with pytest.raises(UserError, match="has made 4 steps"):
         resume(run, workspace=Workspace(workspace), terminal=said, steps=3)
-
-
-def test_nothing_is_said_of_a_schedule_that_ends_with_the_passes(setting: Path, workspace: Path) -> None:
-    """`sft.epochs` ends it before `sft.steps` does, whatever these are."""
-    train(chosen(setting, sft__steps=2, sft__epochs=9.0), workspace, "sft")
-    said = Said()
-    resume(only_run(workspace), workspace=Workspace(workspace), terminal=said, steps=4)
-    assert "has 4 steps now, not 2" in said.text
-    assert "schedule" not in said.text
 
 
 def test_it_stops_when_validation_em_has_stopped_rising(setting: Path, workspace: Path) -> None:
@@ -260,13 +242,6 @@ def test_patience_needs_validations(setting: Path, workspace: Path) -> None:
     ):
         with pytest.raises(UserError, match=why):
             train(chosen(setting, sft__patience=1, **changed), workspace, "sft")
-
-
-def test_validations_without_a_rise_count_from_the_first_best() -> None:
-    assert validations_without_rise({}) == 0
-    assert validations_without_rise({0: 0.1}) == 0
-    assert validations_without_rise({0: 0.1, 10: 0.3, 20: 0.3, 30: 0.2}) == 2
-    assert validations_without_rise({0: 0.1, 10: 0.3, 20: 0.2, 30: 0.4}) == 0
 
 
 def test_a_mix_that_does_not_fit_is_refused_before_the_first_validation(

@@ -22,7 +22,6 @@ from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
 from srl.train import disk_space
 from srl.train.checkpoint import save_checkpoint
-from srl.train.experience import Learner, make_experience
 from srl.train.fit import (
     GPUS,
     SAMPLED_LOGIT,
@@ -39,9 +38,10 @@ from srl.train.fit import (
     states,
     total,
 )
+from srl.train.learner import Learner
 from srl.train.load_components import LoadedModel, load_learner, load_optimisers, model_options
 from srl.train.model_size import Shape, shape_of
-from srl.train.run_directory import Progress
+from srl.train.rl import make_experience
 from srl.trajectory import Question, Score, Segment, Trajectory
 from srl.update.actor import ActorLoss, Experience, accumulate_actor
 from srl.update.batch import collate
@@ -284,9 +284,8 @@ def test_a_checkpoint_takes_no_more_than_is_estimated(tmp_path, saved, networks,
     shape = shape_of(config, saved["qwen2"], needs_critic=learner.critic is not None)
     known = tensors_of(learner, optimisers)
     with Live(known) as live:
-        path = save_checkpoint(
-            tmp_path, Progress(step=1), learner, byte_level_tokenizer(), optimisers, {}, keep=None
-        )
+        path = tmp_path / "checkpoint"
+        save_checkpoint(path, learner, byte_level_tokenizer(), optimisers, {}, {}, is_first=True)
     estimated = saved_model(shape, CPU).update
     assert 0.97 * live.peak <= estimated <= 1.5 * live.peak
     files = [file for file in path.rglob("*") if file.suffix in (".pt", ".safetensors")]

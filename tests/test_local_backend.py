@@ -10,15 +10,14 @@ from tests.store_builder import episode
 from tests.training import TOWNS, Said, config, questions, tokenizer, train, write_setting
 
 import srl.store
+from srl.config.sections import FilterGroups
 from srl.data.parquet import write_questions
 from srl.errors import UserError
-from srl.files import read_json, write_json
 from srl.serve.in_process import LocalSearch
 from srl.store import read_records
-from srl.train import experience
-from srl.train.local_backend import _records
+from srl.train import rl
+from srl.train.dynamic_sampling import Sampled
 from srl.train.run import resume
-from srl.train.run_directory import checkpoints
 from srl.trajectory import Score, Search
 from srl.update.actor import Experience
 from srl.update.batch import collate
@@ -85,7 +84,7 @@ def test_one_optimiser_step_a_rollout_learns_the_same_without_the_pass_for_old_l
     found = {}
     for name in ("with the pass", "without"):
         if name == "with the pass":
-            monkeypatch.setattr(experience, "needs_old_logprobs", lambda *_: True)
+            monkeypatch.setattr(rl, "needs_old_logprobs", lambda *_: True)
         sets = {"actor__ppo_mini_batch_size": 4, "rollout__deterministic": True}
         train(config(setting, "grpo", **sets), tmp_path / name, "grpo")
         monkeypatch.undo()
@@ -144,7 +143,9 @@ def test_an_episode_that_no_pass_has_read_has_no_log_probs_of_the_trainer():
     batch = collate(trajectories)
     mask, read = batch.response_mask, torch.tensor([[1.0], [0.0]])
     found = Experience(batch, mask, mask, mask, mask, -read * mask, entropies=2 * read * mask)
-    one, none = _records(trajectories, [Score(1.0), Score(0.0)], found)
+    sampled = Sampled(FilterGroups(), 1)
+    sampled.add(trajectories, [Score(1.0), Score(0.0)])
+    one, none = rl.records(sampled, [0, 1], found)
     assert one.trainer_logprobs == [-float(bit) for bit in trajectories[0].response_mask]
     assert one.entropies == [2.0 * bit for bit in trajectories[0].response_mask]
     assert (none.trainer_logprobs, none.entropies) == (None, None)
@@ -226,20 +227,6 @@ def test_too_many_failed_searches_stop_the_run_with_one_line_and_it_resumes(sett
     with srl.store.open(run) as log:
         assert log.execute("SELECT status FROM runs").fetchall() == [("finished",)]
         assert log.execute("SELECT count(*) FROM trajectories WHERE NOT valid").fetchone() == (0,)
-
-
-def test_going_on_from_a_checkpoint_without_checksums_says_that_it_cannot_be_checked(setting, workspace):
-    train(config(setting, "grpo", trainer__val_before_train=False), workspace)
-    run = only_run(workspace)
-    newest = list(checkpoints(run).values())[-1]
-    for steps, count in ((3, 0), (4, 1)):
-        said = Said()
-        resume(run, workspace=Workspace(workspace), terminal=said, steps=steps)
-        assert said.text.count(f"{newest.name} was saved without checksums: it cannot be checked") == count
-        newest = list(checkpoints(run).values())[-1]
-        (newest / "manifest.json").unlink()
-        about = read_json(newest / "srl.json", dict)
-        write_json(newest / "srl.json", {"format": 1, **about, "manifest": False})
 
 
 def test_a_few_failed_searches_are_logged_and_left_out(setting, workspace, monkeypatch):

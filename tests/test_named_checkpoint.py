@@ -202,17 +202,17 @@ def test_a_run_that_collapses_keeps_its_best_checkpoint_also_after_it_was_resume
 ):
     """The exact match of every validation is given; what is kept, resumed and found follows from it."""
     em = {0: 0.0, 1: 0.5, 2: 0.1, 3: 0.0, 4: 0.2}
-    record = EpisodeRunner._evaluate
+    evaluate = EpisodeRunner.evaluate
 
-    def collapsing(self, phase, questions, step):
-        metrics = record(self, phase, questions[:1], step)
+    def collapsing(self, phase, step):
+        metrics = evaluate(self, phase, step)
         return metrics and metrics | {"val/em": em[step]}
 
     def logged(self, step, phase, records, metrics):
         write(self, step, phase, records, metrics | ({"val/em": em[step]} if phase == "val" else {}))
 
     write = EpisodeRunner.record
-    monkeypatch.setattr(EpisodeRunner, "_evaluate", collapsing)
+    monkeypatch.setattr(EpisodeRunner, "evaluate", collapsing)
     monkeypatch.setattr(EpisodeRunner, "record", logged)
     train(config(setting, "grpo", trainer__max_ckpt_to_keep=1, data__test_files=None), workspace)
     (run,) = Workspace(workspace).all_runs()

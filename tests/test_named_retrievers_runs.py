@@ -67,9 +67,10 @@ def test_a_training_run_searches_two_retrievers_and_says_which_in_its_log(place,
     assert digests == [("", pages), ("papers", papers), ("wbe", "")]
     assert '<search engine="papers"> query </search> (papers). Question: Who built' in prompt
     assert '<search engine="papers">' in told
-    for file in (run / "run.json", run / "checkpoints" / "step-000001" / "srl.json"):
-        known = json.loads(file.read_text(encoding="utf-8"))
-        assert (known["index_digest"], known["retriever_digests"]) == (pages, {"papers": papers})
+    known = json.loads((run / "checkpoints" / "step-000001" / "srl.json").read_text(encoding="utf-8"))
+    assert (known["index_digest"], known["retriever_digests"]) == (pages, {"papers": papers})
+    inputs = json.loads((run / "run.json").read_text(encoding="utf-8"))["inputs"]
+    assert (inputs["index"], inputs["index of papers"]) == (pages, papers)
 
 
 def test_another_index_of_a_named_retriever_is_said_aloud(place, tmp_path, scripted, capsys):
@@ -136,9 +137,8 @@ def test_retrievers_over_http_find_what_they_find_in_this_process(place, tmp_pat
         train(settings(place, *papers, search__index=None, search__url=[url]), tmp_path / "there")
     here, there = only_run(tmp_path / "here"), only_run(tmp_path / "there")
     assert searched(there) == searched(here)
-    assert json.loads((there / "run.json").read_text())["retriever_digests"] == {
-        "papers": open_index(place / "papers").digest
-    }
+    inputs = json.loads((there / "run.json").read_text())["inputs"]
+    assert inputs["index of papers"] == open_index(place / "papers").digest
 
 
 def test_a_retriever_that_does_not_answer_is_said_before_the_run_begins(place, tmp_path):

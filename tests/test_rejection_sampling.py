@@ -26,12 +26,12 @@ from srl.errors import UserError
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.store import LogWriter, Record, RunInfo, read_records
-from srl.train import fine_tuning, local_backend, rejection_sampling
+from srl.train import fine_tuning, rejection_sampling
 from srl.train.episodes import EpisodeRunner
 from srl.train.logged_episodes import check_tokens, select_episodes
 from srl.train.resume import how_to_resume
 from srl.train.run import resume
-from srl.train.run_directory import checkpoints
+from srl.train.run_directory import Progress, checkpoints
 from srl.trajectory import Question, Segment, Trajectory
 from srl.update.batch import collate
 from srl.workspace import Workspace
@@ -186,7 +186,7 @@ def test_a_run_trains_on_the_log_of_another(
     with LogWriter(sampled[0] / "log", RunInfo(sampled[0].name)) as log:
         log.write(3, "train", [Record(right)], {})
     (checkpoints(run)[4]).rename(run / "gone")
-    with pytest.raises(UserError, match=r"have changed \(sft/distinct \d+ then, \d+ now"):
+    with pytest.raises(UserError, match=r"what .* learns from has changed"):
         resume(run, workspace=Workspace(workspace), terminal=Said())
     with LogWriter(sampled[0] / "log", RunInfo(sampled[0].name)) as log:
         log.drop_steps_after(2)
@@ -250,11 +250,7 @@ ROUNDS = {
 def whole(setting: Path) -> tuple[Path, str]:
     """Two rounds that were never stopped, and what was said."""
     said = Said()
-    asked: list[dict[str, object]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_backend, "lack_of_room", lambda *given, **named: asked.append(named))
-        train(config(setting, "ppo", **ROUNDS), setting / "rounds", "rft", said)
-    assert asked == [{"saves_best": False, "each_step": True}]
+    train(config(setting, "ppo", **ROUNDS), setting / "rounds", "rft", said)
     return only_run(setting / "rounds"), said.text
 
 
@@ -390,18 +386,9 @@ def test_failed_searches_are_no_result_of_a_rounds_validation_and_it_is_made_aga
         with pytest.raises(UserError, match=r"search failed in \d of 6 episodes.*nobody listens.*--resume"):
             train(config(setting, "ppo", **one), workspace, "rft")
     run = only_run(workspace)
-    assert list(validations(run)) == ["0"]
+    assert list(Progress.of_log(run / "log", 1).val_em) == [0]
     resume(run, workspace=Workspace(workspace), terminal=Said())
-    with srl.store.open(run) as log:
-        logged = log.execute("SELECT step, em FROM steps WHERE phase = 'val' ORDER BY step").fetchall()
-    assert {int(step): em for step, em in validations(run).items()} == dict(logged)
-    assert [step for step, _ in logged] == [0, 1]
-
-
-def validations(run: Path) -> dict[str, float]:
-    """What the newest checkpoint knows of the validations."""
-    newest = max(checkpoints(run).items())[1]
-    return json.loads((newest / "trainer" / "state.json").read_text())["val_em"]
+    assert list(Progress.of_log(run / "log", 1).val_em) == [0, 1]
 
 
 def test_a_first_round_that_is_stopped_says_that_its_episodes_are_kept(tmp_path: Path) -> None:
@@ -420,10 +407,7 @@ def sampled_ids(run: Path) -> dict[str, list[int]]:
 
 
 def test_a_round_that_keeps_nothing_ends_in_one_line(setting: Path, workspace: Path) -> None:
-    said = (
-        r"round 1: none of 64 training episodes satisfies the filter 'em = 2'; .* start another: srl --work"
-    )
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=r"round 1: none of 64") as caught:
         train(config(setting, "ppo", **(ROUNDS | {"sft__filter": "em = 2"})), workspace, "rft")
     command = f"train --config {only_run(workspace)}/config.yaml --algo rft --set sft.filter=CONDITION"
     assert str(caught.value).endswith(command)

@@ -26,7 +26,7 @@ from srl.train.episodes import EpisodeRunner
 from srl.train.model_settings import settings_of
 from srl.train.resume import only_this_process, too_many_failures, with_its_dtype
 from srl.train.run import resume
-from srl.train.run_directory import RunRecord, checkpoints
+from srl.train.run_directory import Progress, RunRecord, best_step, checkpoints
 from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
 
@@ -79,9 +79,12 @@ def whole(setting):
 
 
 def known(run):
-    """What the newest checkpoint knows of the validations."""
-    state = json.loads((max(checkpoints(run).values()) / "trainer" / "state.json").read_text())
-    return state["val_em"], state["val_em_best_step"], state["awaits_validation"]
+    """What the log knows of the validations up to the newest checkpoint: their EM, the best, and whether that
+    of the newest checkpoint is missing."""
+    newest = max(checkpoints(run), default=0)
+    val_em = Progress.of_log(run / "log", newest).val_em
+    due = newest % load_saved(run).trainer.test_freq == 0
+    return {str(step): em for step, em in val_em.items()}, best_step(val_em), due and newest not in val_em
 
 
 def stop_at(step, phase="train"):

@@ -22,7 +22,7 @@ from srl.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent
 BACKENDS = ("local", "verl")
-DIGESTS = IndexDigests("abc", {"papers": "def"})
+INPUTS = IndexDigests("abc", {"papers": "def"}).as_inputs() | {"reference": "123"}
 
 
 @dataclass
@@ -33,8 +33,7 @@ class FakeBackend:
     ends_with: BaseException | None = None
     log_begins: bool = True
     questions: int = 7
-    digests: IndexDigests = DIGESTS
-    reference: str = "123"
+    inputs: dict[str, str] = field(default_factory=INPUTS.copy)
     trained: list[tuple[RunInfo, int | None]] = field(default_factory=list)
     where: str = "on nothing"
 
@@ -55,7 +54,7 @@ class FakeBackend:
             (folder / part).mkdir(parents=True, exist_ok=True)
         if self.name == "verl":
             write_latest_verl_step(run, 2)
-        return Progress(2, 1.5, 0.1, 0.2, 0.3)
+        return Progress(2, 1.5, {2: 0.3}, {0: 0.1, 2: 0.2})
 
 
 @pytest.fixture(params=BACKENDS)
@@ -87,8 +86,8 @@ def test_a_run_is_recorded_and_summed_up_alike_on_each_backend(backend, tmp_path
         run.name, "grpo", 0, 2, 1.5, 0.1, 0.2, 0.3, str(checkpoint_path(run, 2, backend.name))
     )
     record = RunRecord.read(run)
-    assert (record.backend, record.reference_digest) == (backend.name, "123")
-    assert (record.index_digest, record.retriever_digests) == ("abc", {"papers": "def"})
+    assert record.backend == backend.name
+    assert record.inputs.items() >= {"index": "abc", "index of papers": "def", "reference": "123"}.items()
     ((info, resumed_from),) = backend.trained
     assert (info.run_id, info.index_digest, resumed_from) == (run.name, "abc", None)
     assert "7 questions, on nothing, set up in" in said.out.getvalue()
@@ -185,11 +184,11 @@ def test_a_run_that_ends_before_its_log_begins_leaves_no_directory(backend, tmp_
 def test_another_reference_or_index_is_noticed_on_resume(backend, tmp_path):
     started(backend, tmp_path)
     run, said = only_run(tmp_path), Said()
-    backend.digests = IndexDigests("xyz", {"papers": "uvw"})
+    backend.inputs |= IndexDigests("xyz", {"papers": "uvw"}).as_inputs()
     runs.resume(run, workspace=Workspace(tmp_path), terminal=said)
     assert f"warning: {run.name} started with another index (abc)" in said.out.getvalue()
     assert "the index of the retriever 'papers' def, which is uvw now" in said.out.getvalue()
-    backend.reference = "456"
+    backend.inputs["reference"] = "456"
     with pytest.raises(UserError, match=r"expected digest 123, found 456"):
         runs.resume(run, workspace=Workspace(tmp_path), terminal=Said())
 

@@ -54,7 +54,7 @@ def made(folder: Path, backend: str, **settings: object) -> None:
     (folder / "checkpoints").mkdir(parents=True)
     save_config(folder, load_config(None, None, "grpo", {**SETTINGS, **settings}).config)
     known = {"preset": "tiny", "algo": "grpo", "started": "2026-01-01T00:00:00+00:00"}
-    write_json(folder / "run.json", {"format": 1, **known, "backend": backend, "index_digest": "abc"})
+    write_json(folder / "run.json", {"format": 1, **known, "backend": backend})
 
 
 def model(seed: int = 0, **sizes: int):

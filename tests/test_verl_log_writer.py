@@ -139,7 +139,7 @@ def watched(log: Path, action: str) -> LogActor:
     return LogActor(log, run_info(), watcher=Watcher(config))
 
 
-def test_a_watch_that_fires_is_said_and_logged_and_goes_into_checkpoints(log):
+def test_a_watch_that_fires_is_said_and_logged_and_known_to_a_resumed_run(log):
     writer = watched(log, "note")
     for step in (1, 2):
         add(writer, step)
@@ -147,18 +147,18 @@ def test_a_watch_that_fires_is_said_and_logged_and_goes_into_checkpoints(log):
     said = "watch kl at step 2: actor/ref_kl is 5, above 1, since step 1"
     assert (writer.poll().notes, writer.failure()) == ((said,), "")
     assert rows(log, "SELECT step, watch, value, action FROM watches") == [(2, "kl", 5.0, "note")]
-    state = writer.state()
     resumed = watched(log, "note")
-    resumed.drop_steps_after(1)
-    resumed.resume(replace(state, step=1, watch={}))
-    resumed.flush()
-    assert rows(log, "SELECT * FROM watches") == [], "the step in which it fired is made again"
-    resumed.resume(state)
+    resumed.resume(2)
     resumed.flush()
     assert rows(log, "SELECT step FROM watches") == [(2,)]
     add(resumed, 3)
     finish(resumed, 3, "train", {"actor/ref_kl": 5.0})
     assert resumed.poll().notes == (), "it does not fire twice"
+    again = watched(log, "note")
+    again.drop_steps_after(1)
+    again.resume(1)
+    again.flush()
+    assert rows(log, "SELECT * FROM watches") == [], "the step in which it fired is made again"
 
 
 def test_a_watch_that_stops_a_run_ends_it_as_a_failure(log):
@@ -231,8 +231,8 @@ def test_what_a_stopped_run_wrote_after_its_checkpoint_is_dropped(log):
     resumed = new_writer(log)
     resumed.drop_steps_after(1)
     assert entries(log) == [("train", 1, 2)]
-    resumed.resume(Progress(step=1, seconds=99.0))
-    assert resumed.state().seconds == 1.0
+    resumed.resume(1)
+    assert resumed.progress.seconds == 1.0
 
 
 def test_a_resumed_runs_figures_are_those_of_its_log(log):
@@ -242,14 +242,8 @@ def test_a_resumed_runs_figures_are_those_of_its_log(log):
         stopped.add(step, phase, record(told, advantage=None))
         finish(stopped, step, phase, {"timing_s/step": 3.0} if phase == "train" else {})
     resumed = new_writer(log)
-    resumed.resume(Progress(step=1, kl={"coef": 0.1}))
-    expected = Progress(1, 3.0, test_em_start=1.0, val_em_best=1.0, val_em_best_step=0, kl={"coef": 0.1})
-    expected.val_em = {0: 1.0, 1: 0.0}
-    assert resumed.state() == stopped.state().__class__(**vars_of(expected))
-
-
-def vars_of(progress: Progress) -> dict[str, object]:
-    return {name: getattr(progress, name) for name in Progress.__slots__}
+    resumed.resume(1)
+    assert resumed.progress == stopped.progress == Progress(1, 3.0, {0: 1.0, 1: 0.0}, {0: 1.0})
 
 
 def test_lost_episodes_are_counted_with_the_first_fault(log):
@@ -364,7 +358,7 @@ def test_a_resumed_writer_tells_which_part_it_set_aside(log):
     (part / "steps.parquet").write_bytes(b"")
     resumed = new_writer(log)
     resumed.drop_steps_after(2)
-    resumed.resume(Progress(step=2))
+    resumed.resume(2)
     (note,) = resumed.poll().notes
     assert "steps.parquet" in note
     assert "train step 1" in note

@@ -28,9 +28,8 @@ from tests.verl_rows import (
 
 from srl.plugins import manager
 from srl.train.compute_advantages import compute_advantages
-from srl.train.experience import make_experience
 from srl.train.load_components import load_algorithm
-from srl.train.local_backend import actor_loss
+from srl.train.rl import actor_loss, make_experience
 from srl.train.verl.batch import step_batch
 from srl.update.actor import accumulate_actor
 from srl.update.critic import accumulate_critic

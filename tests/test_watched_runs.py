@@ -12,7 +12,6 @@ import srl.store
 from srl.cli import main
 from srl.errors import UserError
 from srl.rollout.engine import LogitsNotFinite
-from srl.train.episodes import EpisodeRunner
 from srl.train.report import reporters
 from srl.train.run_directory import checkpoints
 from srl.train.watches import RULES, Rule
@@ -37,11 +36,6 @@ def only_run(workspace):
 def fired_in(run):
     with srl.store.open(run) as log:
         return srl.store.rows(log, "FROM watches ORDER BY number")
-
-
-def test_a_healthy_run_has_an_empty_table(setting, workspace):
-    train(config(setting, "reinforce"), workspace, "reinforce")
-    assert fired_in(only_run(workspace)) == []
 
 
 def test_a_note_is_said_and_logged_and_marked_on_curves(setting, workspace, capsys):
@@ -98,24 +92,6 @@ def test_a_policy_that_cannot_be_sampled_ends_the_run_with_what_to_type(setting,
         train(config(setting, "grpo", sets), workspace)
     [note] = caught.value.__notes__
     assert "config.yaml --set actor.optim.lr=5e+29" in note
-
-
-def test_a_policy_that_cannot_be_tested_is_started_again_from_its_last_good_checkpoint(
-    setting, workspace, monkeypatch
-):
-    real = EpisodeRunner.roll_out
-
-    def roll_out(runner, questions, phase, step, *rest, **named):
-        if (phase, step) == ("test", 2):
-            raise LogitsNotFinite
-        return real(runner, questions, phase, step, *rest, **named)
-
-    monkeypatch.setattr(EpisodeRunner, "roll_out", roll_out)
-    sets = ["trainer.test_freq=0", "trainer.val_before_train=false"]
-    with pytest.raises(LogitsNotFinite) as caught:
-        train(config(setting, "grpo", sets), workspace)
-    [note] = caught.value.__notes__
-    assert f"step-000001 --set actor.optim.lr={LR / 2:g}" in note
 
 
 class FakeWandB:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import shlex
-import shutil
 import warnings
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,17 +15,16 @@ from srl.errors import UserError, first_line
 from srl.files import (
     ABOUT,
     CHECKPOINT,
+    FORMAT,
     HAS_MANIFEST,
     DamagedError,
     atomic_directory,
     before,
     check_checkpoint,
+    check_format,
     checksums,
     discard,
-    files_in,
-    link_or_copy,
-    read_json,
-    read_manifest,
+    json_object,
     remove_leftovers,
     write_json,
     write_manifest,
@@ -37,17 +33,8 @@ from srl.models.check import check_saved
 from srl.models.load import load_model
 from srl.models.weights import has_lora, save_model
 from srl.train.model_card import write_card
-from srl.train.resume import names_a_way_around
-from srl.train.run_directory import (
-    CHECKPOINTS,
-    STATE,
-    Progress,
-    checkpoint_path,
-    checkpoints,
-    superseded_checkpoints,
-)
+from srl.train.run_directory import CHECKPOINTS, STATE
 from srl.update.critic import Critic
-from srl.update.kl import KLController
 from srl.update.optimiser import Optimiser
 
 if TYPE_CHECKING:
@@ -55,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Networks(Protocol):
-    """What a checkpoint holds: the policy, and the critic and the KL controller of an algorithm with them."""
+    """What a checkpoint holds: the policy, and the critic of an algorithm with one."""
 
     @property
     def config(self) -> Config: ...
@@ -66,76 +53,32 @@ class Networks(Protocol):
     @property
     def critic(self) -> Critic | None: ...
 
-    @property
-    def kl_control(self) -> KLController | None: ...
-
 
 def save_checkpoint(
-    run: Path,
-    progress: Progress,
-    learner: Networks,
-    tokenizer: Any,
-    optimisers: dict[str, Optimiser],
-    card: dict[str, Any],
-    keep: int | None,
-    keep_best: bool = True,
-) -> Path:
-    """Write `checkpoints/step-…`, whole or not at all, and delete all but the newest `keep` (None: keep all)
-    and, if `keep_best`, the one with the best validation.
+    path: Path, networks: Networks, tokenizer: Any, optimisers: dict[str, Optimiser], state: dict[str, Any],
+    card: dict[str, Any], *, is_first: bool,
+) -> None:  # fmt: skip
+    """Write a checkpoint, whole or not at all: the model, and the state to go on from in `trainer/`.
 
-    Files that somebody else put into an earlier checkpoint of the step stay. Nothing is in it twice: of a
-    policy without an adapter the model has the weights. Its manifest has the checksum of every file. The
-    first of a run is loaded anew. Raises UserError where that is not the model that was trained.
+    Nothing is in it twice: of a policy without an adapter the model has the weights. Its manifest has the
+    checksum of every file. The first of a run is loaded anew. Raises UserError where that is not the model
+    that was trained.
     """
-    path = checkpoint_path(run, progress.step)
-    is_first = not checkpoints(run)
-    with atomic_directory(path, replace=lambda path: None) as folder:
-        save_model(learner.actor, tokenizer, folder)
+    with atomic_directory(path) as folder:
+        save_model(networks.actor, tokenizer, folder)
         if is_first:
-            check_saved(learner.actor, folder, learner.config.model.trust_remote_code)
-        write_card(folder / ABOUT, {"step": progress.step, **card, **HAS_MANIFEST})
+            check_saved(networks.actor, folder, networks.config.model.trust_remote_code)
+        write_card(folder / ABOUT, {**card, **HAS_MANIFEST})
         trainer = folder / "trainer"
         trainer.mkdir()
-        write_json(folder / STATE, {"format": 1, **asdict(progress)})
+        write_json(folder / STATE, {"format": FORMAT, **state})
         for name, optimiser in optimisers.items():
             _save(optimiser.state_dict(), trainer / f"{name}-optimiser.pt")
-        if has_lora(learner.actor):  # else its weights are the model's
-            _save(trained_weights(learner.actor), trainer / "actor.pt")
-        if learner.critic is not None:
-            _save(trained_weights(learner.critic), trainer / "critic.pt")
-        write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": checksums(folder)})
-        _link_foreign_files(path, folder)
-    _drop_superseded(run, progress, keep, keep_best)
-    return path
-
-
-def _link_foreign_files(earlier: Path, folder: Path) -> None:
-    """Keep what somebody else put into an `earlier` checkpoint, which a roll-back writes again."""
-    there = files_in(earlier)
-    ours = read_manifest(earlier, CHECKPOINT)["files"] if there else ()
-    for name in there:
-        if name not in ours and not (folder / name).exists():
-            link_or_copy(earlier / name, folder / name)
-
-
-def save_validated(run: Path, progress: Progress, keep: int | None, keep_best: bool = True) -> None:
-    """Put the validation of its step into a checkpoint that was saved before it, and delete as
-    `save_checkpoint` does.
-
-    The checkpoint is replaced whole or not at all. Its other files, also those that somebody else put into
-    it, are linked, or copied where the disk has no links.
-    """
-    path = checkpoint_path(run, progress.step)
-    with atomic_directory(path, replace=lambda path: None) as folder:
-        shutil.copytree(path, folder, copy_function=link_or_copy, dirs_exist_ok=True)
-        write_json(folder / STATE, {"format": 1, **asdict(progress)})
-        files = read_manifest(path, CHECKPOINT)["files"] | checksums(folder, [STATE])
-        write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": files})
-    _drop_superseded(run, progress, keep, keep_best)
-
-
-def _drop_superseded(run: Path, progress: Progress, keep: int | None, keep_best: bool) -> None:
-    delete_checkpoints(run, superseded_checkpoints(run, keep, val_em=progress.val_em if keep_best else None))
+        if has_lora(networks.actor):  # else its weights are the model's
+            _save(trained_weights(networks.actor), trainer / "actor.pt")
+        if networks.critic is not None:
+            _save(trained_weights(networks.critic), trainer / "critic.pt")
+        write_manifest(folder, CHECKPOINT, {"files": checksums(folder)})
 
 
 def delete_checkpoints(run: Path, paths: Iterable[Path]) -> None:
@@ -157,55 +100,37 @@ def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
-def load_newest(newest: Path, learner: Networks, optimisers: dict[str, Optimiser]) -> Progress:
-    """`load_checkpoint`; where it is damaged, the error says how to resume without it."""
-    with names_a_way_around(newest):
-        return load_checkpoint(newest, learner, optimisers)
-
-
-def load_checkpoint(path: Path, learner: Networks, optimisers: dict[str, Optimiser]) -> Progress:
-    """Load weights and optimiser state in place; returns the run's progress at that checkpoint.
+def load_checkpoint(path: Path, networks: Networks, optimisers: dict[str, Optimiser]) -> dict[str, Any]:
+    """Load weights and optimiser state in place; returns the state that was saved with them.
 
     Raises DamagedError if a file differs from what was saved, and UserError for a checkpoint without trainer
     state or of another model.
     """
-    trainer = path / "trainer"
-    if (path / STATE).is_file():
-        check_checkpoint(path)
-    progress = _read_state(path / STATE)
+    trainer, file = path / "trainer", path / STATE
+    if not file.is_file():
+        raise UserError(f"{file} is missing: this checkpoint has no trainer state to resume from")
+    check_checkpoint(path)
+    state = json_object(file.read_bytes(), str(file))
+    check_format(file, state.pop("format", None))
     try:
-        put_weights(learner.actor, _actor_weights(path, learner))
-        if learner.critic is not None:
-            put_weights(learner.critic, _critic_weights(trainer / "critic.pt"))
+        put_weights(networks.actor, _actor_weights(path, networks))
+        if networks.critic is not None:
+            put_weights(networks.critic, _load(trainer / "critic.pt"))
         for name, optimiser in optimisers.items():
             optimiser.load_state_dict(_load(trainer / f"{name}-optimiser.pt"))
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{path} is not a checkpoint of this run: {first_line(error)}") from error
-    if learner.kl_control is not None:
-        learner.kl_control.load_state_dict(progress.kl)
-    return progress
+    return state
 
 
-def _actor_weights(path: Path, learner: Networks) -> dict[str, torch.Tensor]:
+def _actor_weights(path: Path, networks: Networks) -> dict[str, torch.Tensor]:
     """The policy's trained weights in a checkpoint: an adapter's are in the trainer's state; without one they
-    are the model's own. An older checkpoint has them in the trainer's state too."""
-    own, actor = path / "trainer" / "actor.pt", learner.actor
-    if own.is_file() or has_lora(actor):
-        return _load(own)
-    trust, dtype = learner.config.model.trust_remote_code, str(actor.dtype).removeprefix("torch.")
+    are the model's own."""
+    actor = networks.actor
+    if has_lora(actor):
+        return _load(path / "trainer" / "actor.pt")
+    trust, dtype = networks.config.model.trust_remote_code, str(actor.dtype).removeprefix("torch.")
     return dict(load_model(path, dtype=dtype, device="cpu", trust_remote_code=trust).named_parameters())
-
-
-def _critic_weights(path: Path) -> dict[str, torch.Tensor]:
-    """The critic's trained weights. Raises ValueError for those of a critic that no longer exists: a copy of
-    a policy's adapter together with the weights under it."""
-    saved: dict[str, torch.Tensor] = _load(path)
-    if any(".base_layer." in name for name in saved) and any(".lora_" in name for name in saved):
-        raise ValueError(
-            "its critic is an older version's, which trained a copy of the policy's adapter too; start a new "
-            f"run from its policy: {shlex.join(['srl', 'train', '--model', str(path.parent.parent)])}"
-        )
-    return saved
 
 
 def put_weights(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
@@ -219,12 +144,6 @@ def put_weights(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
                 f"{name}: expected shape {tuple(weight.shape)}, found {tuple(saved[name].shape)}"
             )
         weight.copy_(saved[name])
-
-
-def _read_state(path: Path) -> Progress:
-    if not path.is_file():
-        raise UserError(f"{path} is missing: this checkpoint has no trainer state to resume from")
-    return read_json(path, Progress)
 
 
 def _load(path: Path) -> Any:

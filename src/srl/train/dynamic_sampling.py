@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 
@@ -25,28 +25,31 @@ on."""
 
 
 @dataclass(slots=True)
-class GroupChoice:
-    """The groups of one step by their question's id, in the order asked; `wanted` of them are trained on.
+class Sampled:
+    """The scored episodes of one step in the order asked; it trains on `wanted` of their groups.
 
-    Without dynamic sampling (`enable` false) it is the first generation batch, whatever its scores.
+    Without dynamic sampling (`enable` false) those are the first generation batch, whatever its scores.
     """
 
     section: FilterGroups
     wanted: int
+    turn_level: bool = False
+    trajectories: list[Trajectory] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
     batches: int = 0
     """Generation batches so far."""
-    groups: dict[str, tuple[Returns, ...]] = field(default_factory=dict)
-    """What is compared of the group's valid episodes."""
+    groups: dict[str, list[Returns]] = field(default_factory=dict)
+    """By question, what is compared of the group's valid episodes."""
 
-    def add(self, groups: Mapping[str, Sequence[Returns]]) -> None:
-        """The groups of one more generation batch."""
+    def add(self, trajectories: Sequence[Trajectory], scores: Sequence[Score]) -> None:
+        """One more generation batch. Raises UserError where the reward has no part `metric`."""
+        metric = self.section.metric if self.section.enable else REWARD
         self.batches += 1
-        self.groups |= {question: tuple(values) for question, values in groups.items()}
-
-    @property
-    def differing(self) -> list[str]:
-        """The questions whose scores differ. A group with less than two valid episodes has none that do."""
-        return [question for question, episodes in self.groups.items() if differ(episodes)]
+        self.trajectories += trajectories
+        self.scores += scores
+        self.groups |= {item.question.id: [] for item in trajectories}
+        for trajectory, score in with_metric(trajectories, scores, metric):
+            self.groups[trajectory.question.id].append(compared(score, metric, self.turn_level))
 
     def next_batch(self) -> int:
         """How many questions to ask next; 0 once enough groups differ, or after the last generation batch.
@@ -54,34 +57,40 @@ class GroupChoice:
         As many as bring the missing groups at the share that differed so far, and `wanted` at most.
         """
         most = self.section.max_num_gen_batches if self.section.enable else 1
-        differing = len(self.differing)
+        differing = len(self._differing())
         if differing >= self.wanted or self.batches >= most:
             return 0
         if not differing:
             return self.wanted
         return min(self.wanted, math.ceil((self.wanted - differing) * len(self.groups) / differing))
 
-    def kept(self) -> set[str]:
-        """The questions that are trained on: the first that differ, then the first that agree."""
-        differing = self.differing
+    def trained(self) -> list[int]:
+        """The rows that are trained on: the first groups that differ, then the first that agree."""
+        differing = self._differing()
         agreeing = [question for question in self.groups if question not in set(differing)]
-        return set([*differing, *agreeing][: self.wanted])
+        chosen = set([*differing, *agreeing][: self.wanted])
+        return [row for row, item in enumerate(self.trajectories) if item.question.id in chosen]
 
     def require_differing(self, step: int, then: str) -> None:
         """Raises UserError where dynamic sampling has found no group that differs; `then`: how to go on."""
-        if not self.section.enable or self.differing:
+        if not self.section.enable or self._differing():
             return
         values = Counter(episodes[0][0] for episodes in self.groups.values() if episodes)
-        known = ", ".join(f"{count:,} at {value:g}" for value, count in values.most_common(3))
+        common = ", ".join(f"{count:,} at {value:g}" for value, count in values.most_common(3))
         raise UserError(
             f"nothing to learn in step {step}: the episodes of each of {len(self.groups):,} questions have "
-            f"the same {self.section.metric} ({known or 'none is valid'}); raise rollout.n, or choose other "
-            f"questions or another start; {then}"
+            f"the same {self.section.metric} ({common or 'none is valid'})",
+            key="algorithm.filter_groups.enable",
+            hint=f"raise rollout.n, or choose other questions or another start; {then}",
         )
 
     def metrics(self) -> dict[str, float]:
         """How many generation batches there were, under verl's name; empty without dynamic sampling."""
         return {"train/num_gen_batches": float(self.batches)} if self.section.enable else {}
+
+    def _differing(self) -> list[str]:
+        """The questions whose scores differ. A group with less than two valid episodes has none that do."""
+        return [question for question, episodes in self.groups.items() if differ(episodes)]
 
 
 def differ(episodes: Sequence[Returns]) -> bool:
@@ -94,27 +103,26 @@ def compared(score: Score, metric: str, turn_level: bool) -> Returns:
     """What dynamic sampling compares of an episode. With `turn_level` credit (`Algorithm.turn_level`) two
     episodes of equal reward differ where one had got more of it before a turn that both take.
     """
-    value = round(metric_value(score, metric), 9)  # sums of equal parts may differ in their last bit
+    value = score.value if metric == REWARD else score.parts[metric]
+    value = round(value, 9)  # sums of equal parts may differ in their last bit
     if metric != REWARD or not turn_level or not score.per_turn:
         return (value,)
     return value, *(round(value - before, 9) for before in accumulate(score.per_turn[:-1]))
 
 
-def metric_value(score: Score, metric: str) -> float:
-    """The `metric` of an episode that has it: its reward, or a part of it."""
-    return score.value if metric == REWARD else score.parts[metric]
-
-
 def with_metric(
-    trajectories: Sequence[Trajectory], scores: Sequence[Score], metric: str, key: str
+    trajectories: Sequence[Trajectory], scores: Sequence[Score], metric: str
 ) -> list[tuple[Trajectory, Score]]:
     """The valid episodes that have the `metric`; a reward of weight 0 may have given some of them no score.
 
-    Raises UserError with the `key` that names the metric where none has it.
+    Raises UserError where none has it.
     """
     valid = [pair for pair in zip(trajectories, scores, strict=True) if pair[0].valid]
-    found = [pair for pair in valid if metric == REWARD or metric in pair[1].parts]
-    if valid and not found:
-        known = ", ".join(dict.fromkeys([REWARD, *(name for _, score in valid for name in score.parts)]))
-        raise UserError(f"{key} = {metric}: no episode has this part of the reward; use one of {known}")
-    return found
+    having = [pair for pair in valid if metric == REWARD or metric in pair[1].parts]
+    if valid and not having:
+        parts = ", ".join(dict.fromkeys([REWARD, *(name for _, score in valid for name in score.parts)]))
+        raise UserError(
+            f"algorithm.filter_groups.metric = {metric}: no episode has this part of the reward",
+            key="algorithm.filter_groups.metric", hint=f"use one of {parts}",
+        )  # fmt: skip
+    return having

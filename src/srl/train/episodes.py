@@ -23,7 +23,6 @@ from srl.store import LogWriter, Record
 from srl.train.background_writes import BackgroundWrites
 from srl.train.report import Reporter, Terminal
 from srl.train.resume import resume_with, too_many_failures
-from srl.train.run_directory import Progress
 from srl.trajectory import Phase, Question, Score, Trajectory, failed_episodes
 
 if TYPE_CHECKING:
@@ -150,27 +149,14 @@ class EpisodeRunner:
         if error := too_many_failures(self.log.directory.parent, found, self.config.search.max_failed):
             raise error
 
-    def validate(self, progress: Progress) -> dict[str, float]:
-        """Evaluate the validation split and keep the best exact match in `progress`; {} without questions.
+    def evaluate(self, phase: Phase, step: int) -> dict[str, float]:
+        """Metrics of one episode per question of `val` or `test` at `eval.temperature`; {} without questions.
 
-        Raises UserError, and keeps and logs nothing, where too many episodes failed.
+        Raises UserError, and logs nothing, where too many episodes failed.
         """
-        metrics = self._evaluate("val", self.environment.splits.val, progress.step)
-        if metrics is None:
-            return {}
-        progress.note_validation(metrics["val/em"], progress.step)
-        return metrics
-
-    def test(self, step: int) -> float | None:
-        """Exact match on the test split; never used to choose a checkpoint. Raises UserError as `validate`
-        does."""
-        metrics = self._evaluate("test", self.environment.splits.test, step)
-        return None if metrics is None else metrics["test/em"]
-
-    def _evaluate(self, phase: Phase, questions: list[Question], step: int) -> dict[str, float] | None:
-        """Metrics of one episode per question at `eval.temperature`; None if there is no question."""
+        questions: list[Question] = getattr(self.environment.splits, phase)
         if not questions:
-            return None
+            return {}
         start = time.perf_counter()
         trajectories = self.roll_out(questions, phase, step)
         scores = self.score(trajectories)

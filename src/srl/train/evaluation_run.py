@@ -93,7 +93,7 @@ def new_run(
     write_json(run / FILE, {"format": FORMAT, **asdict(about)})
     save_config(run, config)
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    RunRecord(preset, EVALUATION, started, **digests.as_fields()).save(run)
+    RunRecord(preset, EVALUATION, started, inputs=digests.as_inputs()).save(run)
     return run
 
 

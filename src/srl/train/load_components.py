@@ -27,7 +27,7 @@ from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
 from srl.train.episodes import Splits, TrainingEnvironment
-from srl.train.experience import Learner
+from srl.train.learner import Learner
 from srl.train.learning_rate import Network, rate_factor
 from srl.train.make_missing import Note
 from srl.train.questions import load_template

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
@@ -37,8 +37,6 @@ from srl.train.run_directory import (
     SFT,
     VERL_LATEST,
     BackendName,
-    Change,
-    Extension,
     Progress,
     RunRecord,
     checkpoint_path,
@@ -47,19 +45,19 @@ from srl.train.run_directory import (
     whole_verl_steps,
     write_latest_verl_step,
 )
-from srl.train.search import IndexDigests
 from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
 
 _QUESTIONS = ("train_files", "exclude_files", "val_files", "test_files")
 LEFT_BEHIND_S = 60.0
 """Longest wait, in seconds, for a process that a stopped run left behind; Ray's end by themselves."""
-_PROGRESS = """
-SELECT max(em) FILTER (phase = 'test' AND step = 0), arg_max(em, step) FILTER (phase = 'test' AND step > 0),
-    max(em) FILTER (phase = 'val'),
-    (SELECT sum(value) FROM metrics WHERE phase IN ('train', 'sft') AND name = 'timing_s/step')
-FROM steps
-"""
+_FIXED = {
+    "reference": "the reference policy of {run}",
+    "base": "the model under the adapter of {run}",
+    "episodes": "what {run} learns from",
+}
+"""The inputs that must stay: what is learned would be neither run's."""
+_LAST_STEP = "SELECT max(step) FROM steps"
 
 
 def resume_command(run: Path) -> str:
@@ -141,13 +139,6 @@ def too_many_failures(run: Path, found: FailedEpisodes, limit: float) -> UserErr
     )
 
 
-def checkpoint_notes(checkpoint: Path) -> Iterator[str]:
-    """What is said when a run resumes from `checkpoint`."""
-    yield f"from {checkpoint.name}"
-    if not is_checked(checkpoint):
-        yield f"{checkpoint.name} was saved without checksums: it cannot be checked for damage"
-
-
 def step_to_resume(run: Path, backend: BackendName, *, is_told: bool = False) -> int:
     """The step that `run` resumes from, −1 where it has no checkpoint.
 
@@ -172,13 +163,13 @@ def step_to_resume(run: Path, backend: BackendName, *, is_told: bool = False) ->
         return step
     write_latest_verl_step(run, step)
     folder = checkpoint_path(run, step, backend)
-    with names_a_way_around(folder):
+    with without_damaged(folder):
         check_checkpoint(folder)
     return step
 
 
 @contextmanager
-def names_a_way_around(checkpoint: Path) -> Iterator[None]:
+def without_damaged(checkpoint: Path) -> Iterator[None]:
     """Adds to a DamagedError of the newest checkpoint what to type to resume without it."""
     try:
         yield
@@ -248,8 +239,7 @@ def _ended_early(run: Path, record: RunRecord, config: Config, done: int) -> boo
     extended = bool(record.extended) and record.extended[-1]["at"] == done
     if record.algo != SFT or extended or done >= config.sft.steps or not is_finished(run / LOG):
         return False
-    with srl.store.open(run) as log:
-        return log.execute("SELECT max(step) FROM steps").fetchall() == [(done,)]
+    return srl.store.reading([run / LOG], lambda log: log.execute(_LAST_STEP).fetchone()) == (done,)
 
 
 def progress_if_finished(
@@ -264,34 +254,35 @@ def progress_if_finished(
         note(f"{run.name} is finished: sft.patience or sft.epochs ended it after {done} steps")
     else:
         return None
-    with srl.store.open(run) as log:
-        start, end, best, seconds = log.execute(_PROGRESS).fetchall()[0]
-    return Progress(done, seconds or 0.0, start, end, best)
+    return Progress.of_log(run / LOG, done)
 
 
-def check_reference(run: Path, record: RunRecord, config: Config, digest: str) -> None:
-    """Raises UserError where the reference policy is not the one that the run started with."""
-    if digest != record.reference_digest:
-        raise UserError(
-            f"the reference policy of {run.name} has changed: {config.ref.path or config.model.path} is not "
-            f"the model that the run started with (expected digest {record.reference_digest}, found {digest})"
-        )
+def check_inputs(run: Path, record: RunRecord, now: Mapping[str, str], config: Config, note: Note) -> None:
+    """Compare the digests of a run's inputs with those that it started with, where both are known.
 
-
-def base_digest(config: Config) -> str:
-    """The digest of the model under an adapter; empty without one."""
-    from srl.models.weights import model_digest
-
-    return model_digest(str(config.model.path)) if config.model.lora_rank > 0 else ""
-
-
-def check_base(run: Path, record: RunRecord, config: Config) -> None:
-    """Raises UserError where the model under the adapter is not the one that the run started with."""
-    if record.base_digest and (digest := base_digest(config)) != record.base_digest:
-        raise UserError(
-            f"the model under the adapter of {run.name} has changed: {config.model.path} is not the model "
-            f"that the run started with (expected digest {record.base_digest}, found {digest})"
-        )
+    Raises UserError for a model or episodes that are others now; `note` is told of indexes and questions.
+    """
+    for name, before in record.inputs.items():
+        digest = now.get(name, "")
+        if digest == before or not (digest and before):
+            continue
+        if name in _FIXED:
+            raise UserError(
+                f"{_FIXED[name].format(run=run.name)} has changed: expected digest {before}, found {digest}",
+                hint="put back what it was, or start a new run",
+            )
+        if name == "index":
+            note(f"warning: {run.name} started with another index ({before[:12]})")
+        elif name.startswith("index of "):
+            retriever = name.removeprefix("index of ")
+            was = f"the index of the retriever {retriever!r} {before[:12]}, which is {digest[:12]} now"
+            note(f"warning: {run.name} started with {was}")
+        else:
+            files = ", ".join(getattr(config.data, name.removeprefix("data.")) or ())
+            note(
+                f"warning: {run.name} started with other questions: the files of {name} ({files}) have "
+                "changed since; what is measured from here on does not compare with what was before"
+            )
 
 
 def dtype_here(config: Config) -> str:
@@ -310,17 +301,6 @@ def with_its_dtype(run: Path, record: RunRecord, config: Config, note: Note) -> 
     return config.with_settings({"model.dtype": record.dtype})
 
 
-def warn_about_other_indexes(run: Path, record: RunRecord, now: IndexDigests, note: Note) -> None:
-    """Warn of every retriever whose index is not the one the run started with, or is unknown now."""
-    before = IndexDigests(record.index_digest, record.retriever_digests)
-    if now.index_digest != before.index_digest:
-        note(f"warning: {run.name} started with another index ({before.index_digest[:12] or '?'})")
-    for other in now.changed_since(before):
-        if other.retriever:
-            was = f"{other.named} {other.before[:12]}, which is {other.now[:12]} now"
-            note(f"warning: {run.name} started with {was}")
-
-
 def question_digests(config: Config) -> dict[str, str]:
     """A digest of the files of each set of questions, by the key that names them."""
     found = {key: getattr(config.data, key) or () for key in _QUESTIONS}
@@ -331,48 +311,26 @@ def question_digests(config: Config) -> dict[str, str]:
     }
 
 
-def warn_about_other_questions(run: Path, record: RunRecord, config: Config, note: Note) -> None:
-    """Warn of questions that are not those the run started with. Older runs have no digests."""
-    now = question_digests(config)
-    for key, before in record.question_digests.items():
-        if key in now and now[key] != before:
-            files = ", ".join(getattr(config.data, key.removeprefix("data.")))
-            note(
-                f"warning: {run.name} started with other questions: the files of {key} ({files}) have "
-                "changed since; what is measured from here on does not compare with what was before"
-            )
-
-
-def extended(
+def with_changes_noted(
     run: Path, record: RunRecord, before: Config, config: Config, done: int, questions: int, note: Note
 ) -> RunRecord:
-    """Save a change of the run's number of steps, and say what it does to the learning rates."""
-    was, steps = total_steps(before, record.algo), total_steps(config, record.algo)
-    if steps == was:
-        return record
-    note(f"{run.name} has {steps} steps now, not {was}")
-    for line in rate_notes(before, config, done, record.algo, questions):
-        note(line)
-    save_config(run, config)
-    extension = asdict(Extension(done, was, steps, utc_now()))
-    record = replace(record, extended=[*record.extended, extension])
-    record.save(run)
-    return record
-
-
-def with_other_settings(
-    run: Path, record: RunRecord, before: Config, config: Config, done: int, note: Note
-) -> RunRecord:
-    """Save the changes of `CHANGEABLE` settings, and say what they are."""
-    values = ((key, *map(attrgetter(key), (before, config))) for key in CHANGEABLE)
-    changes = [Change(done, key, was, now, utc_now()) for key, was, now in values if was != now]
-    if not changes:
-        return record
-    for change in changes:
-        note(f"{change.key} is {plain(change.after)} from here on, not {plain(change.before)}")
-    save_config(run, config)
-    record = replace(record, changed=[*record.changed, *(plain(asdict(change)) for change in changes)])
-    record.save(run)
+    """Save what a resumed run changes after step `done`, its steps and `CHANGEABLE` settings, and say it."""
+    as_it_was, was, steps = record, total_steps(before, record.algo), total_steps(config, record.algo)
+    if steps != was:
+        note(f"{run.name} has {steps} steps now, not {was}")
+        for line in rate_notes(before, config, done, record.algo, questions):
+            note(line)
+        extension = {"at": done, "before": was, "after": steps, "when": utc_now()}
+        record = replace(record, extended=[*record.extended, extension])
+    for key in CHANGEABLE:
+        old, new = (plain(attrgetter(key)(each)) for each in (before, config))
+        if old != new:
+            note(f"{key} is {new} from here on, not {old}")
+            change = {"at": done, "key": key, "before": old, "after": new, "when": utc_now()}
+            record = replace(record, changed=[*record.changed, change])
+    if record is not as_it_was:
+        save_config(run, config)
+        record.save(run)
     return record
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -28,7 +28,7 @@ from srl.train.logged_episodes import model_of_log
 from srl.train.make_missing import check_demonstrations, start_of, with_data
 from srl.train.report import Terminal, check_loggers
 from srl.train.run_directory import LOG, SFT, BackendName, Progress, RunRecord, checkpoint_path, checkpoints
-from srl.train.search import IndexDigests, new_cassette
+from srl.train.search import new_cassette
 from srl.workspace import Workspace
 
 
@@ -36,7 +36,7 @@ class Trainer(Protocol):
     """A run that is loaded and checked, but has no directory yet.
 
     `questions` is the number of training questions, `where` says in words what the run trains on, and
-    `reference` is the digest of the reference policy.
+    `inputs` are digests as in `RunRecord`.
     """
 
     @property
@@ -46,10 +46,7 @@ class Trainer(Protocol):
     def where(self) -> str: ...
 
     @property
-    def digests(self) -> IndexDigests: ...
-
-    @property
-    def reference(self) -> str: ...
+    def inputs(self) -> Mapping[str, str]: ...
 
     def train(self, run: Path, info: RunInfo, resumed_from: int | None) -> Progress:
         """Train to the end. `resumed_from` is the checkpoint's step, −1 for none; None for a new run."""
@@ -96,12 +93,9 @@ def start(
         config = with_paths(config, algo, workspace, terminal)
         check_loggers(config.trainer.logger)
         trainer = trains.prepare(config, algo, workspace, terminal)
-    record = RunRecord(
-        preset, algo, resuming.utc_now(), backend, trainer.reference, **trainer.digests.as_fields(),
-        question_digests=resuming.question_digests(config),
-        dtype=resuming.dtype_here(config) if backend == "local" else "",
-        base_digest=resuming.base_digest(config) if backend == "local" else "",
-    )  # fmt: skip
+    dtype = resuming.dtype_here(config) if backend == "local" else ""
+    inputs = {**trainer.inputs, **resuming.question_digests(config)}
+    record = RunRecord(preset, algo, resuming.utc_now(), backend, dtype, inputs)
     run = workspace.new_run(preset, algo, config.trainer.seed)
     with removed_unless_begun(run):
         save_config(run, config)
@@ -146,15 +140,14 @@ def resume(
     check_loggers(config.trainer.logger)
     config = with_local_models(config, workspace, terminal.note)
     config = resuming.with_its_dtype(run, record, config, terminal.note)
-    resuming.check_base(run, record, config)
     trainer = trains.prepare(config, record.algo, workspace, terminal)
-    resuming.check_reference(run, record, config, trainer.reference)
-    resuming.warn_about_other_indexes(run, record, trainer.digests, terminal.note)
-    resuming.warn_about_other_questions(run, record, config, terminal.note)
+    inputs = {**trainer.inputs, **resuming.question_digests(config)}
+    resuming.check_inputs(run, record, inputs, config, terminal.note)
     terminal.note(f"resuming {run.name}")
     with resuming.only_this_process(run, saved, record.backend) as lock:
-        record = resuming.extended(run, record, before, config, done, trainer.questions, terminal.note)
-        record = resuming.with_other_settings(run, record, before, config, done, terminal.note)
+        record = resuming.with_changes_noted(
+            run, record, before, config, done, trainer.questions, terminal.note
+        )
         if record.backend == "verl":  # another process writes the log
             lock.release()
         return _train(run, config, record, trainer, resumed_from=step)
@@ -196,14 +189,14 @@ def with_paths(config: Config, algo: str, workspace: Workspace, terminal: Termin
     return located(config.with_settings({"model.path": str(path)}))
 
 
-def run_info(run: Path, config: Config, record: RunRecord, digests: IndexDigests) -> RunInfo:
+def run_info(run: Path, config: Config, record: RunRecord) -> RunInfo:
     """What the log says of the run."""
     since = {"extended": record.extended, "changed": record.changed}
-    known = config.model_dump() | {name: found for name, found in since.items() if found}
+    known = config.model_dump() | {name: changes for name, changes in since.items() if changes}
     return RunInfo(
         run_id=run.name, preset=record.preset, algo=record.algo, seed=config.trainer.seed,
         model=hub_name(config.model.path) or config.model.path or "", config=known,
-        index_digest=digests.index_digest, srl_version=__version__, started=record.started,
+        index_digest=record.inputs.get("index", ""), srl_version=__version__, started=record.started,
     )  # fmt: skip
 
 
@@ -215,7 +208,7 @@ def _train(
         return resuming.how_to_resume(run, step, record.algo)
 
     with resuming.tells_how_to_resume(how, run), resuming.tells_what_takes_less_memory(run):
-        progress = trainer.train(run, run_info(run, config, record, trainer.digests), resumed_from)
+        progress = trainer.train(run, run_info(run, config, record), resumed_from)
     return _summary(run, config, record, progress)
 
 
@@ -223,6 +216,6 @@ def _summary(run: Path, config: Config, record: RunRecord, progress: Progress) -
     checkpoint = checkpoint_path(run, progress.step, record.backend)
     return Summary(
         run.name, record.algo, config.trainer.seed, progress.step, round(progress.seconds, 3),
-        progress.test_em_start, progress.test_em_end, progress.val_em_best,
+        progress.test_em_start, progress.test_em_end, max(progress.val_em.values(), default=None),
         str(checkpoint) if checkpoint.is_dir() else None,
     )  # fmt: skip

@@ -38,59 +38,47 @@ _VERL_NAME = re.compile(r"global_step_(\d+)")
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run has come, and the figures its summary needs."""
+    """How far a run has come: what the log says, which alone has the results of evaluations."""
 
     step: int = 0
     seconds: float = 0.0
-    test_em_start: float | None = None
-    test_em_end: float | None = None
-    val_em_best: float | None = None
-    val_em_best_step: int | None = None
-    kl: dict[str, float] = field(default_factory=dict)
-    """State of the KL controller."""
+    """Of all training steps."""
     val_em: dict[int, float] = field(default_factory=dict)
     """Exact match of every validation so far, by step."""
-    watch: dict[str, Any] = field(default_factory=dict)
-    """State of the watches."""
-    asked: int | None = None
-    """How many questions of the order (`QuestionOrder`) are behind; None in older checkpoints, and on verl,
-    which keeps it itself."""
-    awaits_validation: bool = False
-    """Whether the step is still to be validated, as in a checkpoint that was saved before."""
-    episodes: str = ""
-    """Digest of the episodes of a fine-tuning; empty in older checkpoints."""
+    test_em: dict[int, float] = field(default_factory=dict)
+    """The same of the test split, which chooses nothing."""
 
-    def __post_init__(self) -> None:
-        """JSON has texts for keys, and an older checkpoint has the best validation only."""
-        best = {} if self.val_em_best_step is None else {self.val_em_best_step: self.val_em_best}
-        self.val_em = {int(step): em for step, em in {**best, **self.val_em}.items() if em is not None}
+    @property
+    def test_em_start(self) -> float | None:
+        return self.test_em.get(0)
 
-    def note_validation(self, em: float, step: int) -> None:
-        """Keep the exact match of a validation; the best stays the best where an equal one follows."""
-        self.val_em[step] = em
-        if self.val_em_best is None or em > self.val_em_best:
-            self.val_em_best, self.val_em_best_step = em, step
+    @property
+    def test_em_end(self) -> float | None:
+        return self.test_em[max(self.test_em)] if any(self.test_em) else None
+
+    def note(self, step: int, phase: str, metrics: Mapping[str, float]) -> None:
+        """Count a finished step or evaluation by its metrics in the log."""
+        if phase in ("train", "sft"):
+            self.step, self.seconds = step, self.seconds + metrics.get("timing_s/step", 0.0)
+        elif phase == "val":
+            self.val_em[step] = metrics["val/em"]
+        elif phase == "test":
+            self.test_em[step] = metrics["test/em"]
+
+    @classmethod
+    def of_log(cls, log: Path, step: int) -> Progress:
+        """The progress at the end of `step`, as the log in the directory `log` has it."""
+        from srl.store import reading
+
+        progress = cls()
+        for at, phase, name, value in reading([log], lambda read: read.execute(_FIGURES, [step]).fetchall()):
+            progress.note(at, phase, {name: value})
+        progress.step = step
+        return progress
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
-    """A change of a run's length: after step `at` its total went from `before` to `after` steps."""
-
-    at: int
-    before: int
-    after: int
-    when: str
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A setting of a run that was changed as it was resumed: from step `at` + 1 on, `key` is `after`."""
-
-    at: int
-    key: str
-    before: Any
-    after: Any
-    when: str
+_FIGURES = """SELECT step, phase, name, value FROM metrics
+    WHERE step <= ? AND name IN ('timing_s/step', 'val/em', 'test/em') ORDER BY step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +89,16 @@ class RunRecord:
     algo: str
     started: str
     backend: BackendName = "local"
-    reference_digest: str = ""
-    base_digest: str = ""
-    """Of the model under an adapter; empty without one, on verl, and in older runs."""
     dtype: str = ""
-    """What `model.dtype` came to on this backend; empty on verl, and in older runs."""
-    index_digest: str = ""
-    retriever_digests: dict[str, str] = field(default_factory=dict)
-    question_digests: dict[str, str] = field(default_factory=dict)
-    """Of the files of each set of questions, by the key that names them."""
+    """What `model.dtype` came to on this backend; empty on verl."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """The digest of everything that the run is made from, by its name: `reference`, `base` (the model under
+    an adapter), `index`, `index of NAME` (a named retriever's), the keys of the files of questions, and
+    `episodes` (what a fine-tuning learns from)."""
     extended: list[dict[str, Any]] = field(default_factory=list)
-    """The fields of each `Extension`, in order."""
+    """Changes of the run's length: after step `at` its total went from `before` to `after`; and `when`."""
     changed: list[dict[str, Any]] = field(default_factory=list)
-    """The fields of each `Change`, in order."""
+    """Settings that were changed as the run was resumed: from step `at` + 1 on, `key` is `after`."""
 
     def save(self, run: Path) -> None:
         write_json(run / RECORD, {"format": FORMAT, **asdict(self)})

@@ -199,12 +199,18 @@ class IndexDigests:
 
     @classmethod
     def read(cls, known: Mapping[str, Any]) -> IndexDigests:
-        """Those in a `run.json` or `srl.json`."""
+        """Those in a `srl.json`."""
         return cls(str(known.get("index_digest") or ""), dict(known.get("retriever_digests") or {}))
 
     def as_fields(self) -> dict[str, Any]:
-        """The fields of `run.json` and `srl.json`."""
+        """The fields of `srl.json`."""
         return {"index_digest": self.index_digest, "retriever_digests": dict(self.retriever_digests)}
+
+    def as_inputs(self) -> dict[str, str]:
+        """What `run.json` has of them."""
+        return {"index": self.index_digest} | {
+            f"index of {name}": digest for name, digest in self.retriever_digests.items()
+        }
 
     def changed_since(self, before: IndexDigests) -> list[ChangedIndex]:
         """The retrievers whose index differs from the one in `before`, where both digests are known."""

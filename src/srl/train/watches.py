@@ -1,25 +1,34 @@
-"""Decides from the metrics of steps which watch fires; the trainer acts, or verl's log actor."""
+"""Watches decide from the metrics of steps and validations whether something goes wrong.
+
+One that fires is noted, or stops the run, which then says what starts again; the trainer acts, or verl's log
+actor.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
 from statistics import median
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from srl.config import Config
 from srl.config.sections import WatchName
+from srl.store import reading
+from srl.train.resume import new_run_command
+from srl.train.run_directory import checkpoints
 from srl.trajectory import Phase
 
 Metrics = Mapping[str, float]
-ComparedWith = Literal["threshold", "highest", "median", "fall"]
-"""What a value is compared with: the threshold itself; that share of the run's highest level; so many times
-the median of the last steps; or the highest value minus the threshold."""
 LEVEL = 5
 """Steps whose median is a level, so that one odd step does not set the highest."""
 WINDOW = 20
 """Steps whose median an exploding value is compared with."""
+LOWER = 0.5
+"""The factor on the learning rate that is proposed for a new run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +39,7 @@ class Limits:
     max_tokens: int
 
     @classmethod
-    def of(cls, config: Config) -> Self:
+    def of(cls, config: Config) -> Limits:
         rollout = config.rollout
         turns = (rollout.max_turns + 1) * rollout.max_turn_tokens
         return cls(rollout.max_turns if rollout.search else 0, min(turns, config.data.max_response_length))
@@ -38,9 +47,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a watch looks at, and beyond which threshold it fires after `patience` steps in a row.
+    """A watch fires once its value is beyond its bound `patience` steps in a row; None is no value.
 
-    `value` is None where a step does not have it.
+    The bound is the threshold itself; that share of the run's `highest` level; so many times the `median` of
+    the last steps; or the highest value minus the threshold, for a `fall`.
     """
 
     metric: str
@@ -48,7 +58,7 @@ class Rule:
     threshold: float
     patience: int = 3
     above: bool = True
-    compared_with: ComparedWith = "threshold"
+    compared_with: Literal["threshold", "highest", "median", "fall"] = "threshold"
     phase: Phase = "train"
 
 
@@ -66,11 +76,6 @@ def _skipped(metrics: Metrics, limits: Limits) -> float | None:
     return float(sum(not math.isfinite(norm) for norm in norms)) if norms else None
 
 
-def _searched(metrics: Metrics, limits: Limits) -> float | None:
-    """Searches per question, where the policy may search."""
-    return metrics.get("env/number_of_valid_search") if limits.max_turns else None
-
-
 def _searched_without_answer(metrics: Metrics, limits: Limits) -> float | None:
     """The share of the turns for searching that is used, minus the share of episodes with an answer."""
     searches, answered = metrics.get("env/number_of_valid_search"), metrics.get("env/finish_ratio")
@@ -79,17 +84,13 @@ def _searched_without_answer(metrics: Metrics, limits: Limits) -> float | None:
     return searches / limits.max_turns - answered
 
 
-def _share_of_longest(metrics: Metrics, limits: Limits) -> float | None:
-    length = metrics.get("response_length/mean")
-    return None if length is None else length / limits.max_tokens
-
-
 def _equally_wrong(metrics: Metrics, limits: Limits) -> float | None:
     """At least this share of groups agrees on something wrong: those that agree, minus the right answers."""
     equal, right = metrics.get("env/equal_groups_share"), metrics.get("train/em")
     return None if equal is None or right is None else equal - right
 
 
+_SEARCHES, _LENGTH = "env/number_of_valid_search", "response_length/mean"
 RULES: dict[WatchName, Rule] = {
     "entropy_low": Rule("actor/entropy", _first("actor/entropy"), 0.001, 5, above=False),
     "entropy_high": Rule("actor/entropy", _first("actor/entropy"), 2.0),
@@ -98,29 +99,29 @@ RULES: dict[WatchName, Rule] = {
     "grad_norm": Rule("actor/grad_norm", _first("actor/grad_norm"), 10.0, compared_with="median"),
     "skipped_steps": Rule("actor/skipped_steps", _skipped, 0.0),
     "searches_low": Rule(
-        "env/number_of_valid_search", _searched, 0.25, above=False, compared_with="highest"
+        _SEARCHES, lambda metrics, limits: metrics.get(_SEARCHES) if limits.max_turns else None, 0.25,
+        above=False, compared_with="highest",
     ),
     "searches_high": Rule(
-        "env/number_of_valid_search / rollout.max_turns − env/finish_ratio", _searched_without_answer, 0.5
+        f"{_SEARCHES} / rollout.max_turns − env/finish_ratio", _searched_without_answer, 0.5
     ),
     "valid_actions": Rule(
         "env/ratio_of_valid_action", _first("env/ratio_of_valid_action"), 0.7, above=False,
         compared_with="highest",
     ),
     "repetition": Rule("env/repetition", _first("env/repetition"), 0.5),
-    "length_low": Rule(
-        "response_length/mean", _first("response_length/mean"), 0.25, above=False, compared_with="highest"
+    "length_low": Rule(_LENGTH, _first(_LENGTH), 0.25, above=False, compared_with="highest"),
+    "length_high": Rule(
+        f"{_LENGTH} / the most tokens",
+        lambda metrics, limits: metrics[_LENGTH] / limits.max_tokens if _LENGTH in metrics else None, 0.8,
     ),
-    "length_high": Rule("response_length/mean / the most tokens", _share_of_longest, 0.8),
     "equal_groups": Rule("env/equal_groups_share − train/em", _equally_wrong, 0.9, 5),
     "explained_variance": Rule(
         "critic/vf_explained_var", _first("critic/vf_explained_var"), -0.5, 5, above=False
     ),
-    "val_em": Rule(
-        "val/em", _first("val/em"), 0.1, 2, above=False, compared_with="fall", phase="val"
-    ),
+    "val_em": Rule("val/em", _first("val/em"), 0.1, 2, above=False, compared_with="fall", phase="val"),
 }  # fmt: skip
-"""Every watch, by the name of its section."""
+"""Every watch, by its name in `watch.stop`, `watch.off`, `watch.thresholds` and `watch.patience`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class Fired:
     action: str
 
     def __str__(self) -> str:
-        side = "below" if not RULES[self.watch].above else "above"
+        side = "above" if RULES[self.watch].above else "below"
         value = "not a number" if self.value is None else f"{self.value:.4g}"
         bound = "" if self.bound is None else f", {side} {self.bound:.4g}"
         since = f"since step {self.since}"
@@ -155,10 +156,8 @@ class Course:
     """Steps in a row beyond the bound, up to the last."""
     within: int = 0
     """Steps in a row within it, up to the last."""
-    good: int | None = None
-    """The last step within it."""
-    since: int = 0
-    """The step after `good` as it went beyond, or the first step that was seen."""
+    since: int | None = None
+    """The step after the last one within it."""
     fired: bool = False
     """Whether it has fired and not recovered since."""
     highest: float | None = None
@@ -176,17 +175,14 @@ class Course:
 
     def note(self, step: int, value: float, is_beyond: bool, rule: Rule) -> None:
         """Count the step, and let its value change what later ones are compared with."""
-        if is_beyond and not self.beyond:
-            self.since = step if self.good is None else self.good + 1
         self.beyond, self.within = (self.beyond + 1, 0) if is_beyond else (0, self.within + 1)
-        self.good = self.good if is_beyond else step
+        if self.since is None or not is_beyond:
+            self.since = step if is_beyond else step + 1
         if is_beyond or not math.isfinite(value):
             return
         self.recent = [*self.recent, value][-(WINDOW if rule.compared_with == "median" else LEVEL) :]
-        level: float | None = value
-        if rule.compared_with != "fall":
-            level = median(self.recent) if len(self.recent) >= LEVEL else None
-        if level is not None:
+        if rule.compared_with == "fall" or len(self.recent) >= LEVEL:
+            level = value if rule.compared_with == "fall" else median(self.recent)
             self.highest = level if self.highest is None else max(self.highest, level)
 
 
@@ -198,59 +194,66 @@ def is_beyond(value: float, bound: float | None, above: bool) -> bool:
 
 
 class Watcher:
-    """The watches of a run. Its checkpoints keep `state_dict`, so that a resumed run continues the same."""
+    """The watches of a run. A resumed run's have seen what its log has (`look_back`)."""
 
     def __init__(self, config: Config) -> None:
         self.limits, self.section = Limits.of(config), config.watch
-        self.rules = {
-            name: replace(
-                rule,
-                threshold=config.watch.thresholds.get(name, rule.threshold),
-                patience=config.watch.patience.get(name, rule.patience),
-            )
-            for name, rule in RULES.items()
-            if config.watch.does(name) != "off"
-        }
-        self.courses = {name: Course() for name in self.rules}
+        self.courses = {name: Course() for name in RULES if config.watch.does(name) != "off"}
         self.fired: list[Fired] = []
+
+    def look_back(self, log: Path) -> None:
+        """Observe the steps and validations in the directory `log`, one after the other."""
+
+        query = "SELECT step, phase, name, value FROM metrics WHERE phase IN ('train', 'val') ORDER BY 1, 2"
+        rows = reading([log], lambda connection: connection.execute(query).fetchall())
+        for (step, phase), group in groupby(rows, itemgetter(0, 1)):
+            self.observe(step, phase, {name: value for _, _, name, value in group})
 
     def observe(self, step: int, phase: Phase, metrics: Metrics) -> list[Fired]:
         """The watches that fire on the metrics of a finished step or validation."""
-        fired = [
-            self._fired(name, rule, step, value)
-            for name, rule in self.rules.items()
-            if rule.phase == phase and (value := rule.value(metrics, self.limits)) is not None
-        ]
-        self.fired += [each for each in fired if each]
-        return [each for each in fired if each]
-
-    def _fired(self, name: WatchName, rule: Rule, step: int, value: float) -> Fired | None:
-        course = self.courses[name]
-        bound = course.bound(rule, rule.threshold)
-        course.note(step, value, is_beyond(value, bound, rule.above), rule)
-        if course.within >= rule.patience:
-            course.fired = False
-        if course.fired or course.beyond < rule.patience:
-            return None
-        course.fired = True
-        shown, action = value if math.isfinite(value) else None, self.section.does(name)
-        return Fired(step, rule.phase, name, rule.metric, shown, bound, course.since, action)
+        fired = list[Fired]()
+        for name, course in self.courses.items():
+            rule = RULES[name]
+            value = rule.value(metrics, self.limits) if rule.phase == phase else None
+            if value is None:
+                continue
+            patience = self.section.patience.get(name, rule.patience)
+            bound = course.bound(rule, self.section.thresholds.get(name, rule.threshold))
+            course.note(step, value, is_beyond(value, bound, rule.above), rule)
+            if course.within >= patience:
+                course.fired = False
+            if course.beyond >= patience and not course.fired:
+                course.fired = True
+                shown, since = value if math.isfinite(value) else None, course.since or 0
+                action = self.section.does(name)
+                fired.append(Fired(step, phase, name, rule.metric, shown, bound, since, action))
+        self.fired += fired
+        return fired
 
     def rows(self) -> list[dict[str, Any]]:
         """What fired, as the log has it."""
         return [asdict(fired) for fired in self.fired]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON has them."""
-        courses = {name: asdict(course) for name, course in self.courses.items()}
-        return {"courses": courses, "fired": self.rows()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        saved = state.get("courses", {})
-        self.courses = {name: Course(**saved.get(name, {})) for name in self.rules}
-        self.fired = [Fired(**fired) for fired in state.get("fired", ())]
-
 
 def to_act_on(fired: Sequence[Fired]) -> Fired | None:
     """The first that stops the run."""
     return next((each for each in fired if each.action == "stop"), None)
+
+
+def how_to_start_again(run: Path, config: Config, val_em: Mapping[int, float], since: int) -> str:
+    """The command of a new run with a lower learning rate, from the newest good checkpoint before step
+    `since`, if there is one.
+
+    It is good if the last validation up to its step is, by the watch `val_em`: not more than the threshold
+    below the best so far. `val_em` is the exact match of the validations by step.
+    """
+    margin = config.watch.thresholds.get("val_em", RULES["val_em"].threshold)
+
+    def is_good(step: int) -> bool:
+        so_far = [val_em[at] for at in sorted(val_em) if at <= step]
+        return not so_far or so_far[-1] >= max(so_far) - margin
+
+    good = max((step for step in checkpoints(run) if step < since and is_good(step)), default=None)
+    command = new_run_command(run, f"actor.optim.lr={LOWER * config.actor.optim.lr:.3g}", good)
+    where = "start again" if good is None else "start from the last good checkpoint"
+    return f"{where} with a lower learning rate: {command}"

@@ -21,7 +21,6 @@ from srl.train.load_components import load_algorithm, load_codec, load_environme
 from srl.train.model_card import card_of_run, write_card
 from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters
-from srl.train.resume import checkpoint_notes
 from srl.train.run_directory import LOG, Progress, checkpoint_path
 from srl.train.search import IndexDigests
 from srl.train.verl.config_check import notes, refused, validated
@@ -68,7 +67,7 @@ class VerlRun:
     splits: Splits
     template: Template
     digests: IndexDigests
-    reference: str
+    inputs: dict[str, str]
     where: str = "on verl"
 
     @property
@@ -82,8 +81,7 @@ class VerlRun:
         if resumed_from is None:
             write_card(run / ABOUT, card_of_run(config, self.template, self.digests))
         elif resumed_from >= 0:
-            for line in checkpoint_notes(checkpoint_path(run, resumed_from, "verl")):
-                terminal.note(line)
+            terminal.note(f"from {checkpoint_path(run, resumed_from, 'verl').name}")
         job = job_of(config, run, resumed=resumed_from is not None)
         load_codec(config.model, None, lambda text: None).tokenizer.save_pretrained(job.tokenizer)
         variables = environment(job, self.workspace)
@@ -142,10 +140,9 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             "warning: search.url is not set, so each process that runs episodes opens the index for itself; "
             "one `srl serve retriever` can answer all of them"
         )
-    return VerlRun(
-        config, workspace, terminal, splits, environment.template,
-        IndexDigests.of(environment.search), reference_digest(config),
-    )  # fmt: skip
+    digests = IndexDigests.of(environment.search)
+    inputs = digests.as_inputs() | {"reference": reference_digest(config)}
+    return VerlRun(config, workspace, terminal, splits, environment.template, digests, inputs)
 
 
 def check_installed(config: Config) -> None:

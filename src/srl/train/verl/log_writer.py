@@ -18,15 +18,12 @@ from typing import Any
 from srl.errors import UserError
 from srl.evaluate import step_metrics, summarise
 from srl.process import Process
-from srl.store import LogWriter, Record, RunInfo, reading
+from srl.store import LogWriter, Record, RunInfo
 from srl.train.background_writes import BackgroundWrites
 from srl.train.run_directory import Progress
 from srl.train.verl.failures import STOPPED
 from srl.train.watches import Watcher, to_act_on
 from srl.trajectory import FailedEpisodes, Phase, failed_episodes
-
-_FIGURES = """SELECT step, phase, name, value FROM metrics WHERE (phase, name) IN
-    (('train', 'timing_s/step'), ('val', 'val/em'), ('test', 'test/em')) ORDER BY step"""
 
 Tokens = Mapping[str, Mapping[str, Sequence[float]]]
 """By trajectory id, fields of `Record` such as `advantages`, for the tokens after the prompt."""
@@ -135,7 +132,7 @@ class LogActor:
         records = self._taken(step, phase, tokens)
         known = {**metrics, **measured(records, phase)}
         self._writes.do(self._log.write, step, phase, records, known)
-        self._note_progress(step, phase, known)
+        self.progress.note(step, phase, known)
         self._watch(step, phase, known)
         self._last = time.monotonic()
         self._events.append(Event(step, phase, known, self._samples(step, phase, records)))
@@ -161,22 +158,16 @@ class LogActor:
         self._writes.wait()
         self._log.drop_steps_after(step)
 
-    def resume(self, progress: Progress) -> None:
-        """Continue from a checkpoint's progress, with the log's metrics up to there."""
-        self.progress, step = progress, progress.step
-        progress.seconds = 0.0
-        for at, phase, name, value in reading([self.directory], lambda log: log.execute(_FIGURES).fetchall()):
-            self._note_progress(at, phase, {name: value})
-        progress.step = step
+    def resume(self, step: int) -> None:
+        """Continue after `step`, with what the log has up to there."""
+        self.progress = Progress.of_log(self.directory, step)
         if self.watcher:
-            self.watcher.load_state_dict(progress.watch)
+            self.watcher.look_back(self.directory)
             self._writes.do(self._log.write_watches, self.watcher.rows())
 
-    def state(self) -> Progress:
-        """How far the run has come, with the state of the watches, as a checkpoint keeps it."""
-        if self.watcher:
-            self.progress.watch = self.watcher.state_dict()
-        return self.progress
+    def validations(self) -> dict[int, float]:
+        """Exact match of every validation so far, by step."""
+        return self.progress.val_em
 
     def close(self, status: str, error: str = "") -> Progress:
         """Close the log, with the error that ended the run.
@@ -226,18 +217,6 @@ class LogActor:
     def _samples(self, step: int, phase: Phase, records: list[Record]) -> tuple[Record, ...]:
         due = phase == "train" and self.sample_freq and step % self.sample_freq == 0
         return tuple(records[: self.sample_count]) if due else ()
-
-    def _note_progress(self, step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
-        progress = self.progress
-        if phase == "train":
-            progress.step = step
-            progress.seconds += metrics.get("timing_s/step", 0.0)
-        elif phase == "val":
-            progress.note_validation(metrics["val/em"], step)
-        elif phase == "test" and step == 0:
-            progress.test_em_start = metrics["test/em"]
-        elif phase == "test":
-            progress.test_em_end = metrics["test/em"]
 
 
 def measured(records: Sequence[Record], phase: Phase) -> dict[str, float]:

@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ from srl.train.load_components import load_algorithm
 from srl.train.resume import resume_with, too_many_failures
 from srl.train.run_directory import (
     VERL_STATE,
-    Progress,
     checkpoint_path,
     superseded_checkpoints,
     write_latest_verl_step,
@@ -234,8 +232,8 @@ class SearchTrainer(PPOTrainerSync):
         if not self.global_steps:
             return
         state = json.loads((self._folder(self.global_steps) / VERL_STATE).read_text(encoding="utf-8"))
-        self.kl.load_state_dict(state["progress"]["kl"])
-        ray.get(self.log_actor.resume.remote(Progress(**state["progress"])))
+        self.kl.load_state_dict(state["kl"])
+        ray.get(self.log_actor.resume.remote(self.global_steps))
         with open_dict(self.config):
             self.config.trainer.val_before_train = False
 
@@ -330,15 +328,13 @@ class SearchTrainer(PPOTrainerSync):
         self._drop_old()
 
     def _save_state(self, **noted: bool) -> None:
-        """Write progress, KL controller and model card beside verl's parts of the checkpoint.
+        """Write KL controller and model card beside verl's parts of the checkpoint.
 
-        It is written again when the step's validation and the checksums of the other files are known.
+        It is written again when the checksums of the other files are known.
         """
-        progress = ray.get(self.log_actor.state.remote())
-        progress.step, progress.kl = self.global_steps, self.kl.state_dict()
         folder = self._folder(self.global_steps)
         folder.mkdir(parents=True, exist_ok=True)
-        known = {"format": FORMAT, "step": self.global_steps, "progress": asdict(progress)}
+        known = {"format": FORMAT, "step": self.global_steps, "kl": self.kl.state_dict()}
         write_json(folder / VERL_STATE, {**known, **read_json(self.run / ABOUT, dict), **noted})
 
     def _folder(self, step: int) -> Path:
@@ -347,7 +343,7 @@ class SearchTrainer(PPOTrainerSync):
     def _drop_old(self) -> None:
         """Remove half-written checkpoints, and those that `trainer` does not say to keep."""
         trainer = self.srl.trainer
-        known = ray.get(self.log_actor.state.remote()).val_em if trainer.keep_best_ckpt else None
+        known = ray.get(self.log_actor.validations.remote()) if trainer.keep_best_ckpt else None
         for folder in superseded_checkpoints(self.run, trainer.max_ckpt_to_keep, "verl", known):
             shutil.rmtree(folder, ignore_errors=True)
 

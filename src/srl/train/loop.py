@@ -1,0 +1,305 @@
+"""The skeleton of a run in this process: step, validate, save, resume.
+
+Reinforcement learning (`srl.train.rl`), fine-tuning (`srl.train.sft`) and rejection sampling
+(`srl.train.rft`) differ in the step. The log alone has the results of steps and evaluations, a checkpoint the
+state to go on from; so a resumed run makes nothing again that its log has up to its checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from srl.config import Config
+from srl.errors import UserError, first_line
+from srl.rollout.engine import Engine, LogitsNotFinite
+from srl.store import LogWriter, RunInfo
+from srl.train.checkpoint import delete_checkpoints, load_checkpoint, save_checkpoint
+from srl.train.disk_space import lack_of_room
+from srl.train.episodes import EpisodeRunner, TrainingEnvironment
+from srl.train.model_card import card_of_run
+from srl.train.report import Terminal, reporters
+from srl.train.resume import tells_how_to_resume_after_faults, without_damaged
+from srl.train.run_directory import (
+    LOG,
+    Progress,
+    best_step,
+    checkpoint_path,
+    checkpoints,
+    due,
+    superseded_checkpoints,
+)
+from srl.train.search import IndexDigests
+from srl.train.watches import Fired, Watcher, how_to_start_again, to_act_on
+from srl.update.critic import Critic
+from srl.update.optimiser import Optimiser
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(slots=True, kw_only=True)
+class Loop(ABC):
+    """A run that is loaded and checked; `train` makes its steps.
+
+    All randomness is keyed by seed and step, so a resumed run continues as if it had not stopped.
+    """
+
+    config: Config
+    terminal: Terminal
+    environment: TrainingEnvironment
+    engine: Engine
+    actor: PreTrainedModel
+    critic: Critic | None = None
+    optimisers: dict[str, Optimiser] = field(default_factory=dict)
+    where: str = ""
+    """What the run computes on, in words."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Digests of what it is made from, as in `run.json`."""
+    checkpoint_size: int = 0
+    """Bytes on disk of a checkpoint."""
+    run: Path = field(init=False)
+    runner: EpisodeRunner = field(init=False)
+    watcher: Watcher | None = None
+    progress: Progress = field(default_factory=Progress)
+    timings: dict[str, float] = field(default_factory=dict)
+    """Seconds of the parts of the step under way, by verl's names."""
+    _asleep: bool = False
+
+    # What differs.
+
+    @abstractmethod
+    def step(self, number: int) -> dict[str, float]:
+        """Make a step, log it and show it; its metrics."""
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        return self.config.trainer.total_training_steps
+
+    @property
+    def save_freq(self) -> int:
+        return self.config.trainer.save_freq
+
+    @property
+    def test_freq(self) -> int:
+        return self.config.trainer.test_freq
+
+    def begin(self) -> None:  # noqa: B027
+        """Get ready for the first step, or for that after the step of `progress`."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides weights and optimisers, as JSON has it."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+        """Take up what `state` gave."""
+
+    @property
+    def saves_best(self) -> bool:
+        """Whether a step with the best validation so far is saved though none is due."""
+        return False
+
+    def ends_early(self) -> bool:
+        """Whether the run has ended before its last step."""
+        return False
+
+    # The skeleton.
+
+    @property
+    def questions(self) -> int:
+        return len(self.environment.splits.train)
+
+    def train(self, run: Path, info: RunInfo, resumed_from: int | None) -> Progress:
+        """Train to the end of the run, from the checkpoint of the step `resumed_from` if there is one (−1:
+        from the start; None: a new run). An interruption leaves log and checkpoints to be resumed."""
+        self.run = run
+        trainer = self.config.trainer.model_copy(
+            update={"save_freq": self.save_freq, "test_freq": self.test_freq}
+        )
+        size, best = self.checkpoint_size, self.saves_best
+        if lack := lack_of_room(trainer, self.steps, run, size, saves_best=best):
+            self.terminal.note(f"warning: {lack}")
+        with (
+            reporters(self.config, run, resumed_from) as also,
+            LogWriter(run / LOG, info, warn=lambda text: self.terminal.note(f"warning: {text}")) as log,
+        ):
+            self.runner = EpisodeRunner(self.config, self.environment, self.engine, log, self.terminal, also)
+            try:
+                if resumed_from is not None:
+                    self.resume(max(0, resumed_from))
+                self.begin()
+                self.runner.give_weights(self.actor)
+                self._to_the_end()
+                self.runner.wait_for_log()
+                return self.progress
+            finally:
+                self.runner.close()
+
+    def resume(self, step: int) -> None:
+        """Load the checkpoint of `step`, and drop from the log what came after it."""
+        if step:
+            checkpoint = checkpoint_path(self.run, step)
+            with without_damaged(checkpoint):
+                self.load_state(load_checkpoint(checkpoint, self, self.optimisers))
+            self.terminal.note(f"from {checkpoint.name}")
+        self.runner.log.drop_steps_after(step)
+        self.progress = Progress.of_log(self.run / LOG, step)
+        if self.watcher:
+            self.watcher.look_back(self.run / LOG)
+            self.runner.log.write_watches(self.watcher.rows())
+
+    def _to_the_end(self) -> None:
+        """The steps that are left; evaluations before the first one and after the last."""
+        try:
+            if self.progress.step == 0 and self.config.trainer.val_before_train:
+                if 0 not in self.progress.val_em:
+                    self._act_on(self._validate())
+                self._test()
+            if self.progress.step:
+                self._save_and_validate()
+            while self.progress.step < self.steps and not self.ends_early():
+                self._make_step(self.progress.step + 1)
+                self._save_and_validate()
+            self._test()
+        except LogitsNotFinite as error:
+            if self.progress.step:
+                error.add_note(self._how_to_start_again(self.progress.step))
+            raise
+
+    def _make_step(self, number: int) -> None:
+        with self._saved_if_stopped():
+            self.timings = {}
+            metrics = self.step(number)
+        self.progress.note(number, "train", metrics)
+        if self.watcher:
+            self._act_on(self.watcher.observe(number, "train", metrics))
+
+    def _save_and_validate(self) -> None:
+        """What is due after the last step and not done: its checkpoint, before the validation, which may take
+        long. The validation decides which checkpoints stay, and whether the run goes on."""
+        step, fired = self.progress.step, list[Fired]()
+        with self._saved_if_stopped():
+            if self._is_due(self.save_freq):
+                self._save()
+            if self.test_freq and self._is_due(self.test_freq) and step not in self.progress.val_em:
+                fired = self._validate()
+        if to_act_on(fired):  # resumed, the run comes here again
+            delete_checkpoints(self.run, [path for at, path in checkpoints(self.run).items() if at == step])
+        self._act_on(fired)
+        if self.ends_early() or (self.saves_best and best_step(self.progress.val_em) == step):
+            self._save()
+        trainer = self.config.trainer
+        best = self.progress.val_em if trainer.keep_best_ckpt else None
+        delete_checkpoints(self.run, superseded_checkpoints(self.run, trainer.max_ckpt_to_keep, val_em=best))
+
+    def _is_due(self, every: int) -> bool:
+        return self.progress.step == self.steps or due(self.progress.step, every)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Measures a part of a step."""
+        start = time.perf_counter()
+        yield
+        self.timings[name] = self.timings.get(name, 0.0) + time.perf_counter() - start
+
+    # The engine, which has the memory while the weights do not change.
+
+    def put_to_sleep(self) -> None:
+        if not self._asleep:
+            self.engine.sleep()
+            self._asleep = True
+
+    def wake(self) -> None:
+        """Have the engine generate with the weights as they are."""
+        if self._asleep:
+            self.runner.give_weights(self.actor)
+            self.engine.wake()
+            self._asleep = False
+
+    # Evaluations, whose results are in the log.
+
+    def _validate(self) -> list[Fired]:
+        """Evaluate the validation questions; the watches that fire."""
+        self.wake()
+        with tells_how_to_resume_after_faults(self.run):
+            metrics = self.runner.evaluate("val", self.progress.step)
+        if not metrics:
+            return []
+        self.progress.note(self.progress.step, "val", metrics)
+        return self.watcher.observe(self.progress.step, "val", metrics) if self.watcher else []
+
+    def _test(self) -> None:
+        """Evaluate the test questions, unless the log has them; they choose nothing."""
+        if self.progress.step in self.progress.test_em:
+            return
+        self.wake()
+        if metrics := self.runner.evaluate("test", self.progress.step):
+            self.progress.note(self.progress.step, "test", metrics)
+
+    def _act_on(self, fired: list[Fired]) -> None:
+        """Note the watches that fired. Raises UserError where one stops the run."""
+        for each in fired:
+            self.terminal.note(f"warning: {each}")
+        if fired and self.watcher:
+            self.runner.log.write_watches(self.watcher.rows())
+        if stops := to_act_on(fired):
+            raise UserError(f"stopped by {stops}", hint=self._how_to_start_again(stops.since))
+
+    def _how_to_start_again(self, since: int) -> str:
+        return how_to_start_again(self.run, self.config, self.progress.val_em, since)
+
+    # Checkpoints.
+
+    def _save(self, state: dict[str, Any] | None = None) -> None:
+        """Save the checkpoint of the last step, unless it is there, once the log has the step."""
+        path, there = checkpoint_path(self.run, self.progress.step), checkpoints(self.run)
+        if self.progress.step in there:
+            return
+        self.runner.wait_for_log()
+        environment = self.environment
+        digests = IndexDigests.of(environment.search)
+        card = {"step": self.progress.step, **card_of_run(self.config, environment.template, digests)}
+        save_checkpoint(
+            path, self, environment.codec.tokenizer, self.optimisers, state or self.state(), card,
+            is_first=not there,
+        )  # fmt: skip
+
+    @contextmanager
+    def _saved_if_stopped(self) -> Iterator[None]:
+        """A run that is stopped loses only the step under way: save the state before the body where a signal,
+        a UserError or a GPU without memory ends it.
+
+        Not once the body has begun to change weights, since the state before is gone, and not at step 0 or
+        where `trainer.save_freq` is 0. A checkpoint that cannot be written is noted, and the body's error
+        raised.
+        """
+        step, state = self.progress.step, self.state()
+        begun = [optimiser.begun for optimiser in self.optimisers.values()]
+        try:
+            yield
+        except (KeyboardInterrupt, UserError, torch.OutOfMemoryError):
+            is_whole = begun == [optimiser.begun for optimiser in self.optimisers.values()]
+            if self.config.trainer.save_freq and step > 0 and is_whole and step not in checkpoints(self.run):
+                self.terminal.note(f"stopping: saving the checkpoint of step {step}")
+                try:
+                    self._save(state)
+                except (UserError, OSError) as error:
+                    self.terminal.note(
+                        f"warning: the checkpoint of step {step} was not saved: {first_line(error)}"
+                    )
+            raise
+
+    def newest_once_stopped(self) -> int | None:
+        """The step of the newest checkpoint that the run leaves if an error ends the step under way."""
+        step = self.progress.step
+        return (
+            step if self.config.trainer.save_freq and step > 0 else max(checkpoints(self.run), default=None)
+        )

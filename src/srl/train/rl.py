@@ -1,0 +1,246 @@
+"""Reinforcement learning in this process; `ReinforcementLearning.step` is a step from top to bottom:
+
+sample the episodes of a batch of questions, score them, compute advantages, update critic and policy, log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from srl.advantage import masked_mean
+from srl.config import Config
+from srl.evaluate import step_metrics
+from srl.store import Record
+from srl.train.compute_advantages import (
+    StepBatch,
+    compute_advantages,
+    needs_old_logprobs,
+    policy_metrics,
+)
+from srl.train.dynamic_sampling import Sampled
+from srl.train.learner import Learner
+from srl.train.loop import Loop
+from srl.train.question_order import QuestionOrder, order_of
+from srl.train.resume import new_run_command, tells_how_to_resume_after_faults
+from srl.train.run_directory import due
+from srl.trajectory import Score, Trajectory
+from srl.update.actor import ActorLoss, Experience, rows_with_gradient, update_actor
+from srl.update.batch import collate, response_and_loss_mask
+from srl.update.critic import batched_values, update_critic
+from srl.update.logprobs import TokenStats
+from srl.update.optimiser import Optimiser
+from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
+
+if TYPE_CHECKING:
+    pass
+
+Timed = Callable[[str], AbstractContextManager[None]]
+"""Measures a part of a step by its name, verl's in `timing_s/…`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ReinforcementLearning(Loop):
+    """A run of reinforcement learning: `step` is all that it adds to the loop."""
+
+    learner: Learner
+    order: QuestionOrder = field(init=False)
+    asked: int = 0
+    """How many questions of the order are behind."""
+
+    def begin(self) -> None:
+        self.order = order_of(self.environment.splits.train, self.config.data, self.config.trainer.seed)
+
+    def step(self, number: int) -> dict[str, float]:
+        """Sample, score, advantages, update, log."""
+        with self.timed("step"):
+            sampled, asked = self.sample(number)
+            rows = sampled.trained()
+            trajectories, scores = (
+                [sampled.trajectories[row] for row in rows],
+                [sampled.scores[row] for row in rows],
+            )
+            self.put_to_sleep()
+            experience, metrics = make_experience(self.learner, trajectories, scores, self.timed)
+            experience, updated = update(self.learner, self.optimisers, number, experience, self.timed)
+            with self.timed("update_weights"):
+                self.wake()
+        self.asked = asked
+        metrics |= updated | step_metrics(sampled.trajectories, sampled.scores) | sampled.metrics()
+        metrics |= {f"timing_s/{name}": seconds for name, seconds in self.timings.items()}
+        self.runner.record(number, "train", records(sampled, rows, experience), metrics)
+        self.terminal.step(number, self.config, metrics)
+        if due(number, self.config.trainer.sample_freq):
+            self.terminal.samples(trajectories, scores, self.config.trainer.sample_count)
+        return metrics
+
+    def sample(self, number: int) -> tuple[Sampled, int]:
+        """The scored episodes of a step, in as many generation batches as it takes, and the place in the
+        order of questions after those asked.
+
+        An error puts the episodes that have ended in the log, and a resumed run samples them again. Raises
+        UserError where too many failed, or where none teaches anything.
+        """
+        config, order, position = self.config, self.order, self.asked
+        sampled = Sampled(config.algorithm.filter_groups, order.batch_size, self.learner.algorithm.turn_level)
+        try:
+            while count := sampled.next_batch():
+                questions, position = order.further(position, count, sampled.groups)
+                if not questions:
+                    break
+                with tells_how_to_resume_after_faults(self.run):
+                    with self.timed("gen"):
+                        trajectories = self.runner.roll_out(questions, "train", number, config.rollout.n)
+                    with self.timed("reward"):
+                        scores = self.runner.score(trajectories)
+                self.runner.check_failures([*sampled.trajectories, *trajectories])
+                sampled.add(trajectories, scores)
+            sampled.require_differing(number, self._new_run(f"rollout.n={2 * config.rollout.n}"))
+        except Exception:
+            ended = {
+                item.id: item for item in [*sampled.trajectories, *self.runner.ended] if item.step == number
+            }
+            if ended:
+                unscored = list(map(Record, ended.values()))
+                self.runner.record(number, "train", unscored, step_metrics(list(ended.values())))
+            raise
+        return sampled, position
+
+    def state(self) -> dict[str, Any]:
+        return {"kl": self.learner.kl_control.state_dict(), "asked": self.asked}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.learner.kl_control.load_state_dict(state["kl"])
+        self.asked = state["asked"]
+
+    def _new_run(self, setting: str) -> str:
+        """How to go on with another setting; a run that is resumed keeps its own."""
+        newest = self.newest_once_stopped()
+        start = "" if newest is None else " from the newest checkpoint"
+        return f"start a new run{start}: {new_run_command(self.run, setting, newest)}"
+
+
+def make_experience(
+    learner: Learner, trajectories: Sequence[Trajectory], scores: Sequence[Score],
+    timed: Timed = lambda name: nullcontext(),
+) -> tuple[Experience, dict[str, float]]:  # fmt: skip
+    """What the update learns from, with advantages, and the metrics that describe it.
+
+    A row whose search failed has `valid` 0 and a mask of zeros: it is out of the loss, of every mean and of
+    its group's baseline. Where old log-probs are those of the update (`needs_old_logprobs`), there are none
+    here, nor the metrics that need them.
+    """
+    config, correction = learner.config, learner.correction
+    batch = collate(trajectories).to(learner.device)  # (B, T)
+    valid = torch.tensor([item.valid for item in trajectories], device=learner.device)  # (B,)
+    mask, loss_mask = response_and_loss_mask(batch, valid, mask_observations=config.actor.mask_observations)
+    old = reference = values = None
+    if needs_old_logprobs(config, correction):
+        with timed("old_log_prob"):
+            old = learner.stats(learner.actor, batch, loss_mask)
+    if config.needs_reference:
+        with timed("ref"), learner.as_reference() as frozen:
+            reference = learner.stats(frozen, batch, loss_mask).logprobs
+    if learner.critic is not None:
+        with timed("values"):
+            values = batched_values(learner.critic, batch, max_tokens=config.critic.ppo_max_token_len)
+    step = StepBatch(
+        groups=[item.question.id for item in trajectories],
+        scores=torch.tensor([score.value for score in scores], device=learner.device, dtype=torch.float32),
+        per_turn=[score.per_turn for score in scores],
+        turn_ends=[item.turn_ends for item in trajectories],
+        valid=valid, mask=mask, loss_mask=loss_mask, old_logprobs=None if old is None else old.logprobs,
+        sampler_logprobs=batch.sampler_logprobs, ref_logprobs=reference, values=values, correction=correction,
+    )  # fmt: skip
+    with timed("adv"):
+        result = compute_advantages(step, config, learner.algorithm, learner.kl_control)
+    experience = Experience(
+        batch, result.mask, result.loss_mask, result.advantages, result.returns, step.old_logprobs,
+        reference, values, result.weights, None if old is None else old.entropy,
+    )  # fmt: skip
+    return experience, ({} if old is None else entropy_metric(old, mask)) | result.metrics
+
+
+def update(
+    learner: Learner, optimisers: Mapping[str, Optimiser], number: int, experience: Experience,
+    timed: Timed = lambda name: nullcontext(),
+) -> tuple[Experience, dict[str, float]]:  # fmt: skip
+    """Step critic and policy in training step `number`. The experience, with the old log-probs where the
+    update computed them, and the metrics."""
+    config, metrics = learner.config, dict[str, float]()
+    if learner.critic is not None:
+        with timed("update_critic"):
+            metrics |= update_critic(
+                learner.critic, optimisers["critic"], experience,
+                clip=config.critic.cliprange_value, normalise=config.critic.loss_agg_mode,
+                horizon=config.actor.loss_agg_constant or config.data.max_response_length,
+                mini_batch_rows=config.critic.ppo_mini_batch_size * config.rollout.n,
+                epochs=config.critic.ppo_epochs, max_tokens=config.critic.ppo_max_token_len,
+            )  # fmt: skip
+    if number <= config.trainer.critic_warmup:
+        return experience, metrics
+    loss, seen = actor_loss(config, learner.correction), None
+    if experience.old_logprobs is None:
+        seen = TokenStats(torch.zeros_like(experience.mask), torch.zeros_like(experience.mask))
+    with timed("update_actor"):
+        metrics |= update_actor(
+            learner.actor, optimisers["actor"], experience, loss=loss,
+            mini_batch_rows=config.actor.ppo_mini_batch_size * config.rollout.n,
+            epochs=config.actor.ppo_epochs, max_tokens=config.actor.ppo_max_token_len, seen=seen,
+        )  # fmt: skip
+    if seen is None:
+        return experience, metrics
+    mask = experience.mask * rows_with_gradient(experience, loss)[:, None]
+    sampler, reference = experience.batch.sampler_logprobs, experience.ref_logprobs
+    metrics |= entropy_metric(seen, mask)
+    metrics |= policy_metrics(seen.logprobs, mask, sampler, reference, learner.correction)
+    return replace(experience, old_logprobs=seen.logprobs, entropies=seen.entropy), metrics
+
+
+def entropy_metric(stats: TokenStats, mask: Tensor) -> dict[str, float]:
+    return {"actor/entropy": float(masked_mean(stats.entropy, mask))}
+
+
+def actor_loss(config: Config, correction: RolloutCorrection = NO_CORRECTION) -> ActorLoss:
+    """The loss configured in the section `actor`."""
+    actor = config.actor
+    return ActorLoss(
+        temperature=config.rollout.temperature,
+        clip_low=actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low,
+        clip_high=actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high,
+        clip_c=actor.clip_ratio_c,
+        loss_mode=actor.policy_loss.loss_mode,
+        normalise=actor.loss_agg_mode,
+        horizon=actor.loss_agg_constant or config.data.max_response_length,
+        entropy_coeff=actor.entropy_coeff,
+        kl_loss_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+        kl_loss_type=actor.kl_loss_type,
+        correction=correction,
+    )
+
+
+def records(sampled: Sampled, rows: Sequence[int], experience: Experience) -> list[Record]:
+    """The step's episodes as log entries in the order asked; `rows` were trained on, and have the numbers of
+    their tokens, without padding.
+
+    An episode that no pass has read (it failed, or has no gradient) has no log-probs and entropies.
+    """
+    made = [
+        Record(item, score, left_out=True)
+        for item, score in zip(sampled.trajectories, sampled.scores, strict=True)
+    ]
+    old, entropies = experience.old_logprobs, experience.entropies
+    for at, row in enumerate(rows):
+        record, length = made[row], len(made[row].trajectory.token_ids)
+        record.left_out = False
+        record.advantages = experience.advantages[at, :length].tolist()
+        record.returns = experience.returns[at, :length].tolist()
+        if old is not None and bool(old[at].any()):
+            record.trainer_logprobs = old[at, :length].tolist()
+            record.entropies = None if entropies is None else entropies[at, :length].tolist()
+    return made
