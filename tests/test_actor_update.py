@@ -19,7 +19,6 @@ from srl.update.actor import (
     accumulate_actor,
     actor_loss,
     mean_metrics,
-    mini_batches,
     update_actor,
 )
 from srl.update.logprobs import TokenStats, batched_stats
@@ -201,30 +200,6 @@ def test_without_the_mask_what_was_read_is_trained_too():
     assert not torch.allclose(found["model.norm.weight"], taught(model, masked)["model.norm.weight"])
 
 
-@pytest.mark.parametrize("normalise", MODES)
-def test_the_normaliser_stays_that_of_the_policys_tokens_without_the_mask(normalise):
-    """On-policy, the loss of the ablation is −Σ A / N with the masked loss's N."""
-    model, loss = policy(), ActorLoss(normalise=normalise, horizon=16)
-    part = rows(("ppaaooaa", "paaa"), mask_observations=False)
-    advantages = part.loss_mask
-    old = batched_stats(model, part.batch, part.loss_mask, max_tokens=1000).logprobs
-    part = replace(part, advantages=advantages, old_logprobs=old)
-    totals = accumulate_actor(model, part, loss=loss, max_tokens=1000)
-    expected = {
-        "token-mean": -(6 + 3) / (4 + 3),
-        "seq-mean-token-mean": -(6 / 4 + 3 / 3) / 2,
-        "seq-mean-token-sum": -(6 + 3) / 2,
-        "constant": -(6 + 3) / (2 * 16),
-    }
-    assert totals["actor/pg_loss"] == pytest.approx(expected[normalise])
-
-
-def test_rows_of_a_group_stay_in_one_mini_batch():
-    parts = [part.tolist() for part in mini_batches(rows=12, size=2 * 3)]
-    groups = [[row // 3 for row in part] for part in parts]
-    assert groups == [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3]]
-
-
 class Counting(Optimiser):
     """An optimiser that counts its steps."""
 
@@ -352,14 +327,6 @@ def test_groups_that_agree_go_through_no_pass_and_the_gradient_is_that_of_all_ro
         same(gradients(model), expected)
         assert totals["actor/pg_loss"] == pytest.approx(metrics["actor/pg_loss"].item())
     assert read_rows(model, part, loss) == [2, 3, 4, 5]
-
-
-def test_metrics_of_the_update_are_means_over_the_rows_that_it_reads():
-    model, part = policy(), rows()
-    alone = accumulate_actor(model, part.rows(torch.tensor([2, 3])), loss=PLAIN, max_tokens=1000)
-    found = accumulate_actor(model, agreeing(part, 0), loss=PLAIN, max_tokens=1000)
-    for name in ("actor/ratio_mean", "actor/ppo_kl", "actor/pg_clipfrac"):
-        assert found[name] == pytest.approx(alone[name]), name
 
 
 @pytest.mark.parametrize("term", [{"entropy_coeff": 0.1}, {"kl_loss_coef": 0.2}])

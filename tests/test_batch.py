@@ -43,16 +43,6 @@ def test_no_mask_depends_on_the_pad_id(pad_id):
     assert batch.input_ids[1, 4:].tolist() == [pad_id] * 5
 
 
-def test_ids_and_sampler_logprobs_are_the_trajectorys():
-    rows = [trajectory(spec) for spec in SPECS]
-    batch = collate(rows)
-    for number, row in enumerate(rows):
-        length = len(row.token_ids)
-        assert batch.input_ids[number, :length].tolist() == row.token_ids
-        assert batch.sampler_logprobs[number, :length].tolist() == pytest.approx(row.logprobs)
-        assert not batch.sampler_logprobs[number, length:].any()
-
-
 def test_rows_drop_the_columns_that_are_padding_in_all_of_them():
     batch = collate([trajectory(spec) for spec in SPECS])
     part = batch.rows(torch.tensor([1, 0]))
@@ -84,14 +74,3 @@ def test_no_row_fits_into_the_micro_batch_before_it(lengths, budget):
     for group, following in pairwise(groups):
         assert (len(group) + 1) * lengths[group[0]] > budget
         assert min(lengths[row] for row in group) >= lengths[following[0]]
-
-
-@CALMLY
-@given(LENGTHS, st.integers(1, 200))
-def test_the_order_depends_on_the_lengths_only(lengths, budget):
-    """Rows of one length keep their order, whatever the tensor's type."""
-    groups = [group.tolist() for group in micro_batches(torch.tensor(lengths), budget)]
-    again = [group.tolist() for group in micro_batches(torch.tensor(lengths, dtype=torch.int32), budget)]
-    assert groups == again
-    order = [row for group in groups for row in group]
-    assert order == sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))

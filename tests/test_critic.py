@@ -8,9 +8,8 @@ import pytest
 import torch
 from tests.rows import experience, gradients, trajectory
 
-from srl.errors import UserError
 from srl.models.new import new_model
-from srl.models.weights import add_lora, without_lora
+from srl.models.weights import add_lora
 from srl.update.critic import (
     Critic,
     accumulate_critic,
@@ -38,12 +37,6 @@ def critic(head=1.0):
 
 def rows(specs=SPECS, **changes):
     return experience([trajectory(spec, seed=n) for n, spec in enumerate(specs)], **changes)
-
-
-def test_every_first_value_is_zero():
-    values = batched_values(Critic(policy()), rows().batch, max_tokens=1000)
-    assert values.shape == rows().batch.input_ids.shape
-    assert not values.any()
 
 
 def test_v_t_is_the_value_before_token_t():
@@ -101,15 +94,6 @@ def with_head(made):
     return made
 
 
-def test_the_critic_of_a_policy_with_an_adapter_copies_the_trunk_and_no_adapter():
-    made = Critic(adapted())
-    assert trained(made) == {name for name, _ in Critic(policy()).named_parameters()}
-    values, expected = (
-        batched_values(with_head(item), rows().batch, max_tokens=1000) for item in (made, Critic(policy()))
-    )
-    torch.testing.assert_close(values, expected)
-
-
 @pytest.mark.parametrize("make", [policy, adapted])
 def test_a_critic_with_an_adapter_starts_from_the_trunk_and_trains_adapter_and_head_alone(make):
     made = Critic(make(), lora_rank=2)
@@ -154,17 +138,6 @@ def test_neither_a_critic_with_an_adapter_nor_its_policy_changes_when_the_other_
     learn(model)
     assert not torch.equal(logits(), before)
     assert torch.equal(batched_values(made, batch, max_tokens=1000), values)
-
-
-def test_the_reference_of_a_policy_with_an_adapter_is_not_touched_by_the_critics():
-    model, batch = adapted(), rows().batch
-    made = with_head(Critic(model, lora_rank=2))
-    values = batched_values(made, batch, max_tokens=1000)
-    with without_lora(model), torch.no_grad():
-        assert torch.equal(
-            model(input_ids=batch.input_ids).logits, policy()(input_ids=batch.input_ids).logits
-        )
-        assert torch.equal(batched_values(made, batch, max_tokens=1000), values)
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -212,11 +185,6 @@ def test_what_was_read_and_rows_that_are_out_teach_the_critic_nothing():
     assert update_critic(made, optimiser, failed, clip=None, mini_batch_rows=4) == {
         "critic/skipped_steps": 0.0
     }
-
-
-def test_a_rank_above_the_width_names_the_critics_key():
-    with pytest.raises(UserError, match=r"^critic\.lora_rank=4096 is more than the model's width"):
-        Critic(policy(), lora_rank=4096)
 
 
 @pytest.mark.parametrize(("make", "rank"), [(policy, 0), (policy, 4), (adapted, 4)])

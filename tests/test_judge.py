@@ -16,11 +16,9 @@ from tests.fake_openai import App, FakeServer, Reply, listing
 
 from srl.errors import UserError
 from srl.reward import RewardMix
-from srl.rollout.codec import TextCodec
-from srl.rollout.engine import ScriptedEngine
 from srl.testing import check_reward
 from srl.testing.rewards import episode
-from srl.trajectory import Score, Trajectory
+from srl.trajectory import Score
 
 judge = pytest.importorskip("srl_reward_models.judge")
 
@@ -123,19 +121,6 @@ def test_the_text_judged_stays_on_its_line_of_data(tmp_path: Path, text: str) ->
     assert not re.search(r"[<>\[\]{}]|[^\x20-\x7e\n]", prompts[text].replace('["Genoa", "Genova"]', ""))
 
 
-def test_what_was_asked_once_is_not_asked_again_by_another_process(tmp_path: Path) -> None:
-    with judged_by(careful, tmp_path) as (mix, server):
-        first = score(mix, "Genoa", "Paris")
-        assert [found.parts["judge/asked"] for found in first] == [1, 1]
-        again = score(mix, "Paris", "Genoa")
-        assert [found.parts["judge/asked"] for found in again] == [0, 0]
-        assert len(prompts_of(server)) == 2
-    with judged_by(careful, tmp_path) as (mix, server):
-        resumed = score(mix, "Genoa", "Paris", "Rome")
-        assert [found.value for found in resumed] == [1, 0, 0]
-        assert [lines_of(prompt)["candidate's answer"] for prompt in prompts_of(server)] == ["Rome"]
-
-
 def test_equal_answers_under_way_are_one_request(tmp_path: Path) -> None:
     with judged_by(careful, tmp_path) as (mix, server):
         scores = score(mix, *["Genoa"] * 5)
@@ -176,13 +161,6 @@ def test_prompt_model_and_cost_are_recorded(tmp_path: Path) -> None:
     assert [row[6:] for row in rows] == [(1000, 2, pytest.approx(0.0021))] * 2
 
 
-def test_tokens_that_the_server_does_not_tell_are_left_out(tmp_path: Path) -> None:
-    with judged_by(careful, tmp_path, usage=None) as (mix, _):
-        asked, nobody = score(mix, "Genoa", None)
-    assert asked.parts == {"judge": 1.0, "judge/asked": 1.0}
-    assert nobody.parts["judge/prompt_tokens"] == 0
-
-
 @pytest.mark.parametrize(
     "said", ["The answer is right.", "right, because it is", "", "right wrong", "RIGHT!", "correct"]
 )
@@ -196,13 +174,6 @@ def test_prose_is_an_error_and_no_score_and_is_asked_again(tmp_path: Path, said:
     assert said[:10] in found.error
     assert "\n" not in found.error
     assert not batch[0].valid
-
-
-def test_what_prose_took_is_recorded(tmp_path: Path) -> None:
-    with judged_by(lambda _: "I think so", tmp_path, price_in=2.0) as (mix, _):
-        [found] = score(mix, "Genoa")
-    assert (found.parts["judge/asked"], found.parts["judge/prompt_tokens"]) == (1, 1000)
-    assert found.parts["judge/cost"] == pytest.approx(0.002)
 
 
 def test_a_verdict_is_read_whole_however_few_tokens_the_server_may_write(tmp_path: Path) -> None:
@@ -254,15 +225,6 @@ def test_a_request_that_the_server_refuses_costs_its_episode_alone(tmp_path: Pat
     assert not judged.error
 
 
-def test_a_server_that_dies_costs_the_episodes_that_are_not_judged_yet(tmp_path: Path) -> None:
-    with judged_by(careful, tmp_path) as (mix, server):
-        assert score(mix, "Genoa")[0].value == 1
-        server.kill()
-        again, other = score(mix, "Genoa", "Paris")
-    assert (again.value, again.error) == (1, "")
-    assert other.error.startswith("reward 'judge' gave no score: http://127.0.0.1:")
-
-
 def test_a_server_that_is_not_there_is_found_before_the_first_episode(tmp_path: Path) -> None:
     with judged_by(careful, tmp_path) as (mix, server):
         mix.load()
@@ -306,15 +268,6 @@ def test_a_file_that_is_no_cache_is_one_line_and_a_prompt_needs_its_fields(tmp_p
     (tmp_path / "mine.txt").write_text("{question} {verdicts}")
     with pytest.raises(UserError, match=r"has no \{answer\}"):
         RewardMix({"judge": 1.0}, {"judge": {"url": "http://h/v1", "prompt": str(tmp_path / "mine.txt")}})
-
-
-def test_any_engine_can_judge(tmp_path: Path) -> None:
-    codec = TextCodec()
-    options = judge.Options(url="http://127.0.0.1:9/v1", cache=None)
-    engine = ScriptedEngine(codec, lambda request_id, turn: "wrong")
-    made = judge.Judge(engine, codec, "script", judge.PROMPT, options)
-    given: Trajectory = episode("Genoa")
-    assert asyncio.run(made.score(given)) == Score(0.0, {"asked": 1.0})
 
 
 def test_conforms_to_the_reward_seam(tmp_path: Path) -> None:

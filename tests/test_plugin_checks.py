@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import torch
 from pydantic import BaseModel
-from tests.plugin_site import hook, site
+from tests.plugin_site import site
 
 from srl.advantage import (
     Advantages,
@@ -21,9 +21,8 @@ from srl.advantage import (
     sequence_score,
     valid_mask,
 )
-from srl.errors import CheckFailed, UserError
+from srl.errors import UserError
 from srl.testing import check_algorithm, check_retriever, check_reward, checks
-from srl.testing.algorithms import batch
 from srl.testing.retrievers import CORPUS
 from srl.trajectory import Hit, Passage, Score
 
@@ -127,10 +126,6 @@ def test_retriever_that_cannot_build_fails_that_one_check():
     assert "no GPU" in only.detail
 
 
-def test_retriever_without_a_name_is_found_out():
-    assert failed("retriever", type("Nameless", (Overlap,), {"name": ""})()) == {"has a name"}
-
-
 class Outside:
     """A live retriever of no more than `open` and `search`; it may not be asked anything by a check."""
 
@@ -184,14 +179,6 @@ def test_what_open_returns_is_checked():
     assert "orders hits by score and then by corpus" in failed(
         "retriever", type("Worst", (Builder,), {"opened": type(worst)})
     )
-
-
-def test_outcomes_that_are_not_what_search_finds_are_found_out():
-    class Deaf(Overlap):
-        def outcomes(self, queries, k):
-            return [[] for _ in queries]
-
-    assert failed("retriever", Deaf()) == {"outcomes are the hits of search"}
 
 
 class Matching:
@@ -368,25 +355,6 @@ def test_algorithm_with_a_critic_is_given_values():
 
     assert not failed("algorithm", Algorithm("critic", estimate, needs_critic=True))
     assert failed("algorithm", Algorithm("critic", estimate, needs_critic=False))
-
-
-def test_batch_has_retrieved_spans_an_invalid_row_and_a_lone_survivor():
-    given = batch()
-    gaps = (given["response_mask"].diff(dim=1) == 1).any(dim=1)
-    assert gaps.all()
-    assert (~given["valid"]).sum() == 1
-    assert sorted(Counter(given["group_ids"].tolist()).values()) == [1, 2, 4]
-
-
-def test_failure_names_the_checks_and_what_was_found():
-    with pytest.raises(CheckFailed, match=r"reward Broken .*the policy only read"):
-        check_reward(broken_reward(of_kind("observation")))
-
-
-def test_unknown_name_is_the_user_s_error_and_no_failed_check(site):
-    site.install("srl-search-a", hook("reward", "a"))
-    with pytest.raises(UserError, match="'b'"):
-        check_reward("b")
 
 
 class OwnOptions(BaseModel):

@@ -89,13 +89,6 @@ def test_name_that_is_taken_is_refused(site, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_folder_that_exists_is_left_as_it_is(tmp_path):
-    (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(UserError, match="exist"):
-        create("reward", "bees", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
 def test_command_prints_the_folder_and_what_to_type_next(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["plugins", "new", "reward", "bees"]) == 0
@@ -108,19 +101,6 @@ def test_command_prints_the_folder_and_what_to_type_next(tmp_path, monkeypatch, 
         "srl train --set reward.weights.bees=0.1",
     ]
     assert "'/tmp/my plugins/x[test]'" in next_steps("algorithm", "x", Path("/tmp/my plugins/x"))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_last_of_the_next_steps_names_a_key_that_there_is(kind):
-    from srl.config.keys import Config
-
-    key = KINDS[kind].use.partition("--set ")[2].partition("=")[0]
-    if kind == "provider":
-        assert key in manager.options_model("retriever", "web").model_fields
-        return
-    section, key, *_ = key.split(".")
-    fields = Config.model_fields
-    assert key in fields[section].annotation.model_fields
 
 
 SRL = str(Path(sys.executable).with_name("srl"))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import selectors
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -32,14 +30,6 @@ def test_a_signal_lets_a_coroutine_clean_up_and_then_ends_the_command() -> None:
     with process.signals_handled(), pytest.raises(KeyboardInterrupt):
         process.run_async(waits())
     assert (cleaned, process.signal_received()) == ([True], signal.SIGTERM)
-
-
-def test_a_coroutine_that_ends_as_the_signal_comes_ends_the_command_too() -> None:
-    async def ends() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with process.signals_handled(), pytest.raises(KeyboardInterrupt):
-        process.run_async(ends())
 
 
 def test_a_signal_that_does_not_interrupt_a_waiting_loop_wakes_it() -> None:
@@ -92,18 +82,6 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_event_loops_in_the_main_thread_are_run_where_signals_cancel_them() -> None:
-    """A signal that is raised inside a loop's task would print the task's stack."""
-    source = Path(process.__file__).parent
-    found = {
-        path.relative_to(source).as_posix()
-        for path in source.rglob("*.py")
-        if re.search(r"asyncio\.run\b|runner\.run\(", path.read_text(encoding="utf-8"))
-    }
-    elsewhere = {"serve/client.py", "testing/rewards.py"}  # in a thread; in a plugin's test
-    assert found - {"train/verl/watchdog.py"} == {"process.py", *elsewhere}
 
 
 MAIN_THREAD_ENDS = """

@@ -80,13 +80,6 @@ def test_value_is_the_weighted_sum_and_parts_are_unweighted() -> None:
     assert result == Score(2 * 0.25 - 0.5 * 3, {"one": 0.25, "two": 3})
 
 
-def test_parts_that_are_all_1_make_1() -> None:
-    """0.7 + 0.2 + 0.1 is less than 1 where floats are added one after the other."""
-    weights = {"a": 0.7, "b": 0.2, "c": 0.1}
-    [result] = score([trajectory()], weights, a=constant(1), b=constant(1), c=constant(1))  # type: ignore[arg-type]
-    assert result.value == 1
-
-
 def test_plain_and_async_plugins_mix_and_keep_the_order() -> None:
     batch = [trajectory("x"), trajectory("y"), trajectory("z")]
     named = {"x": 1.0, "y": 2.0, "z": 3.0}
@@ -173,46 +166,6 @@ def test_episodes_that_end_while_a_reward_works_are_scored_together() -> None:
     assert [found.value for (found,) in asyncio.run(episodes())] == [1, 2, 4]
     assert slow.batches == [["1"], ["2", "4"]]
     assert slow.most == 1
-
-
-def test_reward_that_nobody_waits_for_any_more_is_not_called_beside_itself() -> None:
-    slow = Gated()
-    mix = RewardMix({"slow": 1}, plugins={"slow": slow})
-
-    async def episodes() -> list[Score]:
-        first = asyncio.create_task(mix.score([trajectory("1")]))
-        while not slow.started.is_set():
-            await asyncio.sleep(0)
-        first.cancel()
-        second = asyncio.create_task(mix.score([trajectory("2")]))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        slow.gate.set()
-        return await second
-
-    assert [found.value for found in asyncio.run(episodes())] == [2]
-    assert slow.most == 1
-
-
-def test_a_plain_reward_scores_in_one_event_loop_after_another() -> None:
-    mix = RewardMix({"one": 1}, plugins={"one": constant(0.5)})
-
-    async def episodes() -> list[list[Score]]:
-        return await asyncio.gather(*[mix.score([trajectory(answer)]) for answer in "123"])
-
-    for _ in range(2):
-        assert [found.value for (found,) in asyncio.run(episodes())] == [0.5] * 3
-
-
-def test_error_of_a_plain_reward_reaches_every_episode_that_it_scored() -> None:
-    mix = RewardMix({"bad": 1}, plugins={"bad": Raw(ValueError("no judge"))})  # type: ignore[dict-item]
-
-    async def both() -> list[object]:
-        calls = [mix.score([trajectory()]) for _ in range(2)]
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    said = {str(error).partition(" (")[0] for error in asyncio.run(both())}
-    assert said == {"reward 'bad' raised ValueError: no judge"}
 
 
 def test_a_reward_of_weight_zero_is_logged_and_not_counted() -> None:
@@ -303,23 +256,11 @@ def test_failed_search_is_not_a_wrong_answer() -> None:
     assert plugin.seen == [batch[0], batch[2]]
 
 
-def test_a_batch_of_failures_scores_zero() -> None:
-    assert score([trajectory(end="failed")], {"one": 1}, one=constant(1)) == [Score(0, {"one": 0})]
-
-
-def test_an_empty_batch_has_no_scores() -> None:
-    assert score([], {"one": 1}, one=constant(1)) == []
-
-
 def test_rewards_by_turn_add_up_and_a_plain_reward_falls_on_the_last_turn() -> None:
     turns = constant(0.75, per_turn=(0.5, 0.25, 0.0))
     [result] = score([trajectory(turns=3)], {"turns": 2, "last": 3}, turns=turns, last=constant(1))
     assert result.value == 2 * 0.75 + 3
     assert result.per_turn == (1.0, 0.5, 3.0)
-
-
-def test_without_rewards_by_turn_there_are_none() -> None:
-    assert score([trajectory(turns=2)], {"one": 1}, one=constant(1))[0].per_turn is None
 
 
 @pytest.mark.parametrize(
@@ -348,25 +289,6 @@ def test_an_exception_of_a_plugin_says_which_one_it_was() -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_an_error_that_ends_several_calls_names_its_reward_once() -> None:
-    plugin = Raw(UserError("no key"))
-    mix = RewardMix({"bad": 1}, plugins={"bad": plugin})
-
-    async def both() -> list[object]:
-        return await asyncio.gather(
-            *(mix.score([trajectory()]) for _ in range(3)), return_exceptions=True
-        )  # fmt: skip
-
-    assert {tuple(error.__notes__) for error in asyncio.run(both())} == {("while scoring with reward 'bad'",)}
-
-
-def test_a_reward_of_weight_zero_that_refuses_fails_nothing() -> None:
-    batch = [trajectory()]
-    found = score(batch, {"one": 1, "seen": 0}, one=constant(1), seen=Raw(UserError("no key")))
-    assert found == [Score(1, {"one": 1})]
-    assert batch[0].valid
-
-
 def test_what_an_episode_without_a_score_took_is_kept() -> None:
     plugin = Plain(lambda item: Score(0.0, {"cost": 0.5}, error="down"))
     [found] = score([trajectory()], {"judge": 1}, judge=plugin)
@@ -387,11 +309,3 @@ def test_installed_plugins_get_their_options() -> None:
     [result] = asyncio.run(mix.score([trajectory("x")]))
     assert result.value == 1 + 0.5
     assert result.parts["format/well_formed"] == 0
-
-
-def test_a_wrong_option_and_an_unknown_reward_are_the_users_mistake() -> None:
-    pytest.importorskip("srl_format")
-    with pytest.raises(UserError, match="structure_score"):
-        RewardMix({"format": 1}, {"format": {"structure": 0.5}})
-    with pytest.raises(UserError, match="'exact'"):
-        RewardMix({"exact": 1})

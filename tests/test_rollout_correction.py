@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from io import StringIO
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from rich.console import Console
 from tests.rows import experience, gradients, trajectory
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from torch import Tensor
@@ -25,7 +23,6 @@ from srl.rollout.codec import Codec
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.compute_advantages import needs_old_logprobs, rollout_correction
 from srl.train.load_components import samples_as_trained
-from srl.train.report import Terminal
 from srl.update.actor import ActorLoss, Experience, accumulate_actor
 from srl.update.logprobs import TokenStats, batched_stats
 from srl.update.rollout_correction import NO_CORRECTION, Rejection, RolloutCorrection
@@ -149,15 +146,6 @@ def test_equal_log_probs_change_nothing(seed, level) -> None:
 
 
 @quick
-@given(seeds, st.sampled_from(LEVELS))
-def test_normalised_weights_have_mean_1(seed, level) -> None:
-    trainer, sampler, mask = random(seed)
-    weights = RolloutCorrection(level, normalise=True).weights(trainer, sampler, mask)
-    means = weights[mask == 1] if level == "token" else weights[:, 0]
-    assert float(means.mean()) == pytest.approx(1.0, rel=1e-5)
-
-
-@quick
 @given(seeds)
 def test_rows_without_a_policy_token_do_not_count(seed) -> None:
     trainer, sampler, mask = random(seed)
@@ -236,23 +224,19 @@ def test_an_adapter_merged_in_less_than_float32_is_another_sampler(dtype, exact)
 
 
 @pytest.mark.parametrize(
-    ("sets", "message"),
+    "sets",
     [
-        (["rollout_is=yes"], f"{KEY}.rollout_is is 'yes', expected one of auto, token, sequence, off"),
-        (["rollout_is_threshold=0"], f"{KEY}.rollout_is_threshold is 0, expected number > 0, or LOWER_UPPER"),
-        (["rollout_is_threshold=3_2"], f"{KEY}.rollout_is_threshold is '3_2', expected number > 0"),
-        (["rollout_rs=geo"], f"{KEY}.rollout_rs is 'geo', expected null, or one or several of token_k1"),
-        (["rollout_rs=token_k1"], f"{KEY}.rollout_rs = token_k1"),
-        (["rollout_rs_threshold=2"], "set rollout_rs"),
-        (["rollout_rs=token_k3", "rollout_rs_threshold=0.1_2"], "token_k3 takes an upper bound only"),
-        (["rollout_rs=token_k1", "rollout_rs_threshold=0.5"], "2.0_0.5: expected 0 < lower ≤ upper"),
+        ["rollout_is=yes"], ["rollout_is_threshold=0"], ["rollout_is_threshold=3_2"], ["rollout_rs=geo"],
+        ["rollout_rs=token_k1"], ["rollout_rs_threshold=2"],
+        ["rollout_rs=token_k3", "rollout_rs_threshold=0.1_2"],
+        ["rollout_rs=token_k1", "rollout_rs_threshold=0.5"],
     ],
 )  # fmt: skip
-def test_a_bad_correction_is_one_line(sets, message) -> None:
-    with pytest.raises(UserError) as found:
+def test_a_bad_correction_is_one_line(sets) -> None:
+    with pytest.raises(UserError) as refused:
         correction(*sets)
-    assert message in str(found.value)
-    assert "\n" not in str(found.value)
+    assert KEY in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_old_log_probs_are_computed_beforehand_only_where_something_needs_them() -> None:
@@ -300,23 +284,3 @@ def test_the_updates_own_log_probs_serve_as_old_ones_bit_for_bit(observed) -> No
     assert torch.equal(seen.logprobs, stats.logprobs)
     assert torch.equal(seen.entropy, stats.entropy)
     assert float((weights - 1).abs().max()) > 0.1
-
-
-@pytest.mark.parametrize(("metrics", "shown"), [({"rollout_rs_masked_fraction": 1.0}, True), ({}, False)])
-def test_line_of_a_step_says_how_much_was_rejected(metrics, shown) -> None:
-    out = StringIO()
-    values = {f"rollout_corr/{name}": value for name, value in metrics.items()} | {"timing_s/step": 1.0}
-    Terminal(Console(file=out, width=200)).step(1, load_config("tiny").config, values)
-    assert ("rejected 100%" in out.getvalue()) is shown
-
-
-def test_rejected_rows_contribute_nothing() -> None:
-    """The gradient is that of the other rows alone, and so is what the loss is divided by."""
-    model, part = made()
-    out = torch.tensor([True, False, True, True])[:, None]
-    without = replace(part, mask=part.mask * out, loss_mask=part.loss_mask * out)
-    accumulate_actor(model, without, loss=ActorLoss(), max_tokens=1000)
-    found = gradients(model)
-    accumulate_actor(model, part.rows(torch.tensor([0, 2, 3])), loss=ActorLoss(), max_tokens=1000)
-    for name, gradient in gradients(model).items():
-        assert_close(found[name], gradient, msg=name)

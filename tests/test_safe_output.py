@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import threading
@@ -188,17 +187,3 @@ def test_logs_are_safe_tracebacks_too():
     line = SafeFormatter("%(levelname)s %(message)s").format(record)
     assert is_safe(line)
     assert line.startswith("WARNING said \\x1b]0;pwned")
-
-
-def test_commands_print_through_the_module_output_alone():
-    for path in {*CLI.rglob("*.py")} - {CLI / "output.py"}:
-        nodes = ast.walk(ast.parse(path.read_text("utf-8")))
-        called = [(node.lineno, ast.unparse(node.func)) for node in nodes if isinstance(node, ast.Call)]
-        printing = [f"{path.name}:{line}: {name}" for line, name in called if _prints(name)]
-        assert not printing, "print with srl.cli.output instead"
-
-
-def _prints(called: str) -> bool:
-    parts = called.split(".")
-    writes = parts[-1] in ("print", "write", "writelines") and parts[-2:-1] in (["stdout"], ["stderr"])
-    return writes or called in ("print", "Console") or parts[-1] in ("echo", "secho")

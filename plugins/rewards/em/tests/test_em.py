@@ -26,13 +26,5 @@ def test_an_answer_scores_by_normalised_equality(answer: str | None, expected: f
     assert [score.value for score in ExactMatch().score([trajectory(answer)])] == [expected]
 
 
-def test_the_answer_in_the_prompts_example_is_not_the_policys() -> None:
-    assert ExactMatch().score([trajectory(None, "I do not know")])[0].value == 0
-
-
-def test_a_failed_trajectory_scores_zero() -> None:
-    assert ExactMatch().score([trajectory("Beijing", end="failed")])[0].value == 0
-
-
 def test_conforms_to_the_reward_seam() -> None:
     check_reward("em")

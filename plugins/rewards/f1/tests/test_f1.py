@@ -30,9 +30,5 @@ def test_an_answer_scores_by_its_overlap_with_the_nearest_gold(answer: str | Non
     assert [score.value for score in WordF1().score([trajectory(answer)])] == [pytest.approx(expected)]
 
 
-def test_a_failed_trajectory_scores_zero() -> None:
-    assert WordF1().score([trajectory("Paul McCartney", end="failed")])[0].value == 0
-
-
 def test_conforms_to_the_reward_seam() -> None:
     check_reward("f1")

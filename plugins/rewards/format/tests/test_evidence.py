@@ -86,10 +86,6 @@ def test_a_question_without_supporting_passages_has_no_credit_and_says_so() -> N
     assert scored(episode(search(0, "a"), turns=2, question=unknown)) == Score(0, {"known": 0.0})
 
 
-def test_a_failed_episode_has_no_credit() -> None:
-    assert scored(episode(search(0, "a"), turns=2, end="failed")) == Score(0)
-
-
 def test_credit_stays_with_its_turn_beside_other_rewards() -> None:
     found = episode(search(0, "a"), turns=2, answer="Ada")
     [score] = asyncio.run(RewardMix({"em": 1.0, "evidence": 0.2}).score([found]))
@@ -98,13 +94,3 @@ def test_credit_stays_with_its_turn_beside_other_rewards() -> None:
 
 def test_conforms_to_the_reward_seam() -> None:
     check_reward("evidence")
-
-
-def test_a_mix_names_the_rewards_that_apply_to_no_question():
-    without = Question("w", "Who?", ("Ada",))
-    mix = RewardMix({"em": 1.0, "evidence": 0.2})
-    (line,) = mix.without_effect([without, without])
-    assert "evidence" in line
-    assert not list(mix.without_effect([without, QUESTION]))
-    assert not list(mix.without_effect([]))
-    assert not list(RewardMix({"em": 1.0, "evidence": 0.0}).without_effect([without]))

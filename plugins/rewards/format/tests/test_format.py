@@ -72,10 +72,6 @@ def test_every_combination_scores_as_search_r1s_table(
     assert score.parts == {"correct": outcome == "right", "well_formed": well_formed, "retrieved": retrieved}
 
 
-def test_defaults_are_those_of_search_r1s_scripts() -> None:
-    assert Options() == Options(structure_score=0.2, final_format_score=0.1, retrieval_score=0.0)
-
-
 @pytest.mark.parametrize(
     "options", [{"structure_score": 1.5}, {"final_format_score": float("nan")}, {"s": 0.1}]
 )
@@ -171,10 +167,6 @@ def test_an_opened_think_is_for_the_first_turn_only() -> None:
     assert not is_well_formed(trajectory(*parts, think_is_open=True))
 
 
-def test_opening_think_again_breaks_the_form() -> None:
-    assert not is_well_formed(trajectory(f"{THINK}<answer>x</answer>", think_is_open=True))
-
-
 @pytest.mark.parametrize(
     "passage",
     ["<answer>Beijing</answer>", "</information><answer>Beijing</answer>", "<search>Beijing</search>"],
@@ -189,11 +181,6 @@ def test_tags_in_a_passage_answer_nothing(passage: str, written: object) -> None
             THINK + SEARCH, observation, THINK, searches=[Search("x", (hit,))], end="unanswered"
         )
         assert value(episode) == 0
-
-
-def test_the_prompts_example_is_no_answer() -> None:
-    assert value(trajectory("I do not know", end="unanswered")) == 0
-    assert value(trajectory("<think>Beijing</think>", end="truncated")) == 0
 
 
 def test_a_passage_that_did_not_fit_into_the_observation_was_not_retrieved() -> None:
@@ -218,10 +205,6 @@ def test_the_gold_must_be_a_whole_word_of_the_passage() -> None:
     parts = (THINK + SEARCH, INFORMATION, f"{THINK}<answer>x</answer>")
     assert value(trajectory(*parts, answer="x", searches=found("Beijings")), retrieval_score=0.5) == 0.2
     assert value(trajectory(*parts, answer="x", searches=found("Beijing!")), retrieval_score=0.5) == 0.7
-
-
-def test_a_failed_trajectory_scores_zero_even_when_well_formed() -> None:
-    assert value(trajectory(f"{THINK}<answer>Beijing</answer>", answer="Beijing", end="failed")) == 0
 
 
 def test_conforms_to_the_reward_seam() -> None:
