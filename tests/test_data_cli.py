@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from srl.cli import main
-from srl.data.parquet import read_questions
 from srl.data.sources import SOURCES
 
 FIXTURES = Path(__file__).parent / "fixtures" / "data"
@@ -38,38 +37,12 @@ def test_list_names_every_source_for_people_and_for_programs(srl):
     assert {row["name"]: row["hub_files"] for row in rows}["bamboogle"] == {"test": "bamboogle/test.jsonl"}
 
 
-def test_prepare_merges_sources_with_their_files(srl, tmp_path):
-    squad, wiki, own = (FIXTURES / name for name in ("squad-train.json", "2wiki_corpus.json", "corpus.jsonl"))
-    sources = (f"squad={squad}", NQ.replace("nq", "nq:test", 1), f"2wiki-corpus={wiki}", f"corpus={own}")
-    command = ("data", "prepare", *sources, "--out", "out", "--template", "tiny", "--val", 1)
-    code, out, err = srl(*command)
-    assert (code, "squad-train.json: 1 rows left out" in err) == (0, True)
-    places = [line.split()[0] for line in out.splitlines()]
-    names = ("train.parquet", "validation.parquet", "test.parquet", "corpus.jsonl")
-    assert places == [*(f"out/{name}" for name in names), "gold"]
-    prompt = read_questions(tmp_path / "out" / "test.parquet")[0].prompt[0]["content"]
-    assert prompt.startswith("Question : who")
-    assert srl(*command)[0] == 2
-    made = json.loads(srl(*command, "--overwrite", "--json")[1])
-    assert (made["questions"]["test"], made["passages"], made["merged"]) == (3, 8, 1)
-    assert made["gold"] == {"text": 4, "unnamed": 3}
-
-
 @pytest.mark.parametrize("extra", [(), ("--overwrite",)])
 def test_current_directory_is_no_place_to_prepare_into(srl, tmp_path, extra):
     (tmp_path / "thesis.tex").write_text("years of work")
     code, out, err = srl("data", "prepare", NQ, "--out", ".", *extra)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_what_is_said_of_a_missing_train_file_works_when_it_is_typed(srl, tmp_path):
-    code, _, err = srl("train", "--set", "data.train_files=train.parquet", *NO_SEARCH)
-    assert code == 2
-    hint = err.partition("`")[2].partition("`")[0].split()
-    assert hint[:4] == ["srl", "data", "prepare", "SOURCE"]
-    assert srl("data", "prepare", NQ, *hint[6:])[0] == 0
-    assert (tmp_path / hint[-1] / "train.parquet").is_file()
 
 
 def test_show_prints_questions_passages_and_prompts(srl):
@@ -81,15 +54,6 @@ def test_show_prints_questions_passages_and_prompts(srl):
     srl("data", "prepare", NQ, "--out", "out")
     code, out, _ = srl("data", "show", "out/train.parquet", "-n", 2)
     assert (code, out.count("user: Answer the given question.")) == (0, 2)
-
-
-def test_tokenizer_is_trained_and_saved(srl, tmp_path):
-    arguments = ("--corpus", FIXTURES / "corpus.jsonl", "--vocab-size", 300, "--out", "tokenizer")
-    code, out, _ = srl("data", "tokenizer", *arguments)
-    assert (code, out) == (0, "tokenizer  300 tokens\n")
-    assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
-    assert srl("data", "tokenizer", *arguments)[0] == 2
-    assert srl("data", "tokenizer", *arguments, "--overwrite")[0] == 0
 
 
 def test_a_command_does_not_overwrite_what_it_reads(srl, tmp_path):

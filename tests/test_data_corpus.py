@@ -50,11 +50,6 @@ def test_title_and_text_get_an_id_from_their_content_and_repeats_are_left_out():
     assert passages[0] == passage_of("Osk", "Osk is a town on the river Osk.")
 
 
-def test_spaces_do_not_change_the_id_of_a_passage():
-    assert passage_of("Rye", "Rye is\na grass.").id == passage_of("Rye ", " Rye is a  grass.").id
-    assert passage_of("Rye", "Rye is a grass").id != passage_of("Rye", "Rye is a grass.").id
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -75,13 +70,6 @@ def test_a_repeated_id_is_found_whether_ids_count_rows_or_not(ids, tmp_path):
     rows = [{"id": name, "contents": f"passage {n}"} for n, name in enumerate(ids)]
     path = lines(tmp_path / "corpus.jsonl", *rows)
     assert complaint(path).startswith(f"{path}:{len(ids)}: ")
-
-
-def test_ids_that_look_alike_are_not_the_same(tmp_path):
-    path = lines(
-        tmp_path / "corpus.jsonl", *({"id": i, "contents": "x"} for i in ("0", "00", "1", "01", "٠"))
-    )
-    assert len(list(read_corpus(path))) == 5
 
 
 @pytest.mark.parametrize("content", [None, "", "\n", "[]"])
@@ -115,16 +103,6 @@ def test_what_is_written_is_read_back(tmp_path_factory, passages):
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     assert write_corpus(path, passages) == len(passages)
     assert list(read_corpus(path)) == passages
-
-
-def test_an_interrupted_corpus_leaves_no_file(tmp_path):
-    def passages():
-        yield Passage("0", "first")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_corpus(tmp_path / "corpus.jsonl", passages())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_passage_is_written_once_and_two_have_no_id_in_common(tmp_path):
@@ -167,12 +145,6 @@ def test_a_corpus_is_the_same_in_every_format(name, packing, tmp_path):
         Passage("1", '"Osk"\nOsk is a town, by the river.', "http://wiki/Osk"),
         Passage("2", '"Köhler"\nA "hut"\nof turf.'),
     ]
-
-
-def test_a_zst_file_of_several_frames_is_read_to_its_end(tmp_path):
-    frames = [compressed((json.dumps(row) + "\n").encode(), "zst") for row in ROWS]
-    (tmp_path / "c.jsonl.zst").write_bytes(b"".join(frames))
-    assert [passage.id for passage in read_corpus(tmp_path / "c.jsonl.zst")] == ["1", "2"]
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])

@@ -56,15 +56,6 @@ def test_white_space_quotation_marks_and_composed_letters_make_no_difference(one
     assert passage_key(passage_of("T", one)) == passage_key(passage_of(" T", other, "nq"))
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [(("T", "a"), ("U", "a")), (("T", "a"), ("T", "A")), (("T", "1–2"), ("T", "1-2")),
-     (("T", "x²"), ("T", "x2")), (("T a", "b"), ("T", "a b"))],
-)  # fmt: skip
-def test_title_case_and_all_other_characters_do(one, other):
-    assert passage_key(passage_of(*one)) != passage_key(passage_of(*other))
-
-
 def test_gold_passage_that_another_file_had_first_is_named_by_its_id_there(tmp_path):
     text = ["Osk is old.", "It lies on a river."]
     first = rows(tmp_path / "a.jsonl", {"id": "17", "contents": '"Osk"\nOsk is old . It lies on a river .'})
@@ -137,20 +128,6 @@ def test_ids_of_ones_own_corpus_follow_a_passage_that_was_merged(tmp_path):
     assert (list(corpus(made)), made.merged, made.gold) == (["a"], 1, {"text": 1})
 
 
-def test_without_merging_every_passage_stays_and_is_named_as_it_was(tmp_path):
-    mine = rows(
-        tmp_path / "c.jsonl",
-        {"id": "a", "contents": '"Osk"\nA town.'},
-        {"id": "b", "contents": '"Osk"\nA  town.'},
-    )
-    question = {"id": "1", "question": "Who?", "golden_answers": ["x"], "metadata": {"supporting_ids": ["b"]}}
-    made = prepared(
-        tmp_path, f"questions={rows(tmp_path / 'q.jsonl', question)}", f"corpus={mine}", merge=False
-    )
-    assert asked(made)[0].metadata["supporting_ids"] == ["b"]
-    assert (list(corpus(made)), made.merged) == (["a", "b"], 0)
-
-
 def test_id_of_a_passage_that_the_corpus_lacks_stays_and_is_counted(tmp_path):
     other = rows(tmp_path / "c.jsonl", {"title": "Rye", "text": "A grass."})
     row = hotpot("a", [("Osk", ["A town."]), ("Rye", ["Some grass."])], [["Osk", 0], ["Rye", 0]])
@@ -160,19 +137,6 @@ def test_id_of_a_passage_that_the_corpus_lacks_stays_and_is_counted(tmp_path):
     lost, by_title = asked(made)[0].metadata["supporting_ids"]
     assert lost == passage_of("Osk", "A town.", "hotpotqa").id
     assert list(corpus(made)) == [by_title]
-
-
-def test_a_merged_row_leaves_row_numbers_cheap(tmp_path):
-    """The ids of a corpus that counts its rows take no memory, also after a row that was merged."""
-    from srl.data.corpus import PassageIds, write_corpus
-
-    passages = [Passage(str(row), f"text {row - (row == 3)}") for row in range(9)]
-    written = {passage.id: (passage,) for passage in passages} | {"3": ()}
-    kept: list[PassageIds] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("srl.data.corpus.PassageIds", lambda: kept.append(PassageIds()) or kept[-1])
-        assert write_corpus(tmp_path / "c.jsonl", passages, lambda passage: written[passage.id]) == 8
-    assert kept[0]._others == {}
 
 
 @pytest.mark.parametrize("start", [0, 1, 500])
@@ -200,15 +164,6 @@ def test_paragraphs_of_nq_become_passages_and_gold(tmp_path):
         '"Rye"\nAna made rye .'
     ]
     assert (question.metadata["supporting_titles"], question.metadata["hops"]) == (["Rye"], 1)
-
-
-def test_facts_have_no_sentences_where_paragraphs_are_one_text_or_numbers_point_nowhere(tmp_path):
-    whole = hotpot("a", [("Osk", ["A town. It is old."]), ("Rye", ["A grass."])], [["Osk", 0], ["Osk", 1]])
-    beyond = hotpot("b", [("Osk", ["A town.", "It is old."])], [["Osk", 2], ["Osk", 1]])
-    made = prepared(tmp_path, f"hotpotqa:train={rows(tmp_path / 'h.jsonl', whole, beyond)}")
-    first, second = (question.metadata["supporting_facts"] for question in asked(made))
-    assert [fact.keys() for fact in first] == [{"title", "id"}]
-    assert [fact.get("text") for fact in second] == [None, "It is old."]
 
 
 def test_steps_of_musique_name_the_passage_of_each(tmp_path):

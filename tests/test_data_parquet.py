@@ -110,36 +110,6 @@ def test_what_search_r1_publishes_reads_with_ids_unique_across_data_sets(tmp_pat
     assert (first.data_source, first.split) == ("nq", "train")
 
 
-def test_the_question_is_what_follows_the_last_question_mark_of_the_prompt(tmp_path):
-    chat = [
-        {"role": "system", "content": "Question: no"},
-        {"role": "user", "content": "Question: a\nQuestion: b?\n"},
-    ]
-    path = save(tmp_path / "train.parquet", row("nq", 0, "x", prompt=chat))
-    assert read_questions(path)[0].text == "b?"
-
-
-def test_verls_own_variant_reads_too(tmp_path):
-    extra = {"index": 3, "split": "test", "need_tools_kwargs": True}
-    path = save(
-        tmp_path / "test.parquet", row("searchR1_nq", 3, "who rows?", extra_info=extra, question="who rows")
-    )
-    (read,) = read_questions(path)
-    assert (read.id, read.data_source, read.text) == ("nq/test/3", "nq", "who rows")
-
-
-def test_a_plain_ground_truth_is_one_answer(tmp_path):
-    path = save(tmp_path / "train.parquet", row("math", 0, "2+2?", reward_model={"ground_truth": "4"}))
-    assert read_questions(path)[0].golden_answers == ("4",)
-
-
-def test_without_extra_info_rows_are_counted(tmp_path):
-    path = save(
-        tmp_path / "train.parquet", row("nq", 5, "a?", extra_info=None), row("nq", 6, "b?", extra_info=None)
-    )
-    assert [q.id for q in read_questions(path)] == ["nq/train/0", "nq/train/1"]
-
-
 def test_a_template_renders_the_prompts_anew(tmp_path):
     path = tmp_path / "train.parquet"
     write_questions(path, [question(prompt=SEARCH_R1("who rows?"))])
@@ -178,21 +148,6 @@ def test_a_broken_row_is_named(change, tmp_path):
     assert complaint(path).startswith(f"{path}: row 1: ")
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("extra_info", "none"),
-        ("prompt", "a question"),
-        ("prompt", ["a question"]),
-        ("prompt", [{"role": "user", "content": ["parts"]}]),
-        ("reward_model", "rule"),
-    ],
-)
-def test_a_column_of_another_type_is_named(column, value, tmp_path):
-    path = save(tmp_path / "train.parquet", row("nq", 0, "a?") | {column: value})
-    assert complaint(path).startswith(f"{path}: row 0: ")
-
-
 def test_files_that_are_no_training_parquet_are_refused(tmp_path):
     path = tmp_path / "train.parquet"
     assert complaint(path).startswith(str(path))
@@ -222,13 +177,6 @@ def test_questions_are_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(UserError):
         write_questions(path, [])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_more_questions_than_one_batch_are_all_there(tmp_path):
-    path = tmp_path / "train.parquet"
-    many = [question(f"nq/train/{n}") for n in range(10_000)]
-    assert write_questions(path, iter(many)) == 10_000
-    assert [q.id for q in read_questions(path)] == [q.id for q in many]
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,11 @@ from srl.data.parquet import read_questions, write_questions
 from srl.data.prepare import Input, parse_input, prepare
 from srl.data.sources import SOURCES
 from srl.data.splits import (
-    canonical_split,
     guess_split,
     parse_amounts,
     split_off,
-    without_copies,
     without_repeats,
 )
-from srl.data.write_world import write_world
 from srl.errors import UserError
 from srl.files import read_manifest
 from srl.trajectory import Question
@@ -55,14 +52,6 @@ def test_sources_are_merged_into_one_training_set_and_one_corpus(tmp_path):
     assert {name for q in questions[:4] for name in q.metadata["supporting_ids"]} <= corpus
 
 
-def test_passages_that_two_sources_share_are_there_once(tmp_path):
-    inputs = [
-        given_file("2wikimultihopqa", "2wiki_dev.json"),
-        given_file("2wiki-corpus", "2wiki_corpus.json"),
-    ]
-    assert prepare(inputs, tmp_path / "out").passages == 5
-
-
 def test_two_corpora_with_one_id_for_two_passages_are_refused(tmp_path):
     other = tmp_path / "other.jsonl"
     other.write_text('{"id": "1", "contents": "something else"}\n')
@@ -87,15 +76,6 @@ def test_each_split_goes_to_a_file_of_its_own(tmp_path):
     ]
 
 
-def test_two_files_of_one_source_have_no_id_in_common(tmp_path):
-    second = tmp_path / "more-train.jsonl"
-    second.write_text('{"question": "what is new", "answer": ["this"]}\n')
-    inputs = [Input(SOURCES["nq"], (FIXTURES / "nq-open.train.jsonl", second))]
-    prepare(inputs, tmp_path / "out")
-    ids = [q.id for q in read_questions(tmp_path / "out" / "train.parquet")]
-    assert ids == ["nq/train/0", "nq/train/1", "nq/train/2", "nq/train/3"]
-
-
 def test_rows_of_a_parquet_file_keep_their_split(tmp_path):
     """As `srl data prepare nq=nq.parquet` reads what it wrote."""
     asked = [Question(f"nq/{name}/7", name, ("a",), "nq", name) for name in ("train", "test")]
@@ -103,18 +83,6 @@ def test_rows_of_a_parquet_file_keep_their_split(tmp_path):
     made = prepare([Input(SOURCES["nq"], (tmp_path / "nq.parquet",))], tmp_path / "out")
     assert made.questions == {"train": 1, "test": 1}
     assert made.notes == ()
-
-
-def test_a_file_whose_name_says_no_split_is_training_and_that_is_said(tmp_path):
-    made = prepare([given_file("asearcher", "asearcher.jsonl")], tmp_path / "a")
-    assert made.questions == {"train": 3}
-    assert "asearcher:SPLIT=asearcher.jsonl" in made.notes[0]
-    assert prepare([given_file("asearcher", "asearcher.jsonl", "test")], tmp_path / "b").notes == ()
-
-
-def test_rows_left_out_are_said_with_their_number(tmp_path):
-    made = prepare([given_file("musique", "musique_full_dev.jsonl")], tmp_path / "out")
-    assert made.notes == ("musique_full_dev.jsonl: 1 rows left out: unanswerable",)
 
 
 def test_a_training_question_that_the_test_asks_too_is_dropped_and_said(tmp_path):
@@ -154,28 +122,6 @@ def test_no_question_of_the_test_is_held_out_for_validation(tmp_path):
     assert len(found["validation"]) == 5
 
 
-def test_a_validation_question_that_training_has_too_is_not_held_out_again(tmp_path):
-    texts = [f"Who is number {n}?" for n in range(30)]
-    own_rows(tmp_path, "train.jsonl", texts)
-    own_rows(tmp_path, "validation.jsonl", texts[:20])
-    found = own_splits(tmp_path, "train:train.jsonl", "validation:validation.jsonl", validation=5)
-    assert len({q.text for q in found["validation"]}) == len(found["validation"]) == 25
-    assert len(found["train"]) == 5
-
-
-def test_the_limit_holds_for_each_file(tmp_path):
-    inputs = [given_file("nq", "nq-open.train.jsonl"), given_file("squad", "squad-train.json")]
-    assert prepare(inputs, tmp_path / "out", limit=2).questions == {"train": 4}
-
-
-def test_a_template_of_ones_own_renders_the_prompts(tmp_path):
-    template = tmp_path / "mine.txt"
-    template.write_text("Look it up: {question}")
-    prepare([given_file("nq", "nq-open.train.jsonl")], tmp_path / "out", template=str(template))
-    first = read_questions(tmp_path / "out" / "train.parquet")[0]
-    assert first.prompt[0]["content"] == "Look it up: who founded the village of lower thorne?"
-
-
 def test_the_manifest_says_what_was_read(tmp_path):
     prepare([given_file("squad", "squad-train.json")], tmp_path / "out", validation=1)
     manifest = read_manifest(tmp_path / "out", "data")
@@ -212,12 +158,6 @@ def test_overwrite_replaces_what_prepare_wrote_and_nothing_else(tmp_path, foreig
     assert sorted(out.rglob("*")) == before
 
 
-def test_overwrite_leaves_alone_a_directory_of_another_kind(tmp_path):
-    write_world(tmp_path / "world")
-    with pytest.raises(UserError):
-        prepare([given_file("nq", "nq-open.train.jsonl")], tmp_path / "world", overwrite=True)
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, UserError])
 def test_nothing_half_written_stays(error, tmp_path):
     def progress(count: int) -> None:
@@ -226,15 +166,6 @@ def test_nothing_half_written_stays(error, tmp_path):
     with pytest.raises(error):
         prepare([given_file("squad", "squad-train.json")], tmp_path / "out", progress=progress)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_validation_set_shares_no_paragraph_with_training(tmp_path):
-    made = prepare([given_file("squad", "squad-train.json")], tmp_path / "out", validation=1)
-    assert sum(made.questions.values()) == 4
-    train, held = (read_questions(tmp_path / "out" / f"{name}.parquet") for name in ("train", "validation"))
-    paragraphs = [{name for q in part for name in q.metadata["supporting_ids"]} for part in (train, held)]
-    assert not paragraphs[0] & paragraphs[1]
-    assert {q.split for q in held} == {"validation"}
 
 
 def own_files(
@@ -296,13 +227,6 @@ def test_own_questions_that_name_passages_by_id_get_their_titles(tmp_path):
     assert found.metadata["supporting_titles"] == ["Page 2", "Page 1"]
 
 
-@pytest.mark.parametrize("given", ["p1", [None, 3], 7])
-def test_gold_passages_that_are_no_list_of_names_are_refused(tmp_path, given):
-    rows = [asked("a", metadata={"supporting_ids": given})]
-    with pytest.raises(UserError):
-        prepare(own_files(tmp_path, rows, [{"id": "p1", "contents": "red"}]), tmp_path / "out")
-
-
 def test_a_part_with_the_id_of_another_passage_is_refused(tmp_path):
     passages = [
         {"id": "a", "title": "A", "text": "One is here. Two is there."},
@@ -331,17 +255,6 @@ def test_splitting_neither_loses_nor_shares(pairs):
     assert len(held) >= 5
 
 
-def test_a_share_is_taken_of_each_source_in_proportion():
-    questions = [*of("squad", 70), *of("hotpotqa", 20), *of("nq", 10)]
-    _, held = split_off(questions, 0.1)
-    assert Counter(q.data_source for q in held) == {"squad": 7, "hotpotqa": 2, "nq": 1}
-
-
-def test_the_order_of_the_questions_does_not_matter_to_the_split():
-    questions = [question(f"q{n}") for n in range(50)]
-    assert {q.id for q in split_off(questions, 7)[1]} == {q.id for q in split_off(questions[::-1], 7)[1]}
-
-
 @pytest.mark.parametrize("amount", [9, 0.0001, {"nq": 2}, {"squad": 1}])
 def test_a_split_that_leaves_one_side_empty_or_names_no_source_is_refused(amount):
     with pytest.raises(UserError):
@@ -368,14 +281,6 @@ def test_each_source_gives_its_part_within_one_question(sizes, amount):
         assert abs(held[f"s{number}"] - amount * size / len(questions)) < 1
 
 
-def test_each_source_gives_what_is_asked_of_it():
-    questions = [*of("squad", 700), *of("hotpotqa", 200), *of("musique", 94)]
-    rest, held = split_off(questions, parse_amounts(["squad=30", "hotpotqa=0.5"]))
-    found = Counter(q.data_source for q in held)
-    assert found == {"squad": 30, "hotpotqa": 100}
-    assert len(rest) + len(held) == len(questions)
-
-
 @pytest.mark.parametrize(
     ("texts", "found"), [([], 0.0), (["0.1"], 0.1), (["400"], 400), (["a=b=3", "c=.5"], {"a=b": 3, "c": 0.5})]
 )
@@ -387,13 +292,6 @@ def test_amounts_to_hold_out_are_read_by_source(texts, found):
 def test_an_amount_that_is_none_is_refused(text):
     with pytest.raises(UserError):
         parse_amounts(text.split())
-
-
-def test_whole_paragraphs_are_held_out_of_every_source():
-    rest, held = split_off([*of("squad", 60, per_paragraph=5), *of("nq", 40)], 20)
-    paragraphs = [{q.metadata["supporting_ids"][0] for q in part} for part in (rest, held)]
-    assert not paragraphs[0] & paragraphs[1]
-    assert Counter(q.data_source for q in held) == {"squad": 15, "nq": 8}
 
 
 def test_questions_in_the_same_words_are_the_same():
@@ -414,22 +312,6 @@ def test_a_question_with_the_id_of_a_test_question_is_not_trained_on():
     assert [q.id for q in kept] == ["hotpotqa/train/17", "hotpotqa/train/5ae31eb2"], "17 is a row number"
 
 
-def test_a_question_of_two_files_is_kept_once(tmp_path):
-    first, second = tmp_path / "a-test.jsonl", tmp_path / "b-test.jsonl"
-    first.write_text(json.dumps({"question": "Who rows?", "answer": ["ann", "Annie"]}))
-    rows = [("who rows", "Ann"), ("Who swims?", "Bo"), ("Who swims?", "Bo"), ("Who rows?", "Cy")]
-    second.write_text("\n".join(json.dumps({"question": text, "answer": answer}) for text, answer in rows))
-    made = prepare([Input(SOURCES["hotpotqa"], (first, second))], tmp_path / "out")
-    assert len(made.notes) == 1
-    asked = read_questions(tmp_path / "out" / "test.parquet")
-    assert [q.text for q in asked] == ["Who rows?", "Who swims?", "Who swims?", "Who rows?"]
-
-
-def test_questions_about_different_passages_are_no_copies():
-    files = [[question("a", "Who?", "p")], [question("b", "who", "q"), question("c", "Who?", "p")]]
-    assert [q.id for q in without_copies(files)] == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     ("name", "split"),
     [
@@ -445,12 +327,6 @@ def test_questions_about_different_passages_are_no_copies():
 )
 def test_the_split_is_what_the_files_name_says(name, split):
     assert guess_split(Path("dev") / name) == split
-
-
-def test_an_unknown_split_names_those_there_are():
-    assert canonical_split("dev") == "validation"
-    with pytest.raises(UserError):
-        canonical_split("trian")
 
 
 def test_an_input_is_written_as_source_split_and_files():
@@ -492,26 +368,8 @@ def test_without_files_a_source_comes_from_the_hub_by_name(hub, tmp_path):
     assert made.questions == {"train": 3}
 
 
-def test_the_hub_is_asked_for_the_split_that_is_wanted(hub):
-    download(SOURCES["nq"], "validation")
-    assert hub[-1][1] == "nq/dev.jsonl"
-    with pytest.raises(UserError):
-        download(SOURCES["bamboogle"], "train")
-
-
 def test_a_hub_out_of_reach_names_the_file_to_give(hub):
     with pytest.raises(UserError):
         download(SOURCES["wiki-18"])
     with pytest.raises(UserError):
         download(SOURCES["bamboogle"], "test")
-
-
-def test_a_missing_hub_library_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError):
-        download(SOURCES["nq"], "train")
-
-
-def test_what_is_nowhere_on_the_hub_asks_for_a_file():
-    with pytest.raises(UserError):
-        download(SOURCES["corpus"])

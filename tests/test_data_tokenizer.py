@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from srl.data.tokenizer import SMALLEST, texts_of, train_tokenizer
+from srl.data.tokenizer import SMALLEST, train_tokenizer
 from srl.errors import UserError
 from srl.protocol import TAGS
 
-FIXTURES = Path(__file__).parent / "fixtures" / "data"
 TAG_TEXTS = [text for tag in TAGS for text in (f"<{tag}>", f"</{tag}>")]
 TEXTS = [
     "Osk is a town on the river Osk. " * 3,
@@ -31,17 +30,6 @@ def directory(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def tokenizer(directory) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(directory)
-
-
-def test_it_loads_as_a_hugging_face_tokenizer(tokenizer):
-    assert tokenizer.is_fast
-    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|endoftext|>", "<|pad|>")
-    assert tokenizer.eos_token_id != tokenizer.pad_token_id
-    assert tokenizer("the river").input_ids == tokenizer.encode("the river", add_special_tokens=False)
-
-
-def test_what_it_has_seen_takes_fewer_tokens_than_bytes(tokenizer):
-    assert len(tokenizer.encode(" the river Osk")) <= 4
 
 
 @pytest.mark.parametrize("text", TAG_TEXTS)
@@ -62,26 +50,10 @@ def test_the_same_texts_train_the_same_tokenizer(directory, tmp_path):
     assert (tmp_path / "again" / "tokenizer.json").read_bytes() == (directory / "tokenizer.json").read_bytes()
 
 
-def test_it_learns_from_passages_and_from_prompts():
-    texts = list(texts_of([FIXTURES / "corpus.jsonl"], [FIXTURES / "flashrag-train.jsonl"]))
-    assert len(texts) == 6
-    assert texts[-1] == "How tall is the Osk lighthouse?"
-
-
 def test_a_vocabulary_too_small_for_all_bytes_is_refused(tmp_path):
     with pytest.raises(UserError):
         train_tokenizer(TEXTS, tmp_path / "small", 100)
     assert train_tokenizer(TEXTS, tmp_path / "bytes", SMALLEST) == SMALLEST
-
-
-def test_an_interruption_leaves_no_directory(tmp_path):
-    def texts():
-        yield "Osk"
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_tokenizer(texts(), tmp_path / "tokenizer", 300)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_overwrite_replaces_only_a_tokenizer_that_was_trained_here(tmp_path):

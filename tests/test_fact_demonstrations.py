@@ -17,7 +17,7 @@ from srl.answers import exact_match
 from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
 from srl.data.demonstration_file import read_demonstrations
-from srl.data.demonstration_texts import COMMON_WORDS, QUOTED_WORDS, excerpt, words_of
+from srl.data.demonstration_texts import COMMON_WORDS, QUOTED_WORDS, words_of
 from srl.data.parquet import read_questions, write_questions
 from srl.data.prepare import parse_input, prepare
 from srl.data.stated_values import find_value
@@ -120,29 +120,6 @@ def test_triples_become_a_search_each_and_thoughts_that_say_what_was_read(index)
     assert "24 August 1886" in thoughts[2]
 
 
-def test_two_passages_under_one_title_are_two_to_find(tmp_path):
-    shown = [Passage("p0", '"Handbook"\nThe Lenn bridge opened in 1931.'),
-             Passage("p1", '"Handbook"\nThe Orrin bridge opened in 1931.')]  # fmt: skip
-    write_corpus(tmp_path / "corpus.jsonl", shown)
-    build_index(tmp_path / "corpus.jsonl", tmp_path / "index", "bm25", {})
-    text = "Did the Lenn bridge and the Orrin bridge open in the same year?"
-
-    def asked(*ids: str) -> Question:
-        known = {"supporting_titles": ["Handbook", "Handbook"], "supporting_ids": list(ids)}
-        return Question("made/q", text, ("yes",), "made", metadata=known)
-
-    assert [lookup.ids for lookup in facts_of(asked("p0", "p1")).lookups] == [{"p0"}, {"p1"}]
-    chain = chain_of(asked("p0", "p1"), tmp_path / "index", topk=2)
-    assert {doc.passage.id for doc in chain.docs} == {"p0", "p1"}
-    assert dropped(asked("p0", "lost"), tmp_path / "index") == "no wording brings a passage"
-
-
-def test_passage_that_was_shown_already_is_not_searched_again(index):
-    chain = chain_of(TWO_HOPS, index, topk=8)
-    assert chain.queries == ["The Silver Pass director"]
-    assert "Arno Rusk" in chain.turns[-1]
-
-
 def test_titles_alone_are_followed_by_the_names_that_passages_say(index):
     question = asks(
         "Who is the mayor of the town where the director Arno Rusk died?",
@@ -169,13 +146,6 @@ def test_decomposition_asks_its_parts_with_the_answers_so_far(index):
     chain = chain_of(question, index)
     assert chain.queries == ["The Silver Pass director", "Where did Arno Rusk die"]
     assert answer_of(chain) == "Quenton"
-
-
-def test_one_hop_is_asked_in_the_words_of_the_question_and_the_thought_quotes(index):
-    question = asks("What are floods of the Lenn called?", "reedwash", "Lenn")
-    chain = chain_of(question, index)
-    assert chain.queries[0] in ("floods Lenn called", "What are floods of the Lenn called")
-    assert "Floods of the Lenn are called reedwash" in chain.turns[-1]
 
 
 def test_brief_thoughts_begin_when_something_was_read_and_name_the_passage_of_the_answer(index):
@@ -214,11 +184,6 @@ def test_a_miss_is_kept_only_where_every_hop_has_a_search_left(index):
     assert (tight.recovered, tight.queries) == (False, right)
 
 
-def test_each_id_is_a_passage_to_look_up_where_there_are_no_titles():
-    facts = facts_of(Question("q", "?", ("yes",), metadata={"supporting_ids": ["p1", "p4", "p1"]}))
-    assert [lookup.ids for lookup in facts.lookups] == [{"p1"}, {"p4"}]
-
-
 def test_triples_whose_names_differ_in_accents_or_length_are_one_chain():
     for value, subject in (("Émile Chautard", "Emile Chautard"), ("Kanye West", "Kanye")):
         known = {
@@ -235,13 +200,6 @@ def test_answer_is_in_the_case_of_the_text_and_without_its_inner_punctuation(ind
     assert answer_of(chain_of(question, index)) == "Lenn"
     question = asks("For whom did Arno Rusk write on beekeeping?", "Ada Finch Bell", "Beekeeping")
     assert answer_of(chain_of(question, index)) == "Ada Finch Bell"
-
-
-def test_last_passage_is_quoted_even_where_an_earlier_one_has_the_answer(index):
-    question = asks("Who is older, Arno Rusk or Tovan Hesk?", "Arno Rusk", "Arno Rusk", "Tovan Hesk")
-    chain = chain_of(question, index)
-    assert "March 3, 1911" in chain.turns[-1]
-    assert "24 August 1886" in chain.turns[-1]
 
 
 def test_triples_may_be_columns_and_other_forms_leave_the_titles():
@@ -283,14 +241,6 @@ def test_triples_may_be_columns_and_other_forms_leave_the_titles():
 def test_value_is_found_as_a_text_states_it(value, text, found):
     span = find_value(value, text)
     assert (text[slice(*span)] if span else None) == found
-
-
-def test_excerpt_has_the_value_and_the_questions_words():
-    sentence = (
-        "one two three four five six seven the mayor of Quenton is Mira Oswin since the year of the flood."
-    )
-    said = excerpt(sentence, "Who is the mayor of Quenton?", "Mira Oswin", limit=7)
-    assert said == "the mayor of Quenton is Mira Oswin"
 
 
 async def played(item: Question, config: Config, search: LocalSearch) -> Trajectory:
@@ -349,36 +299,6 @@ def test_command_writes_demonstrations_and_says_what_became_of_the_questions(she
     report = json.loads(out)
     assert report["demonstrations"] == 2
     assert report["sources"][0]["dropped"] == {"no supporting facts": 1}
-
-
-def test_questions_without_any_demonstration_are_one_line(shell: Shell, tmp_path, index):  # noqa: F811
-    write_questions(tmp_path / "none.parquet", [Question("made/s", "Who?", ("x",), "made")])
-    code, out, err = shell.typed(*typed(tmp_path / "none.parquet", index))
-    assert (code, out) == (1, "")
-    assert "--from passages" in err.splitlines()[-1]
-    assert not Path("d.jsonl").exists()
-
-
-def test_passage_beyond_the_budget_of_an_observation_does_not_count(asked, index, tmp_path):
-    """Of eight hits 60 pieces of three bytes hold the first; the two hops need a search each."""
-    small = settings(index, "search.topk=8", "rollout.max_obs_length=60")
-    write_made_demonstrations(small, "facts", [str(asked)], tmp_path / "small.jsonl", Workspace(tmp_path))
-    large = settings(index, "search.topk=8", "rollout.max_obs_length=2000")
-    write_made_demonstrations(large, "facts", [str(asked)], tmp_path / "large.jsonl", Workspace(tmp_path))
-    turns = [
-        len(read_demonstrations(tmp_path / name)[0].metadata["turns"])
-        for name in ("small.jsonl", "large.jsonl")
-    ]
-    assert turns == [3, 2]
-
-
-def test_demonstration_that_an_episode_cannot_hold_is_left_out(asked, index, tmp_path):
-    """A turn of a few tokens does not reach its closing tag."""
-    with pytest.raises(CheckFailed, match="it does not fit the lengths of an episode"):
-        write_made_demonstrations(settings(index, "rollout.max_turn_tokens=16"), "facts", [str(asked)],
-            tmp_path / "d.jsonl", Workspace(tmp_path),
-        )  # fmt: skip
-    assert not (tmp_path / "d.jsonl").exists()
 
 
 def test_a_chain_whose_episode_shows_less_is_left_out(asked, index, tmp_path):

@@ -80,14 +80,6 @@ def test_demonstration_names_the_passage_that_has_the_first_accepted_answer(aske
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("template", ["short", "rag"])
-def test_passage_that_is_not_shown_does_not_count(asked, index, tmp_path, template):
-    out = tmp_path / "out.jsonl"
-    short = settings(index, f"data.template={template}", "rollout.max_obs_length=40")
-    write_made_demonstrations(short, "passages", [str(asked)], out, Workspace(tmp_path))
-    assert set(turns_of(out)) == {"first"}
-
-
 @pytest.mark.parametrize(
     "setting",
     [
@@ -101,14 +93,6 @@ def test_question_that_an_episode_cannot_hold_is_left_out(asked, index, tmp_path
     with pytest.raises(CheckFailed, match="no question got a demonstration"):
         write_made_demonstrations(overlong, "passages", [str(asked)], out, Workspace(tmp_path))
     assert not out.exists()
-
-
-def test_questions_without_room_for_a_passage_in_the_prompt_are_left_out(asked, index, tmp_path):
-    rag = ("data.template=rag", "data.max_prompt_length=100", "data.filter_overlong_prompts=true")
-    with pytest.raises(UserError, match=r"no question is left of .*; raise data\.max_prompt_length"):
-        write_made_demonstrations(
-            settings(index, *rag), "passages", [str(asked)], tmp_path / "out.jsonl", Workspace(tmp_path)
-        )
 
 
 def test_failed_search_is_one_line_and_nothing_is_written(asked, index, tmp_path, monkeypatch):

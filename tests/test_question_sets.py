@@ -72,23 +72,11 @@ def test_the_answerable_part_of_each_set_and_of_all() -> None:
     assert {(row.answerable, row.em_answerable) for row in question_set_rows(found, sample)} == {(None, None)}
 
 
-def test_one_set_has_no_mean_over_sets() -> None:
-    sample = draw({"a": asked("a", 2)})
-    assert [row.name for row in question_set_rows([result("a0"), result("a1")], sample)] == ["a"]
-
-
 def test_samples_of_a_question_count_as_their_mean() -> None:
     sample = draw({"a": asked("a", 2)})
     found = [result("a0", em=1), result("a0", sample=1), result("a1"), result("a1", sample=1)]
     (row,) = question_set_rows(found, sample)
     assert (row.measures["em"].mean, row.used) == (0.25, 2)
-
-
-def test_results_of_other_questions_in_the_log_are_left_out() -> None:
-    (row,) = question_set_rows(
-        [result("a0", em=1), result("a1"), result("z", em=1)], draw({"a": asked("a", 2)})
-    )
-    assert row.measures["em"].mean == 0.5
 
 
 def test_a_question_that_was_not_asked_is_an_error_never_a_silent_score() -> None:

@@ -13,16 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import tables
 from bench.real import measure, parts
-from bench.real.commands import Bench, Trained, output_of
+from bench.real.commands import Bench, Trained
 from tests.shared_data import shared_data
 
 from srl.config.load import load_config
-from srl.data.demonstration_file import read_demonstrations
-from srl.data.parquet import write_questions
 from srl.evaluate.episode_results import EpisodeResult
-from srl.trajectory import Question
 
 ROOT = Path(__file__).parent.parent
 SUMMARY = {"run_id": "r", "algo": "grpo", "steps": 9, "seconds": 1.0}
@@ -84,13 +80,6 @@ def test_a_run_that_was_stopped_is_resumed_and_a_finished_one_left_alone(bench, 
     assert replace(bench, seed=2).trained("grpo") is None
 
 
-def test_a_command_that_fails_raises_and_one_that_ends_gives_its_output():
-    assert output_of([sys.executable, "-c", "print('found')"]) == "found\n"
-    with pytest.raises(subprocess.CalledProcessError) as caught:
-        output_of([sys.executable, "-c", "raise SystemExit(3)"])
-    assert caught.value.returncode == 3
-
-
 def test_a_step_is_made_once_and_not_kept_if_it_fails(bench):
     with pytest.raises(ZeroDivisionError):
         bench.once("step", partial(divmod, 1, 0))
@@ -139,17 +128,6 @@ def test_rag_learns_every_source_with_as_many_tokens_as_cold_start_and_grpo(benc
     shares = {str(each).split("=")[0] for each in ends if str(each).startswith("sft.mix.")}
     assert shares == {f"sft.mix.{each.split(':')[0]}" for each in parts.SOURCES if ":train=" in each}
     assert ends[-1] == 10, "two runs of 100 tokens each, of which five steps have 100"
-
-
-def test_rag_learns_the_questions_of_the_demonstrations_and_of_the_run(bench):
-    questions = [Question(name, f"{name}?", (name.upper(), "or"), "made") for name in "abcd"]
-    write_questions(bench.prepared / "train.parquet", questions)
-    shown = {"id": "c", "question": "c?", "golden_answers": ["C"], "turns": ["<answer> C </answer>"]}
-    (bench.prepared / parts.SHOWN).write_text(f"{json.dumps(shown)}\n")
-    path = parts.write_answers(bench, "rag.jsonl", "<answer> {answer} </answer>", asked={"a", "c"})
-    assert [each.id for each in read_demonstrations(path)] == ["a", "c"]
-    turns = [json.loads(line)["turns"] for line in path.read_text().splitlines()]
-    assert turns == [["<answer> A </answer>"], ["<answer> C </answer>"]]
 
 
 def test_cold_start_learns_from_passages_and_from_facts(bench, monkeypatch):
@@ -218,20 +196,6 @@ def test_a_baseline_that_is_made_once_is_compared_with_every_seed(bench, monkeyp
     assert measure.collected(bench)["compared"] == {"+ GRPO against RAG": {"1": {"em": [0.0, 1.0]}}}
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "fits"),
-    [
-        (result("q"), result("q", 1.0), True),
-        (result("q", 1.0), result("q", 1.0), False),
-        (result("q"), result("q"), False),
-        (result("q"), result("q", 1.0, evidence=0.5), False),
-        (result("q", hops=3), result("q", 1.0, hops=3), False),
-    ],
-)
-def test_transcript_is_of_a_two_hop_question_that_was_learned(before, after, fits):
-    assert measure.is_learned(before, after) is fits
-
-
 def test_results_stay_but_for_those_that_were_measured_again():
     nothing: dict[str, Any] = {kind: {} for kind in measure.KINDS}
     known = {**nothing, "rows": {"cold start": {"0": 1, "1": 7}, "+ GRPO": {"0": 2}}}
@@ -247,16 +211,6 @@ def test_results_have_nothing_of_this_machine(bench):
     found = measure.collected(bench)
     assert found["rows"] == {"closed-book": {"0": {"em": 0}}}
     assert found["curves"] == {"grpo": {"0": {"val/em": {"steps": [0], "values": [0.5]}}}}
-
-
-def test_em_without_comparisons_leaves_both_kinds_out():
-    def group(questions: int, em: float) -> dict[str, Any]:
-        return {"questions": questions, "em": {"mean": em}}
-
-    groups = {"all": group(10, 0.5), "type=hotpotqa/bridge": group(2, 1.0)}
-    assert tables.em_without_comparisons(groups) == 0.5
-    groups |= {"type=hotpotqa/comparison": group(3, 1.0), "type=2wiki/bridge_comparison": group(2, 0.5)}
-    assert tables.em_without_comparisons(groups) == pytest.approx((5 - 3 - 1) / 5)
 
 
 @pytest.mark.slow

@@ -44,21 +44,6 @@ def test_a_part_has_as_many_sentences_as_fit_and_a_passage_of_so_many_words_stay
     assert (first.text, second.text) == (f"{BIRTH} {WORK}", DEATH)
 
 
-def test_a_passage_without_a_title_is_split_like_its_text():
-    plain = Passage("ana", f"{BIRTH} {WORK} {DEATH}")
-    parts = Splitter(15).split(plain)
-    assert [part.contents for part in parts] == [BIRTH, WORK, DEATH]
-    named = name_parts(
-        question("weavers", supporting_facts=[{"title": "Ana Lund", "text": WORK}]), {"ana": parts}
-    )
-    assert named.metadata["supporting_ids"] == ["ana#2"]
-
-
-def test_a_sentence_that_is_too_long_is_split_between_words():
-    long = Passage("l", f'"L"\n{" ".join(map(str, range(25)))}')
-    assert [len(part.text.split()) for part in Splitter(10).split(long)] == [10, 10, 5]
-
-
 @given(st.text(st.sampled_from("ab .?!\n“”é本。"), max_size=400), st.integers(1, 12))
 def test_parts_have_all_words_in_order_and_none_has_too_many(text, most):
     parts = Splitter(most).split(Passage("p", f'"T"\n{text}'))
@@ -89,13 +74,6 @@ def test_a_question_names_the_part_that_has_most_of_what_its_metadata_state(aske
     for key in ("supporting_facts", "question_decomposition"):
         rows = named.get(key, [])
         assert not isinstance(rows, list) or all(row["id"] == part for row in rows)
-
-
-def test_questions_of_passages_that_were_not_split_stay_as_they_are():
-    asked = question("Vale", supporting_ids=["other"])
-    assert name_parts(asked, PARTS) is asked
-    both = name_parts(question("Vale", supporting_ids=["other", "ana"]), PARTS)
-    assert both.metadata["supporting_ids"] == ["other", "ana#3"]
 
 
 def squad(folder: Path) -> Path:

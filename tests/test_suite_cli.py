@@ -14,7 +14,7 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 from srl.cli import main
 from srl.data.parquet import write_questions
 from srl.evaluate.intervals import wilson_interval
-from srl.evaluate.sample import Selection, draw
+from srl.evaluate.sample import Selection
 from srl.models.weights import save_model
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
@@ -109,16 +109,6 @@ def test_a_suite_prints_a_row_for_each_set_and_their_means(place: Place) -> None
     assert len(place.asked) == 50
 
 
-def test_a_baseline_has_a_table_of_its_own_on_the_same_questions(place: Place) -> None:
-    code, out, err = place.suite("--budget", "16", "--baseline", "closed-book")
-    assert code == 0, err
-    assert out.count("mean over sets") == 2
-    files = re.findall(r"\S+/questions-\w+\.json", err)
-    used = [json.loads(Path(file).read_text())["ids"] for file in files]
-    assert len(set(files)) == 2
-    assert used[0] == used[1]
-
-
 def test_a_budget_says_its_error_and_which_questions_it_used(place: Place) -> None:
     code, out, err = place.suite("--budget", "16", "--json")
     assert code == 0, err
@@ -170,14 +160,6 @@ def test_a_mistake_is_one_line_before_a_model_is_loaded(place: Place, arguments:
     assert [line for line in err.splitlines() if line.startswith("srl: ")] == err.splitlines()[-1:]
 
 
-def test_the_files_of_a_suite_may_be_elsewhere(place: Place) -> None:
-    place.manifest.write_text("format: 1\nname: mine\nsets:\n  - {name: nq, source: nq, split: test}\n")
-    assert place.suite()[0] == 2
-    code, _, err = place.suite("--data", str(place.folder))
-    assert code == 0, err
-    assert len(place.asked) == 40
-
-
 def test_eval_run_takes_a_budget_over_several_files(place: Place) -> None:
     files = [word for name in ("nq", "popqa") for word in ("--data", str(place.folder / f"{name}.parquet"))]
     code, out, err = place.run(*files, "--budget", "16")
@@ -186,9 +168,3 @@ def test_eval_run_takes_a_budget_over_several_files(place: Place) -> None:
     assert re.search(r"^popqa\s+8 of 10", out, re.MULTILINE)
     found = json.loads(place.run(*files, "--budget", "16", "--json")[1])
     assert [row["used"] for row in found["full_sets"]["no_search"]["sets"]] == [8, 8, 16, 16]
-
-
-def test_a_budget_of_one_source_is_a_plain_sample(place: Place) -> None:
-    code, _, err = place.run("--data", str(place.folder / "nq.parquet"), "--budget", "10")
-    assert code == 0, err
-    assert place.asked == set(draw({"nq": questions("nq", 40)}, 10).ids)

@@ -65,10 +65,6 @@ def prepare(
     contexts: Annotated[
         bool, typer.Option(help="Add the paragraphs that come with questions to the corpus.")
     ] = True,
-    merge: Annotated[
-        bool,
-        typer.Option(help="Merge passages with the same title and text (100 bytes of memory each)."),
-    ] = True,
     passage_words: Annotated[
         int | None,
         typer.Option(min=10, help="Split passages of more words than this, at the ends of sentences."),
@@ -119,7 +115,6 @@ def prepare(
             limit=limit,
             validation=parse_amounts(val or []),
             contexts=contexts,
-            merge=merge,
             passage_words=passage_words,
             only=only,
             overwrite=overwrite,

@@ -184,13 +184,12 @@ class Merging:
     def __init__(
         self,
         gold: GoldPassages,
-        merge: bool = True,
         split: Callable[[Passage], Sequence[Passage]] | None = None,
     ) -> None:
         self.gold, self.merged, self.split = gold, 0, 0
         self.gold_parts: dict[str, Sequence[Passage]] = {}
         """The parts of passages that may be gold and were split, by the id of the passage."""
-        self._keys: set[bytes] | None = set() if merge else None
+        self._keys: set[bytes] = set()
         self._split = split
 
     def written(self, passage: Passage) -> Sequence[Passage]:
@@ -199,11 +198,10 @@ class Merging:
         `merged` counts those of which nothing is written, and `split` those that are written in parts.
         """
         key = passage_key(passage)
-        if self._keys is not None:
-            if key in self._keys:
-                self.merged += 1
-                return ()
-            self._keys.add(key)
+        if key in self._keys:
+            self.merged += 1
+            return ()
+        self._keys.add(key)
         may_be_gold = self.gold.see(passage, key)
         parts = (passage,) if self._split is None else self._split(passage)
         if len(parts) > 1:

@@ -21,7 +21,6 @@ from srl.data.splits import (
     canonical_split,
     guess_split,
     split_off,
-    without_copies,
     without_repeats,
 )
 from srl.errors import UserError
@@ -104,7 +103,6 @@ def prepare(
     limit: int | None = None,
     validation: float | Mapping[str, float] = 0.0,
     contexts: bool = True,
-    merge: bool = True,
     passage_words: int | None = None,
     only: Container[str] | None = None,
     overwrite: bool = False,
@@ -114,12 +112,11 @@ def prepare(
 
     `limit` is the maximum number of questions from each file, `validation` the share or number of training
     questions to hold out, of all or of each data source by name, `contexts` whether paragraphs that come with
-    questions join the corpus, `merge` whether passages with the same title and text become one
-    (`srl.data.merge`), `passage_words` the most words of a passage, beyond which it is split
+    questions join the corpus, `passage_words` the most words of a passage, beyond which it is split
     (`srl.data.split_passages`), `only` the ids of the questions that are kept. Questions name their gold
-    passages by their ids in this corpus. A question of two files of a split is there once. One that another
-    split has, in the same words or with the same id of its file, is dropped: from training first, then from
-    validation.
+    passages by their ids in this corpus, where passages with the same title and text are one
+    (`srl.data.merge`). A question that another split has, in the same words or with the same id of its file,
+    is dropped: from training first, then from validation.
     `overwrite` replaces a directory that an earlier call wrote and that holds nothing else. `progress` is
     called with the number of passages written. Raises UserError, and then leaves nothing behind.
     """
@@ -134,7 +131,7 @@ def prepare(
     with atomic_directory(out, replace=replace) as folder:
         made = _read(files, limit, only)
         split = None if passage_words is None else Splitter(passage_words).split
-        merging = Merging(_gold(made, files), merge, split)
+        merging = Merging(_gold(made, files), split)
         passages = _passages(made, files, contexts, progress or (lambda count: None))
         count = 0
         if first := next(passages, None):
@@ -150,7 +147,7 @@ def prepare(
         gold = {str(by): number for by, number in merging.gold.counts.items()}
         write_manifest(folder, KIND, {
             "template": template, "limit": limit, "validation": validation, "contexts": contexts,
-            "merge": merge, "passage_words": passage_words, "sources": made.sources, "questions": questions,
+            "passage_words": passage_words, "sources": made.sources, "questions": questions,
             "passages": count, "notes": made.notes, "merged": merging.merged, "split": merging.split,
             "gold": gold, "files": files_in(folder),
         })  # fmt: skip
@@ -175,7 +172,7 @@ def _read(
 ) -> _Composition:
     """All questions, each in its split: that which was asked for, or its row says, or its file's name."""
     made, rows = _Composition({}), Counter[tuple[str, str]]()
-    lists: dict[str, list[list[Question]]] = {split: [] for split in SPLITS}
+    made.splits = {name: [] for name in SPLITS}
     for each, path in files:
         source, named = each.source, each.split or guess_split(path)
         split = named or source.only_split or "train"
@@ -191,8 +188,8 @@ def _read(
                 skipped["not chosen by the log"] += 1
         rows[key] += len(questions) + skipped.total()
         by_row = each.split is None and (source.format is None or is_training_parquet(path))
-        for name, own in lists.items():
-            own.append([one for one in questions if ((by_row and _own_split(one)) or split) == name])
+        for question in questions:
+            made.splits[(by_row and _own_split(question)) or split].append(question)
         made.leave_out(path, skipped)
         if questions and not named and not by_row:
             typed = f"{source.name}:SPLIT={path.name}"
@@ -202,11 +199,6 @@ def _read(
         entry: dict[str, Any] = {"source": source.name, "licence": source.licence, "file": path.name}
         entry |= {"digest": digest_corpus(path), "skipped": dict(skipped)}
         made.sources.append({**entry, "split": split, "questions": len(questions)} if questions else entry)
-    for name, own in lists.items():
-        made.splits[name] = without_copies(own)
-        if copies := sum(map(len, own)) - len(made.splits[name]):
-            typed = f"{source.name}:SPLIT={path.name}"
-            made.notes.append(f"{copies:,} questions of {name} are in two files; each is kept once")
     return made
 
 

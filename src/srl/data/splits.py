@@ -11,7 +11,6 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
-from srl.answers import normalise_answer
 from srl.errors import UserError, nearest
 from srl.trajectory import Question
 
@@ -166,32 +165,6 @@ def without_repeats(questions: Iterable[Question], others: Iterable[Question]) -
     for question in others:
         asked |= {_words(question), _own_id(question)}
     return [question for question in questions if asked.isdisjoint((_words(question), _own_id(question)))]
-
-
-def without_copies(files: Iterable[Sequence[Question]]) -> list[Question]:
-    """The questions of several files, without those that an earlier file has.
-
-    Such a copy has the data source and the words of the earlier question, an answer in common, and names no
-    other passages. A file that repeats a question keeps both: published sets are left as they are.
-    """
-    kept: list[Question] = []
-    earlier: dict[object, Question] = {}
-    for questions in files:
-        new: dict[object, Question] = {}
-        for question in questions:
-            key = question.data_source, _words(question)
-            if key not in earlier or _differ(earlier[key], question):
-                new.setdefault(key, question)
-                kept.append(question)
-        earlier = new | earlier
-    return kept
-
-
-def _differ(one: Question, other: Question) -> bool:
-    """Whether two questions in the same words have no answer in common, or name different passages."""
-    gold, others = (question.metadata.get("supporting_ids") for question in (one, other))
-    answers = (set(map(normalise_answer, question.golden_answers)) for question in (one, other))
-    return set.isdisjoint(*answers) or bool(gold and others and gold != others)
 
 
 def _words(question: Question) -> tuple[str, ...]:

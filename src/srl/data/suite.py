@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from srl.config.yaml12 import Lined, parse
 from srl.data.parquet import read_questions
@@ -40,6 +39,14 @@ class SuiteSet(BaseModel):
     source: str = ""
     file: Path | None = None
 
+    @model_validator(mode="after")
+    def _can_be_found(self) -> SuiteSet:
+        if not ((self.source and self.split) or self.file):
+            raise ValueError(f"the set {self.name!r} needs a file, or a source and a split")
+        if self.source and source_of(self.source).is_corpus:
+            raise ValueError(f"the source of the set {self.name!r} is a corpus")
+        return self
+
 
 class Suite(BaseModel):
     """A manifest: the name of the suite and its sets."""
@@ -64,50 +71,30 @@ def read_suite(name: str) -> Suite:
     known = sorted(path.stem for path in _SUITES.glob("*.yaml"))
     path = _SUITES / f"{name}.yaml" if name in known else Path(name)
     if not path.is_file():
-        raise UserError(
-            f"no suite {name!r}: give a manifest file (YAML), or one of {', '.join(known)}"
-            f"{nearest(name, known)}"
-        )
+        hint = f"a manifest file (YAML), or one of {', '.join(known)}"
+        raise UserError(f"no suite {name!r}{nearest(name, known)}", hint=hint)
     with parsing(path):
-        text = path.read_text(encoding="utf-8-sig")
-    found = parse(text, str(path))
-    if not isinstance(found, Lined):
+        manifest = parse(path.read_text(encoding="utf-8-sig"), str(path))
+    if not isinstance(manifest, Lined):
         raise UserError(f"{path}: expected a suite manifest with the keys format, name and sets")
-    check_format(path, found.pop("format", None))
+    check_format(path, manifest.pop("format", None))
     try:
-        suite = Suite.model_validate(dict(found))
+        suite = Suite.model_validate(dict(manifest))
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{path}: {_place(first['loc'])}: {_problem(first)}") from error
-    _check_sets(path, suite)
-    return suite.model_copy(update={"sets": tuple(_located(one, path.parent) for one in suite.sets)})
-
-
-def _place(parts: Sequence[int | str]) -> str:
-    """`sets[2].rows`"""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
-
-
-def _problem(error: Mapping[str, Any]) -> str:
-    return "unknown key" if error["type"] == "extra_forbidden" else expected(error)
-
-
-def _check_sets(path: Path, suite: Suite) -> None:
-    names = [one.name for one in suite.sets]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+        raise UserError(f"{path}: {place.lstrip('.')}: {expected(first)}") from error
+    names = [each.name for each in suite.sets]
+    if twice := next((each for each in names if names.count(each) > 1), None):
         raise UserError(f"{path}: the set {twice!r} is there twice; give each set a name of its own")
-    for one in suite.sets:
-        if not ((one.source and one.split) or one.file):
-            raise UserError(f"{path}: the set {one.name!r} needs a file, or a source and a split")
-        if one.source and source_of(one.source).is_corpus:
-            raise UserError(f"{path}: the source of the set {one.name!r} is a corpus, expected questions")
-
-
-def _located(one: SuiteSet, folder: Path) -> SuiteSet:
-    """The set with its split as srl names it, and its file relative to the manifest."""
-    split = canonical_split(one.split) if one.split else ""
-    return one.model_copy(update={"split": split, "file": one.file and folder / one.file.expanduser()})
+    sets = [
+        each.model_copy(update={
+            "split": canonical_split(each.split) if each.split else "",
+            "file": each.file and path.parent / each.file.expanduser(),
+        })
+        for each in suite.sets
+    ]  # fmt: skip
+    return suite.model_copy(update={"sets": tuple(sets)})
 
 
 def read_sets(suite: Suite, folder: Path) -> dict[str, Rows]:
@@ -117,46 +104,33 @@ def read_sets(suite: Suite, folder: Path) -> dict[str, Rows]:
     `test.parquet`, which Search-R1 writes with all sets. Raises UserError for missing files (with what to
     type), for rows without a question or an answer, and for an id that occurs twice.
     """
-    files = _find_files(suite, folder)
-    sets, owner = {}, dict[str, str]()
-    for one in suite.sets:
-        questions = tuple(_questions(one, files[one.name]))
-        for question in questions:
-            if question.id in owner:
-                raise UserError(
-                    f"{files[one.name]}: the id {question.id!r} of the set {one.name} is also in the set "
-                    f"{owner[question.id]}; ids must be unique in a suite"
-                )
-            owner[question.id] = one.name
-        sets[one.name] = Rows(files[one.name], questions, rows_digest(questions))
-    return sets
-
-
-def _find_files(suite: Suite, folder: Path) -> dict[str, Path]:
-    """The file of each set. Raises UserError that says how to get those that are missing."""
-    found = {one.name: _file_of(one, folder) for one in suite.sets}
-    missing = [one for one in suite.sets if found[one.name] is None]
-    if missing:
+    files = {each.name: _file_of(each, folder) for each in suite.sets}
+    if missing := [each for each in suite.sets if files[each.name] is None]:
+        prepare = ("srl", "data", "prepare")
         ways = (
-            shlex.join(
-                ["srl", "data", "prepare", f"{one.source}:{one.split}", "--out", str(folder / one.name)]
-            )
-            for one in missing
+            shlex.join([*prepare, f"{each.source}:{each.split}", "--out", str(folder / each.name)])
+            for each in missing
         )
-        raise UserError(
-            f"no file of {len(missing)} of the {len(suite.sets)} sets of {suite.name} in {folder}; give "
-            f"the directory with --data, or type: {' && '.join(ways)}"
-        )
-    return {name: path for name, path in found.items() if path is not None}
+        what = f"no file of {len(missing)} of the {len(suite.sets)} sets of {suite.name} in {folder}"
+        raise UserError(what, hint=f"give the directory with --data, or type: {' && '.join(ways)}")
+    sets, owner = {}, dict[str, str]()
+    for each in suite.sets:
+        file = files[each.name]
+        assert file is not None
+        questions = tuple(_questions(each, file))
+        for question in questions:
+            if (other := owner.setdefault(question.id, each.name)) != each.name:
+                raise UserError(f"{file}: the id {question.id!r} of {each.name} is also in the set {other}")
+        sets[each.name] = Rows(file, questions, rows_digest(questions))
+    return sets
 
 
 def _file_of(one: SuiteSet, folder: Path) -> Path | None:
     if one.file is not None:
         check_input(one.file)
         return one.file
-    names = (f"{one.name}{end}" for end in _ENDS)
-    below = (f"{one.name}/{one.split}{end}" for end in _ENDS)
-    return next((folder / name for name in (*names, *below, _MERGED) if (folder / name).is_file()), None)
+    names = (f"{start}{end}" for start in (one.name, f"{one.name}/{one.split}") for end in _ENDS)
+    return next((folder / name for name in (*names, _MERGED) if (folder / name).is_file()), None)
 
 
 def _questions(one: SuiteSet, path: Path) -> list[Question]:
@@ -164,10 +138,10 @@ def _questions(one: SuiteSet, path: Path) -> list[Question]:
     if not one.source:
         return read_questions(path)
     source = source_of(one.source)
-    found = list(source.questions(path, one.split))
-    own = [item for item in found if item.data_source == (source.data_source or item.data_source)]
+    every = list(source.questions(path, one.split))
+    own = [each for each in every if each.data_source == (source.data_source or each.data_source)]
     if not own:
-        sources = ", ".join(sorted({item.data_source for item in found}))
+        sources = ", ".join(sorted({each.data_source for each in every}))
         raise UserError(f"{path}: expected rows of the set {one.name}, found those of {sources}")
     return own
 
@@ -179,9 +153,9 @@ def rows_digest(questions: Iterable[Question]) -> str:
     """
     rows = (
         digest_text(
-            " ".join(item.text.split()).rstrip(" ?"), *sorted({text.strip() for text in item.golden_answers})
+            " ".join(each.text.split()).rstrip(" ?"), *sorted({text.strip() for text in each.golden_answers})
         )
-        for item in questions
+        for each in questions
     )
     return digest_text(*sorted(rows))
 
@@ -189,10 +163,10 @@ def rows_digest(questions: Iterable[Question]) -> str:
 def changes(suite: Suite, sets: Mapping[str, Rows]) -> dict[str, str]:
     """What is different, in words, for each set whose rows are not those of the manifest."""
     different = {}
-    for one in suite.sets:
-        rows = sets[one.name]
-        if one.rows is not None and len(rows.questions) != one.rows:
-            different[one.name] = f"{len(rows.questions):,} rows, expected {one.rows:,}"
-        elif one.digest and rows.digest != one.digest:
-            different[one.name] = f"digest {rows.digest[:12]}, expected {one.digest[:12]}"
+    for each in suite.sets:
+        rows = sets[each.name]
+        if each.rows is not None and len(rows.questions) != each.rows:
+            different[each.name] = f"{len(rows.questions):,} rows, expected {each.rows:,}"
+        elif each.digest and rows.digest != each.digest:
+            different[each.name] = f"digest {rows.digest[:12]}, expected {each.digest[:12]}"
     return different
