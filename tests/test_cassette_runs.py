@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ from tests.two_retrievers import only_run, script, searched, settings, write_pla
 
 from srl.config import Config
 from srl.errors import UserError
-from srl.serve.cassette import Recorder, Replay, read_cassette
+from srl.serve.cassette import Recorder, Replay
 from srl.train import cold_start
 from srl.train import search as searching
 from srl.train.episodes import EpisodeRunner
@@ -73,11 +70,6 @@ def test_a_recorded_run_is_replayed_bit_for_bit_without_an_index(towns, recorded
     assert not list((tmp_path / "indexes").glob("*"))
 
 
-def test_a_run_from_a_cassette_is_the_run_without_one(towns, recorded, tmp_path):
-    train(config(towns, "grpo", rollout__deterministic=True, trainer__test_freq=2), tmp_path)
-    assert differences(only_run(tmp_path), recorded[0]) == []
-
-
 def test_a_resumed_run_goes_on_with_its_cassette(towns, tmp_path, monkeypatch):
     cassette, real, left = tmp_path / "run.cassette", EpisodeRunner.score, [1]
 
@@ -111,16 +103,6 @@ def test_a_new_run_leaves_a_cassette_that_is_there_alone(towns, tmp_path):
     assert cassette.read_text() == "mine"
 
 
-def test_a_run_that_cannot_start_leaves_no_cassette(towns, tmp_path):
-    cassette = tmp_path / "run.cassette"
-    with pytest.raises(UserError, match="this model's context is"):
-        train(on_cassette(towns, "record", cassette, data__max_prompt_length=4096), tmp_path / "recorded")
-    assert not cassette.exists()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be created"):
-        train(on_cassette(towns, "record", tmp_path / "file" / "run.cassette"), tmp_path / "recorded")
-
-
 def test_a_run_on_verl_that_would_record_starts_nothing(towns, tmp_path):
     cassette, workspace = tmp_path / "run.cassette", Workspace(tmp_path / "ws")
     with pytest.raises(UserError, match="record with --backend local and replay it here"):
@@ -130,22 +112,6 @@ def test_a_run_on_verl_that_would_record_starts_nothing(towns, tmp_path):
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
     assert list(refused(on_cassette(towns, "replay", cassette))) == []
-
-
-def test_processes_of_one_run_replay_one_cassette(recorded, towns):
-    """On verl the launcher and every worker open the cassette: each is answered as if it were alone."""
-    _, cassette = recorded
-    here = load_search(on_cassette(towns, "replay", cassette), Workspace(towns), print)
-    query = next(entry.search.query for entry in read_cassette(cassette).searches)
-    code = (
-        "import asyncio, sys; from srl.serve.cassette import Replay; "
-        "found = asyncio.run(Replay(sys.argv[1], topk=1).search(sys.argv[2])); "
-        "print([hit.passage.id for hit in found.hits])"
-    )
-    there = subprocess.run(
-        [sys.executable, "-c", code, cassette, query], capture_output=True, text=True, check=True
-    ).stdout
-    assert there.strip() == str([hit.passage.id for hit in asyncio.run(here.search(query)).hits])
 
 
 def test_a_cassette_is_of_all_retrievers(place, tmp_path, scripted):
@@ -160,14 +126,6 @@ def test_a_cassette_is_of_all_retrievers(place, tmp_path, scripted):
     assert tuple(replay.retrievers) == ("papers",)
     train(settings(place, *gone, search__index="gone"), tmp_path / "replayed")
     assert searched(only_run(tmp_path / "replayed")) == searched(only_run(tmp_path / "recorded"))
-
-
-def test_a_cassette_whose_retrievers_are_not_named_is_one_line(place, tmp_path, scripted):
-    cassette = tmp_path / "run.cassette"
-    train(settings(place, f"search.cassette=record {cassette}"), tmp_path / "recorded")
-    without = settings(place, f"search.cassette=replay {cassette}").with_settings({"search.retrievers": {}})
-    with pytest.raises(UserError, match=r"recorded with the retrievers papers, and search\.retrievers"):
-        loaded(without, tmp_path)
 
 
 def test_an_evaluation_has_its_own_cassette_not_that_of_the_models_run(place, tmp_path, scripted):

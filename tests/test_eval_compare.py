@@ -19,7 +19,7 @@ from srl.cli.app import app
 from srl.errors import UserError
 from srl.evaluate.comparison import compare, read_evaluation
 from srl.evaluate.coverage import Coverage, WrittenCoverage, write_coverage
-from srl.evaluate.intervals import interval, wilson_interval
+from srl.evaluate.intervals import interval
 from srl.evaluate.paired_tests import holm, paired_test
 from srl.store import LogWriter
 from srl.trajectory import Question, Trajectory
@@ -130,13 +130,6 @@ def covered(root: Path, name: str, answerable: Callable[[int], bool | None]) -> 
     write_coverage(root / "runs" / name, WrittenCoverage(found, [], ""))
 
 
-def test_coverage_of_a_part_of_the_questions_makes_no_group(two):
-    found = {question(str(n)).id: Coverage(None, n % 2 == 0) for n in range(10)}
-    write_coverage(two / "runs" / NAMES[0], WrittenCoverage(found, [], ""))
-    compared = compare([read_evaluation(two / "runs" / name) for name in NAMES])
-    assert all(row.source != "answerable" for row in compared.rows)
-
-
 def test_questions_that_every_corpus_can_answer_are_a_group_of_their_own(two):
     """Undecided questions are not in it; a run without search has no coverage, and no say."""
     covered(two, NAMES[0], lambda n: n % 2 == 0)
@@ -182,52 +175,6 @@ def test_questions_of_one_document_count_together(workspace):
     other = [float(n // 3 % 3 == 0) for n in range(120)]
     assert found.rows[1].test.p == pytest.approx(paired_test(values, other, clusters).p, abs=0.01)
     assert found.notes == []
-
-
-def test_too_few_documents_have_no_interval_and_a_note_says_so(workspace):
-    asked = [question(str(n), "squad", f"article {n // 60}") for n in range(120)]
-    for name, size in zip(NAMES, (2, 3), strict=True):
-        evaluation(workspace, name, episodes(asked, right_if(lambda n, size=size: n % size == 0)))
-    found = compared(*NAMES)
-    assert {row["interval"] for row in found["rows"]} == {row["difference_interval"] for row in found["rows"]}
-    assert {row["value"] for row in found["rows"] if row["measure"] == "EM"} == {0.5, 1 / 3}
-    assert "squad" in srl(*NAMES).stderr
-
-
-def test_samples_of_a_question_count_as_one_value(workspace):
-    asked = [question(str(n)) for n in range(30)]
-    some = episodes(asked, right_if(lambda n: n % 2 == 0), n=2)
-    some[1].answer = "Zürich"
-    evaluation(workspace, NAMES[0], some)
-    evaluation(workspace, NAMES[1], episodes(asked, right_if(lambda n: n % 2 == 0)))
-    found = compare([read_evaluation(workspace / "runs" / name) for name in NAMES])
-    assert [row.value for row in found.rows[:2]] == pytest.approx([14.5 / 30, 0.5])
-    assert found.rows[1].interval == wilson_interval(0.5, 30)
-
-
-def test_table_names_the_runs_and_marks_what_is_not_significant(two):
-    result = srl("00aa", "00ab")
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    assert lines[0].startswith(f"A: {NAMES[0]} (tiny-model)")
-    em = next(line for line in lines if " EM " in line)
-    assert em.split() == ["nq", "60", "EM", "A", "0.200", "0.118", "to", "0.318"]
-    b = lines[lines.index(em) + 1]
-    assert b.split()[:2] == ["B", "0.467"]
-    assert "+0.267" in b
-    assert "n.s." not in b
-    asked = [question(str(number)) for number in range(60)]
-    alike = evaluation(two, THIRD, episodes(asked, right_if(lambda n: n % 5 == 0 or n == 1)))
-    rows = compared("00aa", str(alike))["rows"]
-    assert [row["significant"] for row in rows] == [None, False] * 3
-    assert srl("00aa", str(alike)).stdout.count("n.s.") == 3 + 1
-
-
-def test_json_has_every_figure(two):
-    found = compared(*NAMES)
-    assert [row["measure"] for row in found["rows"]] == ["EM", "EM", "F1", "F1", "cover-EM", "cover-EM"]
-    assert found["rows"][1]["difference"] == pytest.approx(16 / 60)
-    assert (found["questions"], [run["left_out"] for run in found["runs"]]) == (60, [0, 5])
 
 
 def test_markdown_has_a_cell_for_each_column_whatever_the_names(workspace):

@@ -15,9 +15,7 @@ from srl.evaluate import (
     answer_metrics,
     em_interval,
     env_metrics,
-    mean_seconds,
     pass_at_k,
-    recall_at_k,
     step_metrics,
     summarise,
     wilson_interval,
@@ -94,20 +92,6 @@ def test_a_failed_episode_counts_zero_beside_em_over_the_completed() -> None:
     assert metrics["val/f1"] == 0.25
 
 
-def test_when_everything_failed_there_is_no_em_over_the_completed() -> None:
-    metrics = summarise([episode(None, end="failed")])
-    assert metrics["val/em"] == 0
-    assert "val/em_completed" not in metrics
-    assert metrics["val/env/excluded_share"] == 1
-    assert "val/env/finish_ratio" not in metrics
-
-
-def test_one_source_has_no_mean_over_sources_and_questions_without_hops_no_hops() -> None:
-    metrics = answer_metrics([episode(RIGHT)])
-    names = {"val/em", "val/em_completed", "val/em/nq", "val/f1", "val/cover_em", "val/failed_share"}
-    assert set(metrics) == names
-
-
 def test_pass_at_k_counts_a_question_once_any_sample_is_right() -> None:
     answers = {"a": [RIGHT, WRONG, WRONG, WRONG], "b": [WRONG] * 4, "c": [RIGHT] * 4}
     batch = [episode(text, q, sample=i) for q, texts in answers.items() for i, text in enumerate(texts)]
@@ -117,20 +101,6 @@ def test_pass_at_k_counts_a_question_once_any_sample_is_right() -> None:
     assert metrics["val/pass@4"] == pytest.approx(2 / 3)
     assert "val/pass@1" not in metrics
     assert "val/pass@3" not in metrics
-
-
-@pytest.mark.parametrize(("n", "names"), [(1, []), (2, [2]), (3, [2, 3]), (6, [2, 4, 6])])
-def test_pass_at_k_is_given_for_powers_of_two_and_for_n(n: int, names: list[int]) -> None:
-    metrics = answer_metrics([episode(RIGHT, sample=i) for i in range(n)])
-    assert [name for name in metrics if "pass" in name] == [f"val/pass@{k}" for k in names]
-
-
-def test_mean_at_k_weighs_questions_the_same_however_many_samples_they_have() -> None:
-    answers = {"a": [RIGHT, RIGHT, RIGHT, RIGHT], "b": [WRONG, WRONG]}
-    batch = [episode(text, q, sample=i) for q, texts in answers.items() for i, text in enumerate(texts)]
-    metrics = answer_metrics(batch)
-    assert metrics["val/mean@2"] == metrics["val/pass@2"] == 0.5
-    assert metrics["val/em"] == pytest.approx(2 / 3)
 
 
 @settings(deadline=None)
@@ -149,31 +119,6 @@ def test_interval_is_wilsons_for_one_sample_a_question() -> None:
 def test_more_samples_that_agree_do_not_narrow_the_interval() -> None:
     batch = [episode(RIGHT if q < 8 else WRONG, str(q), sample=s) for q in range(10) for s in range(50)]
     assert em_interval(batch) == wilson_interval(0.8, 10)
-
-
-def test_samples_that_differ_narrow_the_interval() -> None:
-    answers = [RIGHT, WRONG, RIGHT, WRONG, WRONG]
-    batch = [episode(answers[(q + s) % 5], str(q), sample=s) for q in range(40) for s in range(3)]
-    low, high = em_interval(batch) or (0, 1)
-    alone_low, alone_high = wilson_interval(0.4, 40)
-    assert high - low < 0.7 * (alone_high - alone_low)
-
-
-def test_questions_of_one_document_count_together_and_of_too_few_have_no_interval() -> None:
-    def of(documents: int) -> list[Trajectory]:
-        return [
-            episode(
-                RIGHT if n % documents % 2 else WRONG, str(n), supporting_titles=[f"page {n % documents}"]
-            )
-            for n in range(200)
-        ]
-
-    alone = em_interval([episode(RIGHT if n % 2 else WRONG, str(n)) for n in range(200)])
-    together = em_interval(of(40))
-    assert alone is not None
-    assert together is not None
-    assert together.high - together.low > 2 * (alone.high - alone.low)
-    assert em_interval(of(20)) is None
 
 
 def test_env_metrics_by_hand() -> None:
@@ -212,18 +157,6 @@ def test_searches_by_a_named_retriever_are_counted_by_its_name() -> None:
     assert metrics["env/number_of_valid_search"] == 3 / 2
 
 
-def test_a_rejected_search_is_not_a_failed_one() -> None:
-    assert env_metrics([episode(searches=(search(status="rejected"),))])["env/failed_search_share"] == 0
-
-
-def test_equal_groups_are_those_that_teach_nothing() -> None:
-    ends = [("a", None), ("a", None), ("b", None), ("b", None), ("c", None), ("c", "failed"), ("d", None)]
-    batch = [episode(question=question, end=end) for question, end in ends]
-    scores = [Score(value) for value in (1, 1, 1, 0, 1, 0, 1)]
-    assert env_metrics(batch, scores)["env/equal_groups_share"] == 0.5
-    assert "env/equal_groups_share" not in env_metrics([episode()], [Score(1)])
-
-
 def test_equal_groups_are_told_apart_by_whether_their_answers_match() -> None:
     """Two of four agree and are right, one agrees and is wrong; one of equal scores is neither."""
     answers = {"a": ("x y", "x y"), "b": ("x y", "x y"), "c": ("no", "no"), "d": ("x y", "no")}
@@ -232,22 +165,6 @@ def test_equal_groups_are_told_apart_by_whether_their_answers_match() -> None:
     assert found["env/equal_groups_share"] == 1.0
     assert found["env/equal_groups_share/right"] == 0.5
     assert found["env/equal_groups_share/wrong"] == 0.25
-
-
-def test_summary_holds_answers_reward_and_environment_under_its_prefix() -> None:
-    batch = [episode(RIGHT, "1"), episode(WRONG, "2")]
-    metrics = summarise(batch, [Score(0.9), Score(0.2)])
-    assert metrics["val/score"] == pytest.approx(0.55)
-    assert metrics["val/env/finish_ratio"] == 1
-    assert all(name.startswith("val/") and type(value) is float for name, value in metrics.items())
-    assert "val/score" not in summarise(batch)
-
-
-def test_recall_at_k_by_hand() -> None:
-    assert recall_at_k(["a", "b", "c"], ["a", "c"], 2) == 0.5
-    assert recall_at_k(["a", "b", "c"], ["a", "c"], 3) == 1
-    assert recall_at_k([], ["a"], 3) == 0
-    assert recall_at_k(["a", "a"], {"a", "b"}) == 0.5
 
 
 def recall(*episodes: Trajectory) -> float | None:
@@ -263,11 +180,6 @@ def test_evidence_recall_joins_what_every_search_showed() -> None:
     assert recall(found) == 1
     assert recall(first) == 0.5
     assert recall(found, missed, numbered) == pytest.approx(2 / 3)
-
-
-def test_evidence_recall_needs_questions_that_name_their_passages() -> None:
-    assert recall(episode(searches=(search("a"),))) is None
-    assert recall(episode(supporting_ids=["a"], end="failed")) is None
 
 
 def test_exact_match_given_that_an_accepted_answer_was_shown() -> None:
@@ -296,20 +208,6 @@ def test_exact_match_given_that_all_supporting_passages_were_shown() -> None:
     assert "val/em_evidence_shown" not in answer_metrics(batch[2:])
 
 
-def test_cover_em_counts_answers_that_say_more() -> None:
-    batch = [episode(text, str(i)) for i, text in enumerate(["It is X y.", RIGHT, HALF, None])]
-    assert answer_metrics(batch)["val/cover_em"] == 0.5
-
-
-def test_costs_of_an_episode_are_means_over_all() -> None:
-    batch = [episode(RIGHT, "1", turns=3), episode(None, "2", turns=1, end="failed"), episode(turns=2)]
-    for each, seconds in zip(batch, (4.0, 2.0, None), strict=True):
-        each.seconds = seconds
-    metrics = summarise(batch)
-    assert (metrics["val/response_length/mean"], metrics["val/total_length/mean"]) == (2, 3)
-    assert (mean_seconds(batch), mean_seconds(batch[2:])) == (3, None)
-
-
 def test_metrics_of_results_are_those_of_their_trajectories() -> None:
     batch = [
         episode(RIGHT, str(i), searches=(search("a"),), end=end) for i, end in enumerate([None, "failed"])
@@ -317,16 +215,6 @@ def test_metrics_of_results_are_those_of_their_trajectories() -> None:
     scores = [Score(1.0), Score(0.0)]
     assert summarise([EpisodeResult.of(item) for item in batch], scores) == summarise(batch, scores)
     assert em_interval([EpisodeResult.of(item) for item in batch]) == em_interval(batch)
-
-
-def test_nothing_to_measure_and_a_wrong_number_of_scores_are_refused() -> None:
-    for measure in (summarise, answer_metrics, env_metrics):
-        with pytest.raises(ValueError, match="no trajectories"):
-            measure([])
-    with pytest.raises(ValueError, match="scores"):
-        summarise([episode(), episode()], [Score(1)])
-    with pytest.raises(ValueError, match="pass@5"):
-        pass_at_k(4, 1, 5)
 
 
 def test_repetition_is_the_share_of_n_grams_that_a_turn_has_before() -> None:

@@ -10,11 +10,8 @@ import pytest
 from tests.scripts import TableSearch
 from tests.test_evaluation_runs import QUESTIONS, Place, question
 
-from srl.cli.eval.run import _rows, _sets, _sets_table
+from srl.cli.eval.run import _rows
 from srl.evaluate.coverage import Coverage, read_coverage
-from srl.evaluate.sample import Selection
-from srl.serve.in_process import LocalSearch
-from srl.serve.named_retrievers import NamedRetrievers, indexes_of
 from srl.train import evaluation_coverage as module
 from srl.train import evaluation_run as generating
 from srl.train.evaluation_coverage import evaluation_coverage
@@ -62,13 +59,6 @@ def test_exact_match_is_also_told_of_what_the_corpus_can_answer(place: Place) ->
     assert written.found[LACKS.id] == Coverage(None, False)
 
 
-def test_a_table_over_sets_has_the_answerable_part_of_each(place: Place) -> None:
-    [(_, _, rows)] = _sets(place.evaluate(selection=Selection()))
-    head, [cells] = _sets_table(rows)
-    assert dict(zip(head, cells, strict=True))["answerable"] == "0.750"
-    assert dict(zip(head, cells, strict=True))["EM of answerable"] == "0.667"
-
-
 def test_without_search_the_same_questions_are_answerable(place: Place) -> None:
     both = place.evaluate(no_search_too=True).settings
     shares = [found.metrics["eval/answerable"] for found in both.values()]
@@ -92,14 +82,6 @@ def test_the_corpus_is_read_once_for_the_same_questions(place: Place, passes: li
     assert changed.metrics["eval/answerable"] == 1 / 4
 
 
-def test_a_damaged_file_is_made_again(place: Place, passes: list[int]) -> None:
-    run = place.evaluate().settings["search"].run
-    (run / "coverage.parquet").write_bytes(b"no")
-    place.evaluate(runs=[run])
-    assert passes == [4, 4]
-    assert read_coverage(run) is not None
-
-
 def test_the_coverage_of_a_server_is_unknown_and_this_is_said(place: Place) -> None:
     notes: list[str] = []
     assert evaluation_coverage(QUESTIONS, TableSearch(), Workspace.resolve(), notes.append) is None
@@ -107,12 +89,3 @@ def test_the_coverage_of_a_server_is_unknown_and_this_is_said(place: Place) -> N
     assert note.startswith("coverage unknown: ")
     assert evaluation_coverage(QUESTIONS, None, Workspace.resolve(), notes.append) is None
     assert len(notes) == 1
-
-
-def test_several_retrievers_are_one_corpus_unless_one_is_a_server() -> None:
-    one, two = object(), object()
-    local = [LocalSearch.__new__(LocalSearch) for _ in range(2)]
-    for search, index in zip(local, (one, two), strict=True):
-        search._index = index  # type: ignore[assignment]
-    assert indexes_of(NamedRetrievers(local[0], {"other": local[1]})) == (one, two)
-    assert indexes_of(NamedRetrievers(local[0], {"web": TableSearch()})) is None

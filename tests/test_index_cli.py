@@ -12,9 +12,6 @@ import pytest
 from tests.plugin_site import Site, site  # noqa: F401
 
 from srl.cli import main, output
-from srl.cli.options import read_settings
-from srl.data.corpus import read_corpus
-from srl.errors import UserError
 
 PLUGIN = """
     from srl.index import Fault
@@ -122,13 +119,6 @@ def test_search_reads_queries_from_standard_input(built, capsys, monkeypatch):
     assert main(["index", "search", "i", "-"]) == 2
 
 
-@pytest.mark.parametrize("given", [io.TextIOWrapper(io.BytesIO(b"genoa\ncaf\xe9\n"), "utf-8"), None])
-def test_standard_input_without_text_is_one_line(built, capsys, monkeypatch, given):
-    monkeypatch.setattr("sys.stdin", given)
-    assert main(["index", "search", "i", "-"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_only_what_searches_outside_is_built_without_a_corpus(corpus, site, capsys):  # noqa: F811
     site.install("srl-search-outside", PLUGIN)
     assert main(["index", "build", "--retriever", "plain", "--out", "i"]) == 2
@@ -156,32 +146,6 @@ def test_a_live_index_is_searched_and_measured_and_its_faults_are_said(corpus, s
     assert re.search(r"^recall@1 +1\.0000 ", capsys.readouterr().out, re.M)
 
 
-def test_what_another_program_built_is_imported(corpus, site, capsys):  # noqa: F811
-    site.install("srl-search-outside", PLUGIN)
-    Path("theirs").write_text("theirs")
-    command = ["index", "import", "theirs", "--retriever", "foreign", "--out", "o"]
-    assert main(command) == 2
-    capsys.readouterr()
-    assert main([*command, "--corpus", "corpus.jsonl", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["passages"] == 2
-    assert Path("o/foreign/index").read_text() == "theirs"
-    assert main([*command, "--corpus", "corpus.jsonl"]) == 2
-    assert main(["index", "import", "theirs", "--retriever", "plain", "--out", "p"]) == 2
-    assert main(["index", "import", "gone", "--retriever", "foreign", "--out", "p"]) == 2
-
-
-def test_a_document_in_trec_form_keeps_all_of_its_text(tmp_path):
-    documents = (
-        "<doc><docno>1</docno><text>\n<P>\nfirst\n</P></text><text>second a < b</text></doc>\n"
-        "<DOC><DOCNO> 2 </DOCNO><HEADLINE>Port</HEADLINE><LEADPARA>of Genoa</LEADPARA></DOC>\n"
-        "<doc><docno>3</docno></doc>\n"
-        "<doc><docno>4</docno><title>Genoa</title><leadpara>A port.</leadpara></doc>\n"
-    )
-    (tmp_path / "c.xml").write_text(documents)
-    found = [" ".join(one.contents.split()) for one in read_corpus(tmp_path / "c.xml")]
-    assert found == ['"" first second a < b', '"" Port of Genoa', '""', '"Genoa" A port.']
-
-
 def test_a_corpus_in_trec_form_is_built_and_its_mistakes_have_a_line(corpus, capsys):
     documents = "<doc>\n<docno>7</docno>\n<title>A\nport</title>\n<text>Genoa &amp; more</text>\n</doc>"
     Path("c.xml").write_text(documents + "<doc><docno>8</docno></doc>\n")
@@ -198,11 +162,3 @@ def test_a_corpus_in_trec_form_is_built_and_its_mistakes_have_a_line(corpus, cap
         Path("c.xml").write_text(text)
         assert main(["index", "build", "--corpus", "c.xml", "--out", "other"]) == 2
         assert message in capsys.readouterr().err
-
-
-def test_settings_go_as_deep_as_their_keys():
-    given = ["retrievers.bm25.k1=1.2", "retriever.hybrid.retrievers.bm25.b=.75", "depth=50"]
-    expected = {"retrievers": {"bm25": {"k1": 1.2, "b": 0.75}}, "depth": 50}
-    assert read_settings("hybrid", given) == expected
-    with pytest.raises(UserError, match="depth"):
-        read_settings("hybrid", ["depth=50", "depth.x=1"])

@@ -11,19 +11,15 @@ from tests.plugin_site import Site, site  # noqa: F401
 from srl.errors import UserError
 from srl.index import (
     Fault,
-    RetrieverBase,
     build_index,
     import_index,
     live_index,
     open_index,
-    open_retriever,
-    timing,
 )
 
 PLUGIN = """
     from pydantic import BaseModel, Field
     from srl.index import Fault
-    from srl.index.timing import timed
     from srl.index.passages import keep_passages, PassageStore
     from srl.plugins import hookimpl
     from srl.trajectory import Hit, Passage
@@ -62,8 +58,6 @@ PLUGIN = """
             self.store = PassageStore(directory / "passages")
 
         def search(self, queries, k):
-            with timed("embed"):
-                pass
             if "boom" in queries:
                 raise OSError("the disk is gone")
             return [[Hit(self.store[0], 1.0)] for _ in queries]
@@ -113,19 +107,8 @@ PLUGIN = """
         def open(self, directory):
             return Live()
 
-    class LiveBuilt(Live):
-        name = "live-built"
-
-        def build(self, passages, directory, progress):
-            assert passages is None
-            (directory / "built").write_text("here")
-
-        def open(self, directory):
-            assert directory is None or (directory / "built").read_text() == "here"
-
     @hookimpl
     def srl_retrievers(register):
-        register("live-built", LiveBuilt, "live, and keeps a file")
         register("split", Split, "opens another object")
         register("live-split", LiveSplit, "opens another object outside")
         register("shards", Shards, "resumable", options=Options)
@@ -181,17 +164,6 @@ def test_other_options_do_not_go_on_with_it(plugin, corpus, tmp_path, change):
     assert plugin.DONE == [0, 1, 0, 1, 2, 3]
 
 
-def test_another_corpus_does_not_go_on_with_it_and_starts_over_when_asked(plugin, corpus, tmp_path):
-    interrupted(plugin, corpus, tmp_path / "out")
-    corpus.write_text(corpus.read_text().replace("text 3", "text x"))
-    with pytest.raises(UserError, match=r"out\.building"):
-        build_index(corpus, tmp_path / "out", "shards")
-    manifest = build_index(corpus, tmp_path / "out", "shards", overwrite=True)
-    assert plugin.DONE == [0, 1, 0, 1, 2, 3]
-    other = build_index(corpus, tmp_path / "other", "shards")
-    assert (manifest.digest, manifest.checksums) == (other.digest, other.checksums)
-
-
 def test_a_replaced_index_stays_until_the_new_one_is_whole(plugin, corpus, tmp_path):
     out = tmp_path / "out"
     build_index(corpus, out, "shards")
@@ -200,14 +172,6 @@ def test_a_replaced_index_stays_until_the_new_one_is_whole(plugin, corpus, tmp_p
     build_index(corpus, out, "shards", {"size": 2}, overwrite=True)
     assert open_index(out).manifest.options == {"size": 2}
     assert not (tmp_path / "out.building").exists()
-
-
-def test_a_directory_of_somebody_else_is_not_built_in(plugin, corpus, tmp_path):
-    (tmp_path / "out.building").mkdir()
-    (tmp_path / "out.building" / "thesis.tex").write_text("x")
-    with pytest.raises(UserError, match=r"out\.building"):
-        build_index(corpus, tmp_path / "out", "shards", overwrite=True)
-    assert (tmp_path / "out.building" / "thesis.tex").exists()
 
 
 def test_another_encoder_is_another_index_and_is_not_searched_with(plugin, corpus, tmp_path):
@@ -235,12 +199,6 @@ def test_a_live_retriever_takes_no_corpus_and_is_searched(plugin, corpus, tmp_pa
         live_index("shards")
 
 
-def test_a_live_retriever_may_keep_files_in_its_index(plugin, tmp_path):
-    manifest = build_index(None, tmp_path / "out", "live-built")
-    assert list(manifest.files) == ["built"]
-    assert open_index(tmp_path / "out").search(["x"], 3)[0][0].passage.contents == "x"
-
-
 def test_what_open_returns_is_what_searches(plugin, corpus, tmp_path):
     build_index(corpus, tmp_path / "out", "split")
     opened = open_index(tmp_path / "out")
@@ -248,23 +206,6 @@ def test_what_open_returns_is_what_searches(plugin, corpus, tmp_path):
     assert [hit.passage.id for hit in opened.outcomes(["text 1"], 3)[0]] == ["p1"]
     (hits,) = live_index("live-split").search(["x"], 3)
     assert hits[0].passage.contents == "x"
-
-
-def test_retriever_that_inherits_needs_only_what_makes_one():
-    class Plain(RetrieverBase):
-        name = "plain"
-
-        def search(self, queries, k):
-            return [[] for _ in queries]
-
-    plain = Plain()
-    assert open_retriever(plain, None) is plain
-    assert (plain.live, plain.parallel, plain.resumable, plain.adopt, plain.passages_in) == (
-        False, False, False, None, None,
-    )  # fmt: skip
-    assert (plain.outcomes(["x"], 1), dict(plain.identity())) == ([[]], {})
-    with pytest.raises(NotImplementedError, match="plain"):
-        plain.build([], Path(), print)
 
 
 def test_outcomes_are_one_for_each_query_whatever_the_retriever_does(plugin, corpus, tmp_path):
@@ -277,15 +218,6 @@ def test_outcomes_are_one_for_each_query_whatever_the_retriever_does(plugin, cor
     assert good[0].passage.id == "p0"
     assert isinstance(bad, Fault)
     assert (bad.status, str(bad)) == ("failed", "OSError: the disk is gone")
-
-
-def test_phases_are_counted_where_somebody_collects_them(plugin, corpus, tmp_path):
-    build_index(corpus, tmp_path / "out", "shards")
-    opened = open_index(tmp_path / "out")
-    opened.search(["x"], 1)
-    with timing.collect_timings() as seconds:
-        opened.search(["x"], 1)
-    assert set(seconds) == {"embed"}
 
 
 def test_an_index_of_another_program_is_imported_with_its_corpus(plugin, corpus, tmp_path):

@@ -24,7 +24,7 @@ from srl.protocol import (
 )
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions
-from srl.serve.named_retrievers import NamedRetrievers, aclose, connect, digest_of
+from srl.serve.named_retrievers import NamedRetrievers
 from srl.trajectory import Hit, Passage, Search, current_episode
 
 PAPER = Passage("paper", '"On lighthouses"\nOssa Trell built nine of them.')
@@ -55,11 +55,6 @@ def test_a_search_tag_names_its_retriever(tag):
     assert parse_action(f"<think>so</think>{tag} q </search>") == Action("search", "q", "web")
 
 
-def test_a_search_without_a_name_asks_the_default_retriever():
-    for tag in ("<search>", '<search engine="">', "<search engine=' '>"):
-        assert parse_action(f"{tag}q</search>") == Action("search", "q", "")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -85,11 +80,6 @@ def test_anything_else_in_the_opening_tag_is_no_action(text):
 @given(st.text(string.ascii_lowercase + string.digits + "_-", min_size=1))
 def test_the_tag_that_prompts_show_is_the_tag_that_is_read(name):
     assert parse_action(f"{search_tag(name)}q</search>") == Action("search", "q", name)
-
-
-def test_the_first_complete_action_counts_whatever_retriever_it_names():
-    assert parse_action(f"{ASKS_WEB}{ANSWERS}") == Action("search", "lighthouse", "web")
-    assert parse_action(f"<search engine=web>{ANSWERS}") == Action("answer", "Ossa Trell")
 
 
 @pytest.mark.parametrize("tag", ['<search engine="x">', "<search engine=x>", "< SEARCH\nengine='x' >"])
@@ -212,12 +202,6 @@ def test_every_retriever_is_reached_closed_and_named_with_its_index():
     assert searcher.digests == {"": "d1", "web": "d2", "table": ""}
 
 
-def test_what_needs_no_reaching_is_left_alone():
-    asyncio.run(connect(TableSearch()))
-    asyncio.run(aclose(None))
-    assert digest_of(None) == ""
-
-
 # The prompt
 
 
@@ -236,10 +220,6 @@ def test_the_retrievers_stand_before_the_question_each_with_what_it_is():
         '<search engine="web"> query </search> (live pages) and <search engine="papers"> query </search>. '
     )
     assert message["content"] == plain.replace("Question: who", f"{sentence}Question: who")
-
-
-def test_a_template_without_search_names_no_retriever():
-    assert template("r1").naming({"web": "live pages"}) == template("r1")
 
 
 def test_a_template_file_says_where_its_retrievers_stand(tmp_path):

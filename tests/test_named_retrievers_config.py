@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from srl.config import describe, load_config, load_saved, save_config
+from srl.config import load_config
 from srl.errors import UserError
 from srl.protocol import list_retrievers
 
@@ -36,15 +36,6 @@ def test_named_retrievers_are_put_over_each_other_key_by_key(tmp_path):
     assert resolved.origins["search.retrievers.wiki.index"] == f"{file}:4"
     assert resolved.origins[f"{WEB}.options.k1"] == "--set"
     assert load_config(file=file, sets=["search.retrievers={}"]).config.search.retrievers == {}
-
-
-def test_every_key_of_a_named_retriever_is_resolved_and_saved(tmp_path):
-    resolved = load_config(sets=[f"{WEB}.retriever=bm25"])
-    rows = {key: (value, where) for key, value, where in describe(resolved)}
-    assert rows[f"{WEB}.options.k1"] == (0.9, "default")
-    assert rows[f"{WEB}.topk"] == (None, "default")
-    save_config(tmp_path, resolved.config)
-    assert load_saved(tmp_path) == resolved.config
 
 
 @pytest.mark.parametrize(
@@ -81,16 +72,6 @@ def test_a_cassette_is_recorded_or_replayed():
     search = load_config(sets=["search.cassette=replay cassette.jsonl", *absent]).config.search
     assert (search.cassette_use, search.replays) == (("replay", "cassette.jsonl"), True)
     assert load_config().config.search.cassette_use is None
-
-
-def test_an_option_that_a_plugin_reads_from_a_file_stays_what_was_given(tmp_path):
-    pytest.importorskip("srl_web")
-    file = tmp_path / "api.yaml"
-    file.write_text("url: https://example.org/search\nparams: {q: '{query}'}\nresults: results\n")
-    sets = [f"{WEB}.retriever=web", f"{WEB}.options.api={file}"]
-    resolved = load_config(sets=sets)
-    assert resolved.config.search.retrievers["web"].options["api"] == str(file)
-    assert resolved.config.search.retrievers["web"].options["attempts"] == 3
 
 
 def test_the_example_of_the_page_is_a_configuration(tmp_path):

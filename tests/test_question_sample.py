@@ -46,14 +46,6 @@ def test_every_source_has_its_share_and_the_order_stays(sources, data):
     assert stratified(asked, size) == drawn
 
 
-def test_a_source_keeps_its_questions_when_another_of_the_same_weight_replaces_its_neighbour():
-    first = stratified(questions(["nq"] * 20 + ["hotpotqa"] * 30), 10)
-    other = stratified(questions(["nq"] * 20 + ["2wiki"] * 30), 10)
-    assert [item for item in first if item.data_source == "nq"] == [
-        item for item in other if item.data_source == "nq"
-    ]
-
-
 def test_the_largest_remainders_are_rounded_up():
     """Hamilton's method by hand: 5.12, 2.56 and 2.32 of ten."""
     assert proportional({"a": 64, "b": 32, "c": 29}, 10) == {"a": 5, "b": 3, "c": 2}
@@ -84,8 +76,3 @@ def test_a_limit_is_a_number_or_one_for_each_source(texts, found):
 def test_a_limit_that_is_no_number_of_questions_is_refused(texts):
     with pytest.raises(UserError, match=rf"--limit {' '.join(texts)}: expected whole numbers of questions"):
         parse_limit(texts)
-
-
-def test_a_limit_that_cannot_be_read_names_the_option():
-    with pytest.raises(UserError, match="--limit x: expected"):
-        parse_limit(["x"])

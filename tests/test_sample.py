@@ -13,7 +13,7 @@ import pytest
 
 from srl.errors import UserError
 from srl.evaluate.intervals import interval, wilson_interval
-from srl.evaluate.sample import Sample, Selection, Stratum, allocation, draw, estimate
+from srl.evaluate.sample import Sample, Selection, Stratum, draw, estimate
 from srl.trajectory import Question
 
 KINDS: dict[str, tuple[int, Mapping[str, tuple[float, float]]]] = {
@@ -76,12 +76,6 @@ def test_a_set_smaller_than_its_part_is_used_whole_and_the_others_share_the_rest
     assert sum(counts.values()) == 1400
 
 
-def test_strata_get_their_share_of_a_set() -> None:
-    sizes = {Stratum("s", "a"): 700, Stratum("s", "b"): 200, Stratum("s", "c"): 100}
-    assert list(allocation(sizes, 100).values()) == [70, 20, 10]
-    assert list(allocation(sizes, 7).values()) == [3, 2, 2]
-
-
 def test_a_larger_budget_includes_the_questions_of_a_smaller_one(sets: Mapping[str, list[Question]]) -> None:
     draws = [set(draw(sets, budget).ids) for budget in (30, 31, 100, 400, 401, 2000, 5000)]
     assert all(smaller < larger for smaller, larger in pairwise(draws))
@@ -109,21 +103,11 @@ def test_rare_types_are_drawn_together(kinds: list[str], sizes: Mapping[str, int
     assert set(drawn.ids) == {question.id for question in questions}
 
 
-def test_hops_and_type_are_one_stratum() -> None:
-    asked = [Question(str(i), "Q?", ("a",), metadata={"hops": 2 + i % 2, "type": "bridge"}) for i in range(4)]
-    assert [stratum.label for stratum in draw({"s": asked}).sizes] == ["2 hops, bridge", "3 hops, bridge"]
-
-
 def test_a_budget_below_two_a_stratum_is_refused_with_the_least(sets: Mapping[str, list[Question]]) -> None:
     with pytest.raises(UserError) as caught:
         draw(sets, 7)
     assert caught.value.key == "budget"
     assert len(draw(sets, 26).ids) == 26
-
-
-def test_no_budget_and_a_large_one_use_every_question(sets: Mapping[str, list[Question]]) -> None:
-    every = {item.id for questions in sets.values() for item in questions}
-    assert set(draw(sets).ids) == set(draw(sets, 10**6).ids) == every
 
 
 def two_strata(name: str, sizes: tuple[int, int], drawn: tuple[int, int]) -> Sample:
@@ -146,25 +130,6 @@ def test_the_estimate_of_two_strata_is_that_of_hand_computed_numbers() -> None:
     assert variance == pytest.approx(0.0141651, abs=1e-7)
     assert found.full == pytest.approx(wilson_interval(0.4, 0.4 * 0.6 / variance))
     assert found.draw_error == pytest.approx(max(found.full.high - 0.4, 0.4 - found.full.low))
-
-
-def test_wrong_answers_everywhere_do_not_make_the_means_certain(sets: Mapping[str, list[Question]]) -> None:
-    sample = draw(sets, 400)
-    wrong = dict.fromkeys(sample.ids, 0.0)
-    # Σ w² (1 - n/N) / n = Σ (1 - 57/N) / 57 / 49 = 0.002126, so z² · 0.002126 / (1 + z² · 0.002126)
-    assert estimate(wrong, sample).full == pytest.approx((0, 0.0081), abs=0.0001)
-    assert estimate(wrong, sample, "questions").draw_error > 0.004
-    one_right = wrong | {sample.of("bamboogle").ids[0]: 1.0}
-    assert estimate(one_right, sample).draw_error > estimate(wrong, sample).draw_error
-    assert estimate(one_right, sample, "questions").full.high > 0.01
-
-
-def test_sets_count_equally_in_one_mean_and_by_their_questions_in_the_other() -> None:
-    one, two = two_strata("s", (30, 10), (2, 2)), two_strata("t", (200, 160), (2, 2))
-    sample = Sample({**one.sizes, **two.sizes}, {**one.drawn, **two.drawn})
-    values = {name: float(name.startswith("s")) for name in sample.ids}
-    assert estimate(values, sample).mean == pytest.approx(1 / 2)
-    assert estimate(values, sample, "questions").mean == pytest.approx(40 / 400)
 
 
 def test_a_full_evaluation_has_the_plain_means_and_no_error_of_the_draw(
@@ -193,20 +158,6 @@ def test_the_interval_of_a_full_set_counts_documents_and_is_that_of_any_evaluati
     few = dict.fromkeys(ids, "one document")
     assert estimate(em, sample, clusters=few).interval is None
     assert estimate(em, draw(sets, 400).of("musique"), clusters=few).interval is None
-
-
-def test_the_interval_of_the_mean_over_full_sets_has_the_variance_of_independent_sets() -> None:
-    sets = {
-        name: [Question(f"{name}{i}", "Q?", ("a",)) for i in range(count)]
-        for name, count in (("s", 300), ("t", 60))
-    }
-    values = {f"s{i}": float(i % 3 == 0) for i in range(300)} | {f"t{i}": float(i % 2) for i in range(60)}
-    found = estimate(values, draw(sets))
-    assert found.interval is not None
-    # (1/3 + 1/2) / 2, and its variance (1/3 · 2/3 / 300 + 1/2 · 1/2 / 60) / 4
-    assert found.mean == pytest.approx(5 / 12)
-    half = 1.96 * sqrt((2 / 9 / 300 + 1 / 4 / 60) / 4)
-    assert found.interval == pytest.approx((5 / 12 - half, 5 / 12 + half), abs=0.003)
 
 
 def test_a_small_set_without_a_right_answer_does_not_make_the_mean_over_sets_certain() -> None:

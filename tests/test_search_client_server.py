@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 from tests.live_server import running
-from tests.search_sites import Clock, ask
+from tests.search_sites import ask
 
 from srl.index import Index, build_index, open_index
 from srl.serve import HttpSearch, LocalSearch
-from srl.serve.client import COOL_DOWN_S
-from srl.serve.server import bind, create_app, url_of
-from srl.trajectory import Passage, Search
+from srl.serve.server import create_app
+from srl.trajectory import Passage
 
 
 @pytest.fixture(scope="module")
@@ -56,67 +52,3 @@ def test_one_of_several_indexes_is_asked_by_its_address_with_the_token(index, tm
         assert asyncio.run(connected(search)) == other.digest
         assert [hit.passage.id for hit in ask(search, "red")[0].hits] == ["other"]
         assert ask(HttpSearch(url, digest=other.digest), "red")[0].status == "failed"
-
-
-class Counted(httpx.AsyncHTTPTransport):
-    """The network, and how many searches went to each server."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: Counter[str] = Counter()
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.asked[str(request.url)] += 1
-        return await super().handle_async_request(request)
-
-
-def test_a_server_that_stops_costs_no_search_and_is_used_again_when_it_is_back(index):
-    clock, network = Clock(), Counted()
-
-    async def asked_for(search: HttpSearch, queries: int) -> dict[str, int]:
-        network.asked.clear()
-        assert {(await search.search("red")).status for _ in range(queries)} == {"ok"}
-        return dict(network.asked)
-
-    async def lives() -> None:
-        with running(create_app(index)) as first:
-            with running(create_app(index)) as second:
-                search = HttpSearch([first, second], transport=network, clock=clock)
-                assert await asked_for(search, 6) == {first: 3, second: 3}
-            await asked_for(search, 2)
-            assert await asked_for(search, 6) == {first: 6}
-            with running(create_app(index), port=httpx.URL(second).port or 0):
-                clock.now += COOL_DOWN_S
-                await asked_for(search, 2)
-                assert await asked_for(search, 6) == {first: 3, second: 3}
-            await search.aclose()
-
-    asyncio.run(lives())
-
-
-def test_a_search_outlasts_a_restart_of_its_only_server(index):
-    async def lives(again: ExitStack) -> list[Search]:
-        slept: list[float] = []
-
-        async def start_again(seconds: float) -> None:
-            slept.append(seconds)
-            if len(slept) == 3:
-                again.enter_context(running(create_app(index), port=httpx.URL(url).port or 0))
-
-        with running(create_app(index)) as url:
-            search = HttpSearch(url, sleep=start_again)
-            found = [await search.search("red")]
-        found.append(await search.search("fox"))
-        await search.aclose()
-        return found
-
-    with ExitStack() as again:
-        before, during = asyncio.run(lives(again))
-    assert (before.status, before.attempts) == ("ok", 1)
-    assert (during.status, during.attempts) == ("ok", 4)
-
-
-def test_nobody_listening_is_a_refusal():
-    with bind(port=0) as unused:
-        (found,) = ask(HttpSearch(url_of(unused), retries=1, backoff_s=0), "a")
-    assert (found.status, found.attempts) == ("refused", 2)

@@ -63,14 +63,6 @@ def test_a_query_that_breaks_the_index_fails_alone(live):
     assert found[1].is_fault
 
 
-def test_a_retriever_with_the_wrong_number_of_answers_is_a_fault():
-    class Short(Echo):
-        def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-            return []
-
-    assert {search.status for search in ask(LocalSearch(Short()), "a", "b")} == {"failed"}
-
-
 def test_an_episode_that_is_cancelled_does_not_take_its_twin_along():
     async def cancel_one() -> Search:
         search = LocalSearch(Echo())
@@ -80,18 +72,6 @@ def test_an_episode_that_is_cancelled_does_not_take_its_twin_along():
         return await second
 
     assert asyncio.run(cancel_one()).status == "ok"
-
-
-def test_a_loop_that_died_with_a_query_in_hand_does_not_block_the_next():
-    search = LocalSearch(Echo())
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(search.search("a"))
-    loop.call_soon(loop.stop)
-    loop.run_forever()
-    assert not task.done()
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    loop.close()
-    assert ask(search, "a")[0].status == "ok"
 
 
 class Typed(Echo):
@@ -174,13 +154,3 @@ def test_live_queries_at_a_time_are_bounded():
     assert {one.status for one in asyncio.run(crowd())} == {"ok"}
     assert index.most == LIVE_AT_ONCE
     assert ask(search, "in another event loop")[0].status == "ok"
-
-
-def test_an_index_that_is_here_is_searched_without_threads():
-    class Here(Live):
-        live = False
-
-    index = Here()
-    ask(LocalSearch(index), "a", "b")
-    assert index.threads == {threading.get_ident()}
-    assert index.calls == [["a", "b"]]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from srl.index import Fault, timing
+from srl.index import Fault
 from srl.serve.server.answers import AnswerCache, EncodedHits
-from srl.serve.server.queue import Answered, Batch, SearchQueue
+from srl.serve.server.queue import Answered, SearchQueue
 from srl.trajectory import Hit, Passage
 
 
@@ -61,12 +61,6 @@ def test_waiting_requests_are_searched_together_and_answered_apart():
     assert [ids(one) for one in found] == [["a", "b"], [], ["c"]]
 
 
-def test_requests_for_another_k_are_searched_apart():
-    index = Index()
-    in_line(index, (["a"], 3), (["b"], 1), (["c"], 3))
-    assert index.batches == [(["a", "c"], 3), (["b"], 1)]
-
-
 def test_the_ks_take_turns_so_a_long_line_starves_nobody():
     index = Index()
     in_line(index, (list("abcdef"), 3), (["x"], 1), max_batch=2)
@@ -97,12 +91,6 @@ def test_a_query_that_is_being_searched_is_not_searched_again():
     first, second = asyncio.run(late())
     assert index.batches == [(["a"], 3), (["b"], 3)]
     assert (ids(first), ids(second), second.shared) == (["a"], ["a", "b"], 1)
-
-
-def test_what_waits_is_shared_among_the_free_threads():
-    index = Index()
-    in_line(index, (list("abcd"), 3), threads=2)
-    assert sorted(queries for queries, _ in index.batches) == [["a", "b"], ["c", "d"]]
 
 
 def test_a_fault_is_its_query_s_alone_and_is_asked_again():
@@ -154,24 +142,6 @@ def test_who_waits_too_long_is_told_and_leaves_the_line():
     assert index.batches == [(["a"], 3), (["c"], 3)], "nobody waited for b any more"
 
 
-def test_a_query_stays_in_line_while_somebody_else_waits_for_it():
-    index = Index(is_open=False)
-
-    async def one_leaves() -> Answered:
-        queue = SearchQueue(index)
-        first = asyncio.create_task(queue.search(["a"], 3))
-        await asyncio.to_thread(index.busy.wait, 60)
-        leaving, staying = (asyncio.create_task(queue.search(["b"], 3)) for _ in range(2))
-        await asyncio.sleep(0)
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
-        index.gate.set()
-        await first
-        return await staying
-
-    assert ids(asyncio.run(one_leaves())) == ["b"]
-
-
 def test_answers_are_kept_for_each_digest_query_and_k():
     index, cache = Index(), AnswerCache(1 << 20)
     first, again, other_k = (in_line(index, (["a"], k), cache=cache)[0] for k in (3, 3, 1))
@@ -180,27 +150,6 @@ def test_answers_are_kept_for_each_digest_query_and_k():
     (other,) = in_line(index, (["a"], 3), cache=cache)
     assert other.cached == 0
     assert len(cache) == 3
-
-
-def test_an_answer_is_the_same_in_any_company():
-    index = Index()
-    alone = [in_line(index, ([query], 2))[0].outcomes[0] for query in "abc"]
-    (together,) = in_line(index, (["a", "b", "c"], 2))
-    assert together.outcomes == alone
-
-
-def test_the_seconds_of_a_batch_go_to_their_phase():
-    class Dense(Index):
-        def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
-            with timing.timed("embed"):
-                return super().outcomes(queries, k)
-
-    batches: list[Batch] = []
-    (found,) = in_line(Dense(), (["a"], 3), report=batches.append)
-    (batch,) = batches
-    assert found.queue_s >= 0
-    assert batch.embed_s > 0
-    assert batch.search_s >= 0
 
 
 def answer(text: str) -> EncodedHits:
@@ -216,9 +165,3 @@ def test_the_cache_forgets_what_was_asked_for_longest_ago():
     cache.put(("d", "c", 3), answer("c"))
     assert [cache.get(("d", query, 3)) for query in "abc"] == [answer("a"), None, answer("c")]
     assert cache.bytes == size
-
-
-def test_a_cache_of_no_size_and_an_answer_larger_than_it_keep_nothing():
-    for cache in (AnswerCache(0), AnswerCache(1000)):
-        cache.put(("d", "a", 3), answer("x" * 1000))
-        assert (len(cache), cache.bytes) == (0, 0)

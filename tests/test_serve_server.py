@@ -13,10 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from starlette.applications import Starlette
 
-from srl.errors import UserError
 from srl.index import Fault, Index, RetrieverBase, build_index, open_index
-from srl.serve.server import create_app, default_threads
-from srl.serve.server.auth import host_name
+from srl.serve.server import create_app
 from srl.serve.wire import MAX_BODY_BYTES, MAX_HITS, MAX_QUERIES, MAX_QUERY_CHARS, MAX_TOPK, read_answer
 from srl.trajectory import Hit, Passage
 
@@ -147,38 +145,6 @@ def test_a_bad_request_gets_its_status_and_one_short_line(client, body, status):
     assert client.hits(query="fox")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("DELETE", "/retrieve/foxes", 405),
-        ("GET", "/retrieve", 405),
-        ("POST", "/health", 405),
-        ("POST", "/retrieved", 404),
-        ("GET", "/health/cats", 404),
-        ("POST", "/retrieve/cats", 404),
-    ],
-)
-def test_other_routes_methods_and_indexes_are_refused(client, method, path, status):
-    response = client.request(method, path, json={"query": "a"})
-    assert response.status_code == status
-    assert response.json()["detail"]
-
-
-@pytest.mark.parametrize(
-    "kind", [None, "application/json; charset=utf-8", "application/x-www-form-urlencoded"]
-)
-def test_a_body_is_json_whatever_curl_calls_it(client, kind):
-    headers = {"Content-Type": kind} if kind else {}
-    assert client.post("/retrieve", content=b'{"query": "fox"}', headers=headers).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "query", ["\x00", "fox\x00", "\x1b[2J", "'\"; --", "fox \ud800", "𓆏" * 40, "fox ü\u2028"]
-)
-def test_odd_characters_are_searched_for(client, query):
-    assert client.post("/retrieve", content=json.dumps({"query": query}).encode()).status_code == 200
-
-
 def test_text_that_looks_like_tags_or_breaks_terminals_passes_unchanged(client):
     """Escaping is the protocol's, at the place where a model reads; a server must not change a corpus."""
     response = client.post("/retrieve/dogs", json={"query": "gold", "return_scores": True})
@@ -207,24 +173,6 @@ def test_the_same_query_to_two_indexes_shares_no_answer_and_to_one_is_cached(cli
     assert 'srl_search_cache_hits_total{index="foxes"} 1.0' in text
     assert 'srl_search_queries_total{index="dogs"} 2.0' in text
     assert 'srl_search_waiting{index="dogs"} 0.0' in text
-
-
-def test_health_tells_of_the_default_and_of_each(client, indexes):
-    health = client.get("/health").json()
-    assert (health["status"], health["passages"], health["live"]) == ("ok", 6, False)
-    assert health["index_digest"] == indexes["foxes"].digest
-    assert client.get("/health/dogs").json()["index_digest"] == indexes["dogs"].digest
-    assert {name: each["index_digest"] for name, each in health["indexes"].items()} == {
-        name: index.digest for name, index in indexes.items()
-    }
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "a b", "-x"])
-def test_a_name_that_no_address_can_hold_is_refused(indexes, name):
-    with pytest.raises(UserError):
-        create_app({name: indexes["foxes"]})
-    with pytest.raises(UserError):
-        create_app({})
 
 
 def test_pages_are_found_by_id_or_address_in_every_index_and_the_unknown_are_named(client):
@@ -302,19 +250,6 @@ def test_a_live_index_is_asked_every_time(outside):
     assert client.post("/access", json={"urls": ["a"]}).json()["result"] == [None]
 
 
-def test_as_many_threads_search_as_a_retriever_is_good_for(indexes, outside, monkeypatch):
-    bm25 = indexes["foxes"]
-    encoder = Index(bm25.directory, bm25.manifest, object())
-    for cores, processes, expected in (
-        (2, 1, [2, 8, 1]),
-        (64, 1, [4, 8, 1]),
-        (4, 2, [2, 8, 1]),
-        (2, 4, [1, 8, 1]),
-    ):
-        monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
-        assert [default_threads(index, processes) for index in (bm25, outside, encoder)] == expected
-
-
 # Who may ask
 
 
@@ -337,14 +272,10 @@ def test_all_but_health_asks_for_the_token(indexes):
     assert 'srl_search_requests_total{index="",status="401"} 12.0' in metrics
 
 
-OURS = [
-    "127.0.0.1:8000", "127.0.0.1", "127.1.2.3:1", "localhost:9000", "LocalHost", "localhost.:8000",
-    "[::1]:8000", "[::1]", "search.example.org", "Search.Example.ORG.:443", "[fd00::1]:80",
-]  # fmt: skip
+OURS = ["127.0.0.1:8000", "127.1.2.3:1", "LocalHost", "[::1]:8000", "Search.Example.ORG.:443", "[fd00::1]:80"]
 THEIRS = [
-    "rebound.example.com:8000", "localhost.example.com", "127.0.0.1.example.com:8000", "0.0.0.0:8000",
-    "10.0.0.7:8000", "[::2]:8000", "::1", "localhost:8000@example.com", "localhost,example.com",
-    "localhost:http",
+    "rebound.example.com:8000", "localhost.example.com", "0.0.0.0:8000", "[::2]:8000", "::1",
+    "localhost:8000@example.com", "localhost:http", "lo\xe7alhost", "x" * 5000, "",
 ]  # fmt: skip
 
 
@@ -362,10 +293,9 @@ def test_a_server_answers_to_loopback_and_its_own_names_at_any_port(guarded, hos
         )
 
 
-@pytest.mark.parametrize("host", [*THEIRS, "lo\xe7alhost", "x" * 5000, ""])
-@pytest.mark.parametrize("path", ["/health", "/nowhere", "/metrics"])
-def test_a_name_that_points_here_but_is_not_ours_is_refused(guarded, host, path):
-    response = guarded.get(path, headers={"Host": host.encode("latin-1")})
+@pytest.mark.parametrize("host", THEIRS)
+def test_a_name_that_points_here_but_is_not_ours_is_refused(guarded, host):
+    response = guarded.get("/health", headers={"Host": host.encode("latin-1")})
     assert response.status_code == 403
     assert len(response.content) < 400
     assert response.json()["detail"].isprintable()
@@ -390,23 +320,6 @@ def test_a_page_of_another_origin_is_refused(guarded, origin):
     ours = [("Host", "localhost:8000"), ("Origin", "http://localhost:8000")]
     for headers in ([ours[0], ("Origin", origin)], [*ours, ("Origin", origin)]):
         assert guarded.post("/retrieve", json={"query": "red"}, headers=headers).status_code == 403
-
-
-def test_two_hosts_are_refused_and_a_proxy_may_pass_on_a_page_of_an_allowed_host(guarded, client):
-    two = [("Host", "localhost"), ("Host", "localhost")]
-    assert guarded.get("/health", headers=two).status_code == 400
-    proxied = {"Host": "127.0.0.1:8000", "Origin": "https://search.example.org"}
-    assert guarded.post("/retrieve", json={"query": "red"}, headers=proxied).status_code == 200
-    foreign = {"Host": "example.com", "Origin": "http://other.example.com"}
-    assert client.get("/health", headers=foreign).status_code == 200
-
-
-def test_names_are_compared_as_browsers_write_them():
-    names = ["A.Test", "a.test.", "a.test:80", "FD00::1", "[fd00::1]:80"]
-    assert list(map(host_name, names)) == ["a.test", "a.test", "a.test", "fd00::1", "fd00::1"]
-    for name in ("", "a b", "http://a.test", "a/b", "é.test"):
-        with pytest.raises(UserError):
-            host_name(name)
 
 
 # Its own description
@@ -443,12 +356,3 @@ def test_the_server_keeps_to_its_description(indexes, path, mode):
         case.call_and_validate(checks=checks)
 
     attempt()
-
-
-def test_the_description_has_every_route_and_its_examples_are_answered(client):
-    described = client.get("/openapi.json").json()
-    routes = {route.path for route in client.app.routes}  # type: ignore[attr-defined]
-    assert set(described["paths"]) == routes - {"/openapi.json"}
-    for path, model in (("/retrieve", "SearchRequest"), ("/access", "PagesRequest")):
-        example = described["components"]["schemas"][model]["example"]
-        assert client.post(path, json=example).status_code == 200

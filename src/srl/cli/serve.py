@@ -12,7 +12,6 @@ import typer
 from srl.cli import output
 from srl.cli.options import Json, read_settings, whole_settings
 from srl.errors import EXIT_CHECK_FAILED, UserError
-from srl.safe import refuse_credentials
 
 app = typer.Typer(no_args_is_help=True, help="Serve searches over HTTP, and check search servers.")
 
@@ -152,7 +151,8 @@ def check(
     topk: Annotated[int, typer.Option("-k", "--topk", min=1, help="Hits per query.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Check which protocol dialects a search server supports; exit code 1 if it cannot serve episodes.
+    """Check which protocol dialects a search server supports; exit code 1 if it cannot serve
+    episodes, 2 if the queries have too few hits to tell.
 
     \b
     Example:
@@ -160,7 +160,6 @@ def check(
     """
     from srl.serve.check import QUERIES, check_server
 
-    refuse_credentials("URL", url)
     report = check_server(url, queries or QUERIES, topk)
     if as_json:
         about = {"url": report.url, "conforms": report.conforms, "index_digest": report.index_digest}
@@ -173,6 +172,9 @@ def check(
         ]
         output.table(("holds", "what", "detail"), rows)
         output.line(f"index digest: {report.index_digest or 'unknown'}")
-        output.line(f"{report.url} {'conforms' if report.conforms else 'does not conform'}")
+        verdict = {True: "conforms", False: "does not conform", None: "may conform"}[report.conforms]
+        output.line(f"{report.url} {verdict}")
+    if report.conforms is None:
+        raise UserError("the queries have too few hits to tell", key="query", hint="ask what the corpus has")
     if not report.conforms:
         raise typer.Exit(EXIT_CHECK_FAILED)

@@ -25,6 +25,7 @@ MEASURES = {"EM": "em", "F1": "f1", "cover-EM": "cover_em"}
 ALL = "all"
 ANSWERABLE = "answerable"
 """The questions that the corpus of every run can answer, in the place of a source."""
+_SAME_DATA = "evaluate them on the same --data"
 LEVEL = 0.05
 """A difference with a corrected p-value above it is not significant."""
 
@@ -117,26 +118,20 @@ def _read(log: duckdb.DuckDBPyConnection, run: Path) -> Evaluated:
         samples[result.question_id].append(result)
     if not samples:
         raise UserError(f"{run.name} is not an evaluation, or has no finished question yet")
+    questions = "SELECT DISTINCT question_id, data_source, question, golden_answers FROM trajectories"
     asked = {
-        row["question_id"]: (row["data_source"], row["question"], tuple(row["golden_answers"]))
-        for row in rows(
-            log,
-            "SELECT DISTINCT question_id, data_source, question, golden_answers FROM trajectories "
-            "WHERE phase = 'eval'",
-        )
+        name: (source, text, tuple(answers))
+        for name, source, text, answers in log.execute(f"{questions} WHERE phase = 'eval'").fetchall()
     }
-    config = json.loads(about[0]["config"])
+    first, config = about[0], json.loads(about[0]["config"])
     # A run that does not search has the coverage of the last index evaluated beside it.
-    searches = config.get("rollout", {}).get("search", True)
-    covered = read_coverage(run) if searches else None
+    covered = read_coverage(run) if config.get("rollout", {}).get("search", True) else None
     answerable = None
     if covered is not None and covered.found.keys() >= asked.keys():
         answerable = frozenset(name for name, of in covered.found.items() if of.answerable)
-    first = about[0]
-    setting = str(config.get("setting") or "")
     return Evaluated(
-        first["run_id"], first["status"], first["model"], setting, first["index_digest"], dict(samples),
-        asked, answerable,
+        first["run_id"], first["status"], first["model"], str(config.get("setting") or ""),
+        first["index_digest"], dict(samples), asked, answerable,
     )  # fmt: skip
 
 
@@ -149,20 +144,14 @@ def compare(runs: Sequence[Evaluated]) -> Comparison:
     common = sorted(set.intersection(*(set(run.samples) for run in runs)))
     if not common:
         sources = (
-            f"{name_of(number)} asks {', '.join(sorted({asked[0] for asked in run.asked.values()}))}"
+            f"{name_of(number)} asks {', '.join(sorted({source for source, *_ in run.asked.values()}))}"
             for number, run in enumerate(runs)
         )
-        raise UserError(
-            f"no question is in all of these runs: {'; '.join(sources)}",
-            hint="evaluate them on the same --data",
-        )
+        raise UserError(f"no question is in all of these runs: {'; '.join(sources)}", hint=_SAME_DATA)
     for number, run in enumerate(runs[1:], 1):
         if changed := [name for name in common if run.asked[name] != runs[0].asked[name]]:
-            raise UserError(
-                f"question {changed[0]} has another source, text or golden answers in {name_of(number)} than "
-                f"in A",
-                hint="evaluate both on the same --data",
-            )
+            what = f"{changed[0]} has another source, text or golden answers in {name_of(number)} than in A"
+            raise UserError(f"question {what}", hint=_SAME_DATA)
     groups = _groups(runs, common)
     measured = [
         row

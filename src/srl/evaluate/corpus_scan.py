@@ -11,7 +11,6 @@ import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,18 +31,9 @@ _TOLD = 1000
 class Sought(NamedTuple):
     """Ids and titles of passages (titles as `title_key` has them), and normalised answers."""
 
-    ids: frozenset[str]
-    titles: frozenset[str]
-    answers: frozenset[str]
-
-
-@dataclass(slots=True)
-class Found:
-    """What of it the corpus has."""
-
-    ids: set[str] = field(default_factory=set)
-    titles: set[str] = field(default_factory=set)
-    answers: set[str] = field(default_factory=set)
+    ids: set[str]
+    titles: set[str]
+    answers: set[str]
 
 
 class Stores(Iterable[Passage]):
@@ -67,40 +57,37 @@ class Stores(Iterable[Passage]):
         ]
 
 
-def scan(passages: Iterable[Passage], sought: Sought, progress: Callable[[int], None]) -> Found:
-    """Look for `sought` in all passages, those of large indexes with a process for each core."""
+def scan(passages: Iterable[Passage], sought: Sought, progress: Callable[[int], None]) -> Sought:
+    """What of `sought` the passages have; those of large indexes are read by a process for each core."""
     cores = len(os.sched_getaffinity(0))
     if not isinstance(passages, Stores) or len(passages) < _MANY or cores < 2:
         return _scan(passages, sought, progress)
-    found, done, parts = Found(), 0, passages.parts()
+    found, done, parts = Sought(set(), set(), set()), 0, passages.parts()
     with ProcessPoolExecutor(
         min(cores, len(parts)), get_context("spawn"), initializer=_begin, initargs=(sought,)
     ) as pool:
         for (_, rows), part in zip(parts, pool.map(_scan_part, parts), strict=True):
-            found.ids |= part.ids
-            found.titles |= part.titles
-            found.answers |= part.answers
+            found = Sought(*map(set.union, found, part))
             done += len(rows)
             progress(done)
     return found
 
 
-def _scan(passages: Iterable[Passage], sought: Sought, progress: Callable[[int], None]) -> Found:
-    found, phrases, count = Found(), Phrases(sought.answers), 0
+def _scan(passages: Iterable[Passage], sought: Sought, progress: Callable[[int], None]) -> Sought:
+    phrases, ids, titles, count = Phrases(sought.answers), set[str](), set[str](), 0
     for count, passage in enumerate(passages, start=1):
         if passage.id in sought.ids:
-            found.ids.add(passage.id)
+            ids.add(passage.id)
         if sought.titles and (title := title_key(passage.title)) in sought.titles:
-            found.titles.add(title)
+            titles.add(title)
         phrases.see(passage.contents)
         if count % _TOLD == 0:
             progress(count)
     progress(count)
-    found.answers = phrases.found
-    return found
+    return Sought(ids, titles, phrases.found)
 
 
-_sought = Sought(frozenset(), frozenset(), frozenset())
+_sought = Sought(set(), set(), set())
 """What this process looks for, where it is one of several."""
 
 
@@ -110,7 +97,7 @@ def _begin(sought: Sought) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that started this one
 
 
-def _scan_part(part: tuple[Path, range]) -> Found:
+def _scan_part(part: tuple[Path, range]) -> Sought:
     directory, rows = part
     store = PassageStore(directory)
     return _scan((store[row] for row in rows), _sought, lambda done: None)

@@ -20,29 +20,18 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple, Protocol
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import NamedTuple
 
 from srl.answers import findable
 from srl.data.corpus import title_key
 from srl.errors import UserError, parsing
 from srl.evaluate.corpus_scan import Sought, scan
-from srl.files import FORMAT, atomic_file, check_format, digest_text
+from srl.evaluate.episode_results import EpisodeResult
+from srl.files import FORMAT, check_format, digest_text, write_json
 from srl.trajectory import Passage, Question
 
-FILE = "coverage.parquet"
+FILE = "coverage.json"
 """The coverage of the questions of an evaluation, in the directory of its run."""
-_SCHEMA = pa.schema(
-    [
-        ("question_id", pa.string()),
-        ("gold", pa.bool_()),
-        ("answer", pa.bool_()),
-        ("some_gold", pa.bool_()),
-        ("missing", pa.list_(pa.string())),
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +103,9 @@ def coverage(
     titles = {question.id: _gold(question, "supporting_titles") for question in questions}
     answers = {question.id: findable(question.golden_answers) for question in questions}
     sought = Sought(
-        frozenset(chain.from_iterable(ids.values())),
-        frozenset(map(title_key, chain.from_iterable(titles.values()))),
-        frozenset(chain.from_iterable(answers.values())),
+        set(chain.from_iterable(ids.values())),
+        set(map(title_key, chain.from_iterable(titles.values()))),
+        set(chain.from_iterable(answers.values())),
     )
     found = scan(passages, sought, progress)
     sources = {question.data_source for question in questions if ids[question.id]}
@@ -125,18 +114,13 @@ def coverage(
         note(f"{source}: the corpus has none of its gold ids; gold passages count by title, if named")
     covered = {}
     for question in questions:
-        name, by_title = question.id, question.data_source not in own or not ids[question.id]
-        if by_title and titles[name]:
-            gold = titles[name]
-            missing = tuple(title for title in gold if title_key(title) not in found.titles)
-        else:
-            gold = ids[name]
-            missing = tuple(passage for passage in gold if passage not in found.ids)
+        name, gold, there = question.id, ids[question.id], found.ids
+        if titles[name] and (question.data_source not in own or not gold):
+            gold, there = titles[name], {title for title in titles[name] if title_key(title) in found.titles}
+        missing = tuple(each for each in gold if each not in there)
         answer = not found.answers.isdisjoint(answers[name]) if answers[name] else None
-        if gold:
-            covered[name] = Coverage(not missing, answer, len(missing) < len(gold), missing)
-        else:
-            covered[name] = Coverage(None, answer)
+        some = len(missing) < len(gold) if gold else None
+        covered[name] = Coverage(not missing if gold else None, answer, some, missing)
     return covered
 
 
@@ -148,17 +132,8 @@ def _gold(question: Question, key: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(str, names)))
 
 
-class Answered(Protocol):
-    """One episode: the question that it answered, and its exact match."""
-
-    @property
-    def question_id(self) -> str: ...
-    @property
-    def em(self) -> float: ...
-
-
 def coverage_metrics(
-    results: Iterable[Answered], found: Mapping[str, Coverage], prefix: str = "eval"
+    results: Iterable[EpisodeResult], found: Mapping[str, Coverage], prefix: str = "eval"
 ) -> dict[str, float]:
     """`em_answerable`, exact match on the answerable questions, and the shares of the questions.
 
@@ -207,10 +182,9 @@ def write_coverage(run: Path, written: WrittenCoverage) -> None:
     with suppress(UserError):  # a damaged file is replaced
         if before := read_coverage(run):
             written = written._replace(found=before.found | written.found)
-    rows = [{"question_id": name, **asdict(of)} for name, of in written.found.items()]
-    about = {"srl_format": str(FORMAT), "key": written.key, "notes": json.dumps(written.notes)}
-    with atomic_file(Path(run) / FILE, "wb") as file:
-        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA.with_metadata(about)), file)
+    questions = {name: asdict(of) for name, of in written.found.items()}
+    about = {"format": FORMAT, "key": written.key, "notes": written.notes}
+    write_json(Path(run) / FILE, {**about, "questions": questions})
 
 
 def read_coverage(run: Path, key: str | None = None) -> WrittenCoverage | None:
@@ -222,15 +196,12 @@ def read_coverage(run: Path, key: str | None = None) -> WrittenCoverage | None:
     if not path.is_file():
         return None
     with parsing(f"{path} is damaged, delete it"):
-        about = pq.read_schema(path).metadata or {}
-        check_format(path, int(about[b"srl_format"]))
-        own = about[b"key"].decode()
-        if key not in (None, own):
+        about = json.loads(path.read_bytes())
+        check_format(path, about["format"])
+        if key not in (None, about["key"]):
             return None
         found = {
-            name: Coverage(gold, answer, some_gold, tuple(missing))
-            for name, gold, answer, some_gold, missing in (
-                row.values() for row in pq.read_table(path, columns=_SCHEMA.names).to_pylist()
-            )
+            name: Coverage(**{**of, "missing": tuple(of["missing"])})
+            for name, of in about["questions"].items()
         }
-        return WrittenCoverage(found, json.loads(about[b"notes"]), own)
+        return WrittenCoverage(found, about["notes"], about["key"])

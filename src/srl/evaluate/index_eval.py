@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from srl import process
 from srl.answers import contains_answer, findable
@@ -24,8 +24,9 @@ from srl.evaluate.retrieval_metrics import (
 from srl.index import Fault
 from srl.serve.client import HttpSearch
 from srl.serve.wire import MAX_QUERY_CHARS
-from srl.trajectory import Hit, Question
+from srl.trajectory import Hit, Question, Search
 
+T = TypeVar("T")
 Labels = Literal["judgements", "answers"]
 DECISIVE = {"judgements": "nDCG@10", "answers": "answer MRR"}
 """The measure by which questions are said to have changed most."""
@@ -53,29 +54,28 @@ class ServedIndex:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.digest = process.run_async(self._connect())
+        self.digest = self._run(lambda client: client.connect())
 
     def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
         """The hits of each query, or why there are none."""
-        return process.run_async(self._search(queries, k))
 
-    async def _connect(self) -> str:
-        client = HttpSearch(self.url)
-        try:
-            return await client.connect()
-        finally:
-            await client.aclose()
+        async def ask(client: HttpSearch) -> list[Search]:
+            return await asyncio.gather(*map(client.search, queries))
 
-    async def _search(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
-        client = HttpSearch(self.url, k, max_query_chars=MAX_QUERY_CHARS)
-        try:
-            searches = await asyncio.gather(*(client.search(query) for query in queries))
-        finally:
-            await client.aclose()
         return [
             list(search.hits) if search.status in ("ok", "empty") else Fault(search.status, search.error)  # type: ignore[arg-type]
-            for search in searches
+            for search in self._run(ask, k)
         ]
+
+    def _run(self, use: Callable[[HttpSearch], Awaitable[T]], k: int = 3) -> T:
+        async def connected() -> T:
+            client = HttpSearch(self.url, k, max_query_chars=MAX_QUERY_CHARS)
+            try:
+                return await use(client)
+            finally:
+                await client.aclose()
+
+        return process.run_async(connected())
 
 
 @dataclass(frozen=True, slots=True)

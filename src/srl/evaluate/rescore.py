@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,8 +29,6 @@ from srl.store.beside import read_rescores, rescore_file, writing_rescores
 from srl.store.schema import RESCORE_SCHEMA
 from srl.trajectory import Score, Trajectory
 
-REWARD = "reward"
-"""The measure that is the weighted sum."""
 _QUESTIONS = """
 SELECT phase, step, data_source, any_value(metadata), question_id, count(*), avg(coalesce(em, 0)), measure,
     avg(value)
@@ -76,45 +73,30 @@ class Rescored:
     rows: Sequence[Row]
 
 
-def parse_rewards(texts: Sequence[str]) -> dict[str, float]:
-    """The weights of `NAME[=WEIGHT]` or `module:Class[=WEIGHT]`. Raises UserError."""
-    weights: dict[str, float] = {}
-    for text in texts:
-        name, equals, number = text.partition("=")
-        try:
-            weight = float(number) if equals else 1.0
-        except ValueError:
-            weight = math.nan
-        if not name or not math.isfinite(weight) or name in weights:
-            raise UserError(f"--reward {text}: expected NAME or NAME=WEIGHT, each name once", key="reward")
-        weights[name] = weight
-    return weights
-
-
-def rescore(run: Path, weights: Mapping[str, float]) -> Rescored:
+def rescore(run: Path, names: Sequence[str]) -> Rescored:
     """Score the trajectories in the log of `run` with these rewards, and keep the scores in its `rescores`.
 
     Options of the rewards are those of the run's configuration. Trajectories that the same rewards have
     scored are left out. All scores appear, or none. Raises UserError.
     """
-    config = load_saved(run)
-    rewards = " + ".join(describe(name, weight, config) for name, weight in sorted(weights.items()))
-    mixes = {name: RewardMix({name: 1.0}, {name: config.reward.options(name)}) for name in weights}
+    config, names = load_saved(run), sorted(set(names))
+    rewards = " + ".join(describe(name, config) for name in names)
+    mixes = {name: RewardMix({name: 1.0}, {name: config.reward.options(name)}) for name in names}
     try:
         with srl.store.open(run) as log:
             (directory,) = srl.store.find_logs(run)
             file = rescore_file(directory, rewards)
-            known = read_rescores(file)
-            done = set(known["trajectory_id"].to_pylist())
-            scored = _score_all(log, run, mixes, weights, rewards, known, done, file)
+            before = read_rescores(file)
+            done = set(before["trajectory_id"].to_pylist())
+            scored = _score_all(log, mixes, rewards, before, done, file)
         with srl.store.open(run) as log:
-            return Rescored(run.name, rewards, scored, len(done), _rows(log, rewards, weights))
+            return Rescored(run.name, rewards, scored, len(done), _rows(log, rewards, names))
     except duckdb.Error as error:
         raise UserError(f"the log of {run.name} could not be read: {srl.store.in_one_line(error)}") from error
 
 
-def describe(name: str, weight: float, config: Config) -> str:
-    """A reward with weight, options and digests: of the files that options name, of a user's own code."""
+def describe(name: str, config: Config) -> str:
+    """A reward with its options and digests: of the files that options name, of a user's own code."""
     plugin = manager.find("reward", name)
     options = config.reward.options(name)
     parts = [f"code {plugin.version}"] if manager.is_import_path(name) else []
@@ -122,33 +104,21 @@ def describe(name: str, weight: float, config: Config) -> str:
     for (key, *_), _ in option_paths("reward", name, options):
         if (path := Path(options[key])).exists():
             parts.append(f"{key} {digest_path(path)[:12]}")
-    return f"{name}={weight:g}" + (f" ({', '.join(parts)})" if parts else "")
-
-
-def _episodes(log: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """The trajectories by id, each with a number that is another once its episode was sampled again."""
-    query = 'SELECT id, hash(step, answer, "end", attempt, tokens, seconds) FROM trajectories'
-    return dict(log.execute(query).fetchall())
+    return name + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _score_all(
     log: duckdb.DuckDBPyConnection,
-    run: Path,
     mixes: Mapping[str, RewardMix],
-    weights: Mapping[str, float],
     rewards: str,
-    known: pa.Table,
+    before: pa.Table,
     done: set[str],
     file: Path,
 ) -> int:
-    """Write the scores of all trajectories that are not `done`, beside those `known`; how many they are.
-
-    Raises UserError, and writes nothing, if a resumed run has replaced an episode meanwhile: its id would
-    keep the score of another answer.
-    """
-    episodes, scored = _episodes(log), 0
-    missing = episodes.keys() - done
-    if not episodes:
+    """Write the scores of all trajectories that are not `done`, after `before`; how many they are."""
+    known = {name for (name,) in log.execute("SELECT id FROM trajectories").fetchall()}
+    scored, missing = 0, known - done
+    if not known:
         raise UserError("the log has no episodes yet")
     if not missing:
         return 0
@@ -159,55 +129,35 @@ def _score_all(
         writing_rescores(file) as write,
         counted("rescoring", len(missing)) as count,
     ):
-        write(known)
+        write(before)
         for batch in batches(log):
             trajectories = [record.trajectory for record, _ in batch.pairs]
             new = [trajectory for trajectory in trajectories if trajectory.id in missing]
-            scores = _scores(mixes, weights, new, runner)
             rows = [
                 (run_id, trajectory.id, trajectory.step, trajectory.phase, rewards, measure, value, now)
-                for trajectory, score in zip(new, scores, strict=True)
-                for measure, value in {REWARD: score.value, **score.parts}.items()
+                for name, mix in mixes.items()
+                for trajectory, score in zip(new, _scores(name, mix, new, runner), strict=True)
+                for measure, value in score.parts.items()
             ]
             columns = [dict(zip(RESCORE_SCHEMA.names, row, strict=True)) for row in rows]
             write(pa.Table.from_pylist(columns, RESCORE_SCHEMA))
             scored += len(new)
             count(scored)
-        with srl.store.open(run) as later:
-            if episodes.items() - _episodes(later).items():
-                raise UserError(
-                    "episodes were replaced meanwhile; nothing was kept", hint="repeat the command"
-                )
     return scored
 
 
-def _scores(
-    rewards: Mapping[str, RewardMix],
-    weights: Mapping[str, float],
-    trajectories: list[Trajectory],
-    runner: asyncio.Runner,
-) -> list[Score]:
-    """The weighted sum of all rewards, and each as a part. Raises UserError that names the reward, for what
-    it raises and for no score, whatever its weight."""
-    columns = []
-    for name, reward in rewards.items():
-        with manager.named_errors(manager.find("reward", name)):
-            columns.append(run_async(reward.score(trajectories), runner))
-        for trajectory, score in zip(trajectories, columns[-1], strict=True):
-            if score.error:
-                raise UserError(f"episode {trajectory.id}: {score.error}; nothing was kept")
-    return [
-        Score(
-            sum(weights[name] * score.value for name, score in zip(rewards, scores, strict=True)),
-            {part: value for score in scores for part, value in score.parts.items()},
-        )
-        for scores in zip(*columns, strict=True)
-    ]
+def _scores(name: str, mix: RewardMix, trajectories: list[Trajectory], runner: asyncio.Runner) -> list[Score]:
+    """The scores by one reward. Raises UserError that names it, for what it raises and for no score."""
+    with manager.named_errors(manager.find("reward", name)):
+        scores = run_async(mix.score(trajectories), runner)
+    for trajectory, score in zip(trajectories, scores, strict=True):
+        if score.error:
+            raise UserError(f"episode {trajectory.id}: {score.error}; nothing was kept")
+    return scores
 
 
-def _rows(log: duckdb.DuckDBPyConnection, rewards: str, weights: Mapping[str, float]) -> list[Row]:
+def _rows(log: duckdb.DuckDBPyConnection, rewards: str, measures: Sequence[str]) -> list[Row]:
     """The first and the last step of each phase, and each data source where there are several."""
-    measures = [*weights, *([REWARD] if len(weights) > 1 or set(weights.values()) != {1.0} else [])]
     groups: dict[tuple[str, int, str], dict[str, list[tuple[int, float, float, Hashable]]]] = {}
     for phase, step, source, metadata, question, count, em, measure, value in log.execute(
         _QUESTIONS, {"rewards": rewards}

@@ -1,19 +1,19 @@
 """The passages of an index on disk: memory-mapped, found by row, by id or by web address.
 
-Opening maps four files, eight with web addresses, and reads none, so even millions of passages take no memory
+Opening maps four files, six with web addresses, and reads none, so even millions of passages take no memory
 until they are read. The files of a store, in one directory:
 
-    text.bin      id and contents of every passage, one after the other, UTF-8
-    offsets.npy   (2n + 1,) uint64: where in text.bin each id and each contents starts
+    text.bin      of every passage its id, its contents and further fields as JSON, one after the other, UTF-8
+    offsets.npy   (3n + 1,) uint64: where in text.bin each of these starts
     hashes.npy    (n,) uint64: 64-bit hashes of the ids, sorted
     rows.npy      (n,) int64: the row that each of those hashes belongs to
 
-Where passages have a web address, also `url-text.bin`, with all addresses one after the other;
-`url-offsets.npy` (n + 1,); and `url-hashes.npy` and `url-rows.npy` (m,) of the m passages that have one.
+Where passages have a web address, also `url-hashes.npy` and `url-rows.npy` (m,) of the m that have one.
 """
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
@@ -31,27 +31,30 @@ _URLS = "url-"
 """Begins the names of the files of web addresses."""
 
 
+def _fields(passage: Passage) -> tuple[bytes, bytes, bytes]:
+    """The id, the contents and the other fields of a passage, which few have."""
+    row = passage.row()
+    texts = (row.pop("id"), row.pop("contents"), json.dumps(row, sort_keys=True) if row else "")
+    return tuple(text.encode(*_ENCODING) for text in texts)  # type: ignore[return-value]
+
+
 class PassageStore(Sequence[Passage]):
     """The passages under `directory`, in the order of the corpus. Safe to read from many threads."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
-        self._offsets = self._load("offsets.npy")  # (2n + 1,)
+        self._offsets = self._load("offsets.npy")  # (3n + 1,)
         self._bounds = memoryview(self._offsets)  # type: ignore[arg-type]  # slices faster than an array
         self._hashes, self._rows = self._load("hashes.npy"), self._load("rows.npy")  # both (n,)
         self._text = self._map("text.bin")
-        sizes = [(len(self._offsets), 2 * len(self) + 1), (len(self._hashes), len(self))]
+        sizes = [(len(self._offsets), 3 * len(self) + 1), (len(self._hashes), len(self))]
         sizes += [(len(self._text), int(self._offsets[-1]))]
-        self._has_urls = (self.directory / f"{_URLS}text.bin").exists()
-        if self._has_urls:
-            self._url_offsets = self._load(f"{_URLS}offsets.npy")  # (n + 1,)
+        self._url_hashes, self._url_rows = np.empty(0, np.uint64), np.empty(0, np.int64)
+        if (self.directory / f"{_URLS}rows.npy").exists():
             self._url_hashes, self._url_rows = (
-                self._load(f"{_URLS}hashes.npy"),
-                self._load(f"{_URLS}rows.npy"),
+                self._load(f"{_URLS}{name}.npy") for name in ("hashes", "rows")
             )
-            self._url_text = self._map(f"{_URLS}text.bin")
-            sizes += [(len(self._url_offsets), len(self) + 1), (len(self._url_hashes), len(self._url_rows))]
-            sizes += [(len(self._url_text), int(self._url_offsets[-1]))]
+            sizes.append((len(self._url_hashes), len(self._url_rows)))
         if any(there != expected for there, expected in sizes):
             raise UserError(
                 f"{self.directory}: its files do not match each other", hint="build the index again"
@@ -76,7 +79,7 @@ class PassageStore(Sequence[Passage]):
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The memory-mapped offsets (2n + 1,), id hashes (n,) and rows (n,)."""
+        """The memory-mapped offsets (3n + 1,), id hashes (n,) and rows (n,)."""
         return self._offsets, self._hashes, self._rows
 
     def __len__(self) -> int:
@@ -87,17 +90,17 @@ class PassageStore(Sequence[Passage]):
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} passages")
         row %= len(self)
-        start, middle, end = self._bounds[2 * row : 2 * row + 3].tolist()
-        name, contents = self._text[start:middle], self._text[middle:end]
-        url = self._url(row) if self._has_urls else ""
-        return Passage(name.decode(*_ENCODING), contents.decode(*_ENCODING), url)
+        start, middle, end, last = self._bounds[3 * row : 3 * row + 4].tolist()
+        name, contents = (
+            self._text[start:middle].decode(*_ENCODING),
+            self._text[middle:end].decode(*_ENCODING),
+        )
+        if end == last:
+            return Passage(name, contents)
+        return Passage.of({"id": name, "contents": contents, **json.loads(self._text[end:last])})
 
     def __iter__(self) -> Iterator[Passage]:
         return (self[row] for row in range(len(self)))
-
-    def _url(self, row: int) -> str:
-        start, end = self._url_offsets[row : row + 2].tolist()
-        return self._url_text[start:end].decode(*_ENCODING)
 
     def row(self, passage_id: str) -> int | None:
         """The row of the passage with this id, or None."""
@@ -106,8 +109,8 @@ class PassageStore(Sequence[Passage]):
     def passage(self, name: str) -> Passage:
         """The passage with this id, or else the first one with this web address. Raises KeyError."""
         row = self.row(name)
-        if row is None and self._has_urls:
-            row = _find(name, self._url_hashes, self._url_rows, self._url)
+        if row is None:
+            row = _find(name, self._url_hashes, self._url_rows, lambda row: self[row].url)
         if row is None:
             raise KeyError(name)
         return self[row]
@@ -153,37 +156,33 @@ def write_passages(
     """
     directory.mkdir(parents=True, exist_ok=True)
     offsets, hashes = array("Q", [0]), array("Q")
-    url_ends, url_hashes, url_rows = array("Q"), array("Q"), array("q")
-    with open(directory / "text.bin", "wb") as file, open(directory / f"{_URLS}text.bin", "wb") as urls:
+    url_hashes, url_rows = array("Q"), array("q")
+    with open(directory / "text.bin", "wb") as file:
         for count, passage in enumerate(passages, start=1):
-            for text in (passage.id, passage.contents):
-                offsets.append(offsets[-1] + file.write(text.encode(*_ENCODING)))
+            for text in _fields(passage):
+                offsets.append(offsets[-1] + file.write(text))
             hashes.append(_hash(passage.id))
             if passage.url:
-                url_ends.extend([urls.tell()] * (count - len(url_ends)))
-                urls.write(passage.url.encode(*_ENCODING))
                 url_hashes.append(_hash(passage.url))
                 url_rows.append(count - 1)
             if progress:
                 progress(count)
-        url_ends.extend([urls.tell()] * (len(hashes) + 1 - len(url_ends)))
     if not hashes:
         raise UserError("the corpus has no passages; an index needs at least one")
-    _save(directory, "", offsets, hashes, np.arange(len(hashes)))
+    for name in directory.glob(f"{_URLS}*"):  # of an earlier attempt
+        name.unlink()
+    np.save(directory / "offsets.npy", np.frombuffer(offsets, np.uint64))
+    _save(directory, "", hashes, np.arange(len(hashes)))
     if url_rows:
-        _save(directory, _URLS, url_ends, url_hashes, np.frombuffer(url_rows, np.int64))
-    else:
-        for name in directory.glob(f"{_URLS}*"):  # also of an earlier attempt
-            name.unlink()
+        _save(directory, _URLS, url_hashes, np.frombuffer(url_rows, np.int64))
     store = PassageStore(directory)
     _refuse_duplicates(store)
     return store
 
 
-def _save(directory: Path, prefix: str, offsets: array[int], hashes: array[int], rows: np.ndarray) -> None:
-    """Write offsets, and the hashes of the names sorted, with the row of each; equal ones in their order."""
+def _save(directory: Path, prefix: str, hashes: array[int], rows: np.ndarray) -> None:
+    """Write the hashes of the names sorted, with the row of each; equal ones in their order."""
     order = np.argsort(np.frombuffer(hashes, np.uint64), kind="stable")
-    np.save(directory / f"{prefix}offsets.npy", np.frombuffer(offsets, np.uint64))
     np.save(directory / f"{prefix}hashes.npy", np.frombuffer(hashes, np.uint64)[order])
     np.save(directory / f"{prefix}rows.npy", rows[order].astype(np.int64))
 
@@ -206,11 +205,11 @@ def _length(data: bytes) -> bytes:
 
 
 _NO_LENGTH = b"\xff" * 8
-"""Stands before and after a web address, which few passages have."""
+"""Stands before and after the further fields, which few passages have."""
 
 
 class CorpusDigest:
-    """Streaming digest (blake2b-128) of passages: ids, contents, web addresses and order.
+    """Streaming digest (blake2b-128) of passages: ids, contents, further fields and order.
 
     It does not depend on the file format: a corpus has the same digest in every format.
     """
@@ -222,10 +221,10 @@ class CorpusDigest:
         """Pass the passages through; after the last one, `hexdigest` is their digest."""
         update = self._digest.update
         for passage in passages:
-            name, contents = passage.id.encode(*_ENCODING), passage.contents.encode(*_ENCODING)
+            name, contents, more = _fields(passage)
             update(b"".join((_length(name), name, _length(contents), contents)))
-            if passage.url:
-                update(b"".join((_NO_LENGTH, passage.url.encode(*_ENCODING), _NO_LENGTH)))
+            if more:
+                update(b"".join((_NO_LENGTH, more, _NO_LENGTH)))
             yield passage
 
     def hexdigest(self) -> str:

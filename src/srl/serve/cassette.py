@@ -1,9 +1,9 @@
 """Cassettes: searches recorded in a file and replayed from it, so that a run repeats with no server or index.
 
 The file is JSON lines; each line is complete as soon as it is written. The first is the header: format,
-`topk`, the digest of each retriever's index. A line with `passage` numbers a passage, once. A line with
-`query` is a search and its outcome, with `[passage, score]` for each hit; fields with default values are left
-out. A line with `session` starts what a resumed run adds.
+`topk`, the digest of each retriever's index. A line with `passage` is a passage, once, numbered in the order
+of the file. A line with `query` is a search and its outcome, with `[passage, score]` for each hit. A line
+with `session` starts what a resumed run adds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +28,12 @@ from srl.trajectory import Hit, Passage, Search, SearchTool, current_episode
 
 KIND = "search cassette"
 KEY = "search.cassette"
-_DEFAULTS = {
-    each.name: each.default
-    for each in fields(Search)
-    if each.name not in ("hits", "turn") and each.default is not MISSING
-}
-"""Fields of a search that a line has only if they differ from these; `turn` is set by the episode."""
+_FIELDS = ("query", "status", "latency_s", "attempts", "error", "index_digest", "retriever")
+"""The fields of a search that are written as they are; the episode sets `turn` and what it showed."""
 
 
 class MissingFromCassette(UserError):  # noqa: N818 - named in the public interface
     """A query that was not asked when the cassette was recorded."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedSearch:
-    """One search; `session` is 1 for the run that began the recording, one more after each resume."""
-
-    episode: str
-    session: int
-    search: Search
 
 
 @dataclass(slots=True)
@@ -54,16 +41,27 @@ class Cassette:
     """The contents of a cassette.
 
     `digests` has the index digest of each retriever, "" for the default one. `retrievers` are the names of
-    the others; None if the recorded search tool took no names. `length`: of its complete lines in bytes.
+    the others; None if the recorded search tool took no names. `searches` are the session, the episode and
+    the outcome, the session being one more after each resume. `length`: of the complete lines in bytes.
     """
 
     topk: int | None
     digests: dict[str, str]
     retrievers: tuple[str, ...] | None
-    searches: list[RecordedSearch] = field(default_factory=list)
+    searches: list[tuple[int, str, Search]] = field(default_factory=list)
     passages: list[Passage] = field(default_factory=list)
     sessions: int = 1
     length: int = 0
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add what a line after the header has."""
+        if "passage" in line:
+            self.passages.append(Passage.of(line["passage"]))
+        elif "session" in line:
+            self.sessions = int(line["session"])
+        else:
+            hits = tuple(Hit(self.passages[place], float(score)) for place, score in line.pop("hits"))
+            self.searches.append((self.sessions, line.pop("episode"), Search(hits=hits, **line)))
 
 
 def read_cassette(path: Path) -> Cassette | None:
@@ -78,32 +76,17 @@ def read_cassette(path: Path) -> Cassette | None:
                 break
             with parsing(f"{path}:{number}: not a line of a cassette"):
                 line = json.loads(data.decode("utf-8", "surrogatepass"))
-                if cassette is None:
-                    cassette = _read_header(path, line)
+                if cassette is not None:
+                    cassette.add(line)
+                elif not isinstance(line, dict) or line.get("kind") != KIND:
+                    raise UserError(f"{path} is not a search cassette", key=KEY)
                 else:
-                    _read_line(cassette, line)
+                    check_format(path, line.get("format"))
+                    names = line["retrievers"]
+                    names = None if names is None else tuple(names)
+                    cassette = Cassette(line["topk"], dict(line["digests"]), names)
                 cassette.length += len(data)
     return cassette
-
-
-def _read_header(path: Path, line: Any) -> Cassette:
-    if not isinstance(line, dict) or line.get("kind") != KIND:
-        raise UserError(f"{path} is not a search cassette", key=KEY)
-    check_format(path, line.get("format"))
-    names = line["retrievers"]
-    return Cassette(line["topk"], dict(line["digests"]), None if names is None else tuple(names))
-
-
-def _read_line(cassette: Cassette, line: dict[str, Any]) -> None:
-    if "passage" in line:
-        cassette.passages.append(Passage(line["id"], line["contents"], line.get("url", "")))
-    elif "session" in line:
-        cassette.sessions = int(line["session"])
-    else:
-        episode, query = line.pop("episode", ""), line.pop("query")
-        hits = tuple(Hit(cassette.passages[place], float(score)) for place, score in line.pop("hits", ()))
-        line.setdefault("index_digest", cassette.digests.get(line.get("retriever", ""), ""))
-        cassette.searches.append(RecordedSearch(episode, cassette.sessions, Search(query, hits, **line)))
 
 
 class Recorder:
@@ -122,8 +105,6 @@ class Recorder:
     ) -> None:
         self._search: Any = search
         self._path = Path(path)
-        self._numbers: dict[str, int] = {}
-        """The number of each passage in the file, by its digest."""
         names = getattr(search, "retrievers", None)
         if names is not None:
             names = self.retrievers = tuple(names)
@@ -134,14 +115,19 @@ class Recorder:
         cassette = read_cassette(self._path)
         with self._writing():
             os.truncate(self._path, cassette.length if cassette else 0)
+        passages = cassette.passages if cassette else ()
+        self._numbers = {_key(passage): place for place, passage in enumerate(passages)}
         if cassette is None:
-            self._recorded_digests = self.digests
             header = {"format": FORMAT, "kind": KIND, "srl": __version__}
             self._append({**header, "topk": topk, "digests": self.digests, "retrievers": names})
         else:
-            self._check_same(cassette, topk)
-            self._recorded_digests = cassette.digests
-            self._numbers = {_key(passage): number for number, passage in enumerate(cassette.passages)}
+            _check_topk(self._path, cassette, topk)
+            for retriever, digest in self.digests.items():
+                recorded = cassette.digests.get(retriever, "")
+                if digest and recorded and digest != recorded:
+                    of = f" of {retriever}" if retriever else ""
+                    what = f"{path} was recorded with the index {recorded[:12]}{of}, not {digest[:12]}"
+                    raise UserError(what, key=KEY)
             self._append({"session": cassette.sessions + 1})
 
     @property
@@ -160,9 +146,15 @@ class Recorder:
 
     async def search(self, query: str, retriever: str = "") -> Search:
         """The outcome of one query, recorded. Raises UserError if the cassette cannot be written."""
-        named = (retriever,) if retriever else ()
-        outcome: Search = await self._search.search(query, *named)
-        self._write(replace(outcome, query=query, retriever=retriever), current_episode.get())
+        outcome: Search = await self._search.search(query, *([retriever] if retriever else []))
+        recorded = replace(outcome, query=query, retriever=retriever)
+        passages = {_key(hit.passage): hit.passage for hit in recorded.hits}
+        new = [key for key in passages if key not in self._numbers]
+        self._numbers |= {key: place for place, key in enumerate(new, len(self._numbers))}
+        hits = [(self._numbers[_key(hit.passage)], float(hit.score)) for hit in recorded.hits]
+        line = {"episode": current_episode.get(), "hits": hits}
+        line |= {name: getattr(recorded, name) for name in _FIELDS}
+        self._append(*({"passage": passages[key].row()} for key in new), line)
         return outcome
 
     async def connect(self) -> None:
@@ -172,38 +164,6 @@ class Recorder:
     async def aclose(self) -> None:
         """Close the connections; the next search opens them again."""
         await aclose(self._search)
-
-    def _check_same(self, cassette: Cassette, topk: int | None) -> None:
-        """Raises UserError if what was recorded before is of another k or another index."""
-        if cassette.topk != topk:
-            raise UserError(
-                f"{self._path} was recorded with topk={cassette.topk}, not {topk}", key="search.topk"
-            )
-        for retriever, digest in self.digests.items():
-            recorded = cassette.digests.get(retriever, "")
-            if digest and recorded and digest != recorded:
-                of = f" of {retriever}" if retriever else ""
-                what = f"{self._path} was recorded with the index {recorded[:12]}{of}, not {digest[:12]}"
-                raise UserError(what, key=KEY)
-
-    def _write(self, search: Search, episode: str) -> None:
-        """Append one search, after those of its passages that are new."""
-        lines: list[dict[str, Any]] = []
-        hits: list[tuple[int, float]] = []
-        for hit in search.hits:
-            passage, number = hit.passage, self._numbers.get(_key(hit.passage))
-            if number is None:
-                number = self._numbers[_key(passage)] = len(self._numbers)
-                new = {"passage": number, "id": passage.id, "contents": passage.contents}
-                lines.append(new | ({"url": passage.url} if passage.url else {}))
-            hits.append((number, float(hit.score)))
-        usual = {**_DEFAULTS, "index_digest": self._recorded_digests.get(search.retriever, "")}
-        line: dict[str, Any] = {"episode": episode} if episode else {}
-        line["query"] = search.query
-        line |= {name: value for name in usual if (value := getattr(search, name)) != usual[name]}
-        if hits:
-            line["hits"] = hits
-        self._append(*lines, line)
 
     def _append(self, *lines: Mapping[str, Any]) -> None:
         texts = (json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
@@ -215,13 +175,17 @@ class Recorder:
         try:
             yield
         except OSError as error:
-            raise UserError(
-                f"the cassette {self._path} cannot be written: {error.strerror}", key=KEY
-            ) from error
+            what = f"the cassette {self._path} cannot be written: {error.strerror}"
+            raise UserError(what, key=KEY) from error
 
 
 def _key(passage: Passage) -> str:
-    return digest_text(passage.id, passage.contents, passage.url)
+    return digest_text(json.dumps(passage.row()))
+
+
+def _check_topk(path: Path, cassette: Cassette, topk: int | None) -> None:
+    if None not in (topk, cassette.topk) and topk != cassette.topk:
+        raise UserError(f"{path} was recorded with topk={cassette.topk}, not {topk}", key="search.topk")
 
 
 class Replay:
@@ -242,22 +206,20 @@ class Replay:
             cassette = read_cassette(self._path)
         if cassette is None:
             raise UserError(f"the cassette {path} is empty", key=KEY)
-        if None not in (topk, cassette.topk) and topk != cassette.topk:
-            raise UserError(f"{path} was recorded with topk={cassette.topk}, not {topk}", key="search.topk")
+        _check_topk(self._path, cassette, topk)
         if cassette.retrievers is not None:
             self.retrievers = cassette.retrievers
         self.digests = cassette.digests
         self._outcomes: dict[tuple[str, str, str], list[Search]] = defaultdict(list)
         """By episode, retriever and query; those of all episodes by ("", retriever, query)."""
-        last = {recorded.episode: recorded.session for recorded in cassette.searches}
-        for recorded in cassette.searches:
-            search = recorded.search
+        last = {episode: session for session, episode, _ in cassette.searches}
+        for session, episode, search in cassette.searches:
             if self.digests.get(search.retriever) == "":  # not known when the recording began
                 self.digests[search.retriever] = search.index_digest
             self._outcomes["", search.retriever, search.query].append(search)
             # Of an episode that ran again after a resume, only the outcomes of its last run count.
-            if recorded.episode and recorded.session == last[recorded.episode]:
-                self._outcomes[recorded.episode, search.retriever, search.query].append(search)
+            if episode and session == last[episode]:
+                self._outcomes[episode, search.retriever, search.query].append(search)
         self._played: Counter[tuple[str, str, str]] = Counter()
 
     @property

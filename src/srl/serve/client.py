@@ -27,7 +27,6 @@ from srl.serve.request import (
     new_client,
     post,
     retrieve_url,
-    without_secrets,
 )
 from srl.serve.wire import read_digest, write_request
 from srl.trajectory import Hit, Search
@@ -277,7 +276,7 @@ def check_servers(
 
 async def _look(client: httpx.AsyncClient, url: str, topk: int, timeout_s: float) -> ServerState:
     """The server's /health, then a search, which needs the token; an empty one where /health has a digest."""
-    name, digest = without_secrets(url), ""
+    digest = ""
     try:
         async with asyncio.timeout(timeout_s):
             health = await exchange(client, "GET", health_url(url))
@@ -287,14 +286,14 @@ async def _look(client: httpx.AsyncClient, url: str, topk: int, timeout_s: float
     except (ValueError, RecursionError):
         pass  # a server without a health page of ours
     except Exception as error:  # a library may raise anything
-        why = f"no search server answers at {name} ({type(error).__name__}: {error})"
+        why = f"no search server answers at {url} ({type(error).__name__}: {error})"
         return ServerState(url, problem=f"{quoted(why)}; type: srl serve retriever --index DIR")
     queries = [] if digest else [_QUERY]
     try:
         _, said_digest = await post(client, url, write_request(queries, topk), len(queries), topk, timeout_s)
     except RequestFault as fault:
         if fault.cause != "busy":
-            return ServerState(url, problem=f"{name} answers, but no searches: {fault}")
+            return ServerState(url, problem=f"{url} answers, but no searches: {fault}")
         said_digest = ""
     return ServerState(url, digest or said_digest)
 
@@ -309,4 +308,4 @@ def _problems(states: Sequence[ServerState], digest: str) -> list[str]:
 
 
 def _wrong_index(url: str, digest: str, expected: str) -> str:
-    return f"{without_secrets(url)} has another index: expected digest {expected[:12]}, found {digest[:12]}"
+    return f"{url} has another index: expected digest {expected[:12]}, found {digest[:12]}"

@@ -9,14 +9,14 @@ from typing import Literal
 import httpx
 
 from srl.errors import UserError
-from srl.safe import header_secret, quoted, refusal
+from srl.index.retriever import Fault, FaultStatus
+from srl.safe import header_secret, quoted, refusal, refuse_credentials
 from srl.serve.http import is_loopback, retry_after
 from srl.serve.wire import DIGEST_HEADER, TOKEN_VARIABLE, read_answer, read_digest
 from srl.trajectory import Hit
 
 MAX_ANSWER_BYTES = 64 << 20
 
-FaultStatus = Literal["timed_out", "refused", "failed", "rejected"]
 Cause = Literal["request", "setup", "answer", "link", "busy"]
 """Where a fault lies. `request`: in the request itself. `setup`: the server is configured for something else.
 `answer`: the answer is late or invalid. `link`: no connection. `busy`: the server has no capacity now."""
@@ -26,19 +26,14 @@ _SETUP = {401, 403, 404, 405, 407}
 _STATUSES: dict[int, FaultStatus] = {503: "refused", 504: "timed_out"}
 
 
-class RequestFault(Exception):  # noqa: N818 - a fault, as in srl.index.Fault
-    """Why a request brought no hits, in one line that is safe to show.
-
-    `retry_after_s` is how long the server asks to be left alone.
-    """
+class RequestFault(Fault):
+    """Why a request brought no hits, and where that lies."""
 
     def __init__(
         self, status: FaultStatus, message: str, cause: Cause, retry_after_s: float | None = None
     ) -> None:
-        super().__init__(quoted(message))
-        self.status: FaultStatus = status
+        super().__init__(status, quoted(message), retry_after_s)
         self.cause: Cause = cause
-        self.retry_after_s = retry_after_s
 
     @property
     def is_retryable(self) -> bool:
@@ -59,22 +54,21 @@ async def post(
     client: httpx.AsyncClient, url: str, body: bytes, queries: int, topk: int, timeout_s: float
 ) -> tuple[list[list[Hit]], str]:
     """The hits of each query, and the digest of the index that found them. Raises only RequestFault."""
-    name = without_secrets(url)
     try:
         async with asyncio.timeout(timeout_s):
             response = await exchange(client, "POST", url, body)
-        _check_status(name, response.status_code, response.headers, response.content, queries)
+        _check_status(url, response.status_code, response.headers, response.content, queries)
         return read_answer(response.content, queries, topk), read_digest(response.headers.get(DIGEST_HEADER))
     except RequestFault:
         raise
     except (TimeoutError, httpx.TimeoutException):
-        raise RequestFault("timed_out", f"{name}: no answer within {timeout_s:g} s", "answer") from None
+        raise RequestFault("timed_out", f"{url}: no answer within {timeout_s:g} s", "answer") from None
     except httpx.ConnectError as error:
-        raise RequestFault("refused", f"{name}: no connection ({error})", "link") from error
+        raise RequestFault("refused", f"{url}: no connection ({error})", "link") from error
     except ValueError as error:
-        raise RequestFault("failed", f"{name}: {error}", "answer") from error
+        raise RequestFault("failed", f"{url}: {error}", "answer") from error
     except Exception as error:  # a library may raise anything; an episode must get an outcome
-        raise RequestFault("failed", f"{name}: {type(error).__name__}: {error}", "answer") from error
+        raise RequestFault("failed", f"{url}: {type(error).__name__}: {error}", "answer") from error
 
 
 async def exchange(
@@ -92,7 +86,7 @@ async def exchange(
     return httpx.Response(response.status_code, headers=plain, content=bytes(content))
 
 
-def _check_status(name: str, code: int, headers: Mapping[str, str], answer: bytes, queries: int) -> None:
+def _check_status(url: str, code: int, headers: Mapping[str, str], answer: bytes, queries: int) -> None:
     """Raises RequestFault for every HTTP status but 200."""
     if code == 200:
         return
@@ -105,7 +99,7 @@ def _check_status(name: str, code: int, headers: Mapping[str, str], answer: byte
         "busy" if code in _BUSY else "setup" if code in _SETUP else "answer" if code >= 500 else "request"
     )
     wait_s = retry_after(headers.get("Retry-After", "")) if code in _BUSY else None
-    raise RequestFault(_STATUSES.get(code, "failed"), f"{name}: {said}", cause, wait_s)
+    raise RequestFault(_STATUSES.get(code, "failed"), f"{url}: {said}", cause, wait_s)
 
 
 def bearer_token() -> str:
@@ -135,7 +129,9 @@ def new_client(
 
 
 def retrieve_url(url: str) -> str:
-    """`url`, with the path /retrieve if it has none. Raises UserError unless it is an http(s) URL."""
+    """`url`, with the path /retrieve if it has none. Raises UserError unless it is an http(s) URL, or if it
+    has a user, a password or a query, since it is saved and shown."""
+    refuse_credentials("the URL", url)
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -156,10 +152,4 @@ def page_url(url: str, page: str) -> str:
     parsed = httpx.URL(url)
     before, sign, _ = parsed.path.rpartition("/retrieve")
     path = f"{before}/{page}" if sign else parsed.join(page).path
-    return str(parsed.copy_with(path=path, query=None))
-
-
-def without_secrets(url: str) -> str:
-    """`url` without user name, password, query and fragment."""
-    parsed = httpx.URL(url)
-    return str(parsed.copy_with(userinfo=b"", query=None, fragment=None))
+    return str(parsed.copy_with(path=path))

@@ -187,12 +187,11 @@ def _passage(document: Any) -> Passage:
         contents = contents_of(str(fields.get("title") or ""), str(fields["text"]))
     if not isinstance(contents, str):
         raise ValueError("a document has neither contents nor text")
-    names = (fields.get(key) for key in ("id", "_id", "docid", "url"))
-    name = next((name for name in names if name is not None), None)
+    name = next((fields[key] for key in ("id", "_id", "docid", "url") if fields.get(key) is not None), None)
     if name is None:
         name = blake2b(contents.encode(errors="replace"), digest_size=8).hexdigest()
-    url = fields.get("url")
-    return Passage(str(name), contents, url if isinstance(url, str) and url != name else "")
+    texts = {key: text for key, text in fields.items() if isinstance(text, str) and text != name}
+    return Passage.of({**texts, "id": str(name), "contents": contents})
 
 
 def read_digest(said: object) -> str:

@@ -311,9 +311,8 @@ FROM (
 
 _RESCORES = _columns(
     _RUN_ID, _TRAJECTORY, _STEP, _PHASE,
-    ("rewards", pa.string(), "What was computed: the rewards with their weights and options."),
-    ("measure", pa.string(), "`reward`, the weighted sum, or one of its parts before its weight, such as "
-     "`f1`."),
+    ("rewards", pa.string(), "What was computed: the rewards with their options."),
+    ("measure", pa.string(), "The reward, such as `f1`, or one of its own parts, `f1/PART`."),
     ("value", pa.float64(), "The value."),
     ("written", pa.timestamp("us"), "When it was computed (UTC)."),
 )  # fmt: skip

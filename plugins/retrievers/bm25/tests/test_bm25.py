@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from srl.errors import UserError
 from srl.testing import check_retriever
 from srl.trajectory import Passage
 from srl_bm25 import retriever
@@ -52,49 +51,10 @@ def test_equal_scores_keep_the_order_of_the_corpus(tmp_path, k):
     assert [name for name, _ in found] == ["p0", "p2", "p3", "p4"][:k]
 
 
-def test_a_term_asked_twice_counts_twice(tmp_path):
-    retriever = opened(THREE, tmp_path)
-    once, twice = answers(retriever, "dog"), answers(retriever, "dog dog")
-    assert twice == [("p1", pytest.approx(2 * once[0][1]))]
-
-
-@pytest.mark.parametrize("query", ["", "  ", "?!", "unicorn", "…", "the"])
-def test_query_without_a_known_term_has_no_hits(tmp_path, query):
-    assert answers(opened(THREE, tmp_path, Options()), query) == []
-
-
-def test_threads_change_nothing_and_k_may_exceed_the_corpus(tmp_path):
-    one = opened(THREE, tmp_path)
-    many = BM25Retriever(PLAIN.model_copy(update={"n_threads": 3})).open(tmp_path)
-    queries = ["red", "fox", "dog whale", "zzz", "song"]
-    assert many.search(queries, 1000) == one.search(queries, 1000)
-    assert len(one.search(["red"], 1000)[0]) == 2
-
-
 def test_postings_are_mapped_not_read(tmp_path):
     retriever = opened(THREE, tmp_path)
     arrays = *retriever._postings, retriever._vocabulary._hashes, retriever._vocabulary._terms
     assert [isinstance(array, np.memmap) for array in arrays] == [True] * 6
-
-
-def test_corpus_without_a_word_is_refused(tmp_path):
-    with pytest.raises(UserError):
-        BM25Retriever().build([Passage("a", "the of?")], tmp_path, lambda done: None)
-
-
-def test_a_stemmed_index_finds_other_forms_of_a_word(tmp_path):
-    texts = ["he died in Rome", "she lives in Rome"]
-    stemmed = opened(texts, tmp_path, Options())
-    assert [name for name, _ in answers(stemmed, "dies")] == ["p0"]
-    assert [name for name, _ in answers(stemmed, "living")] == ["p1"]
-
-
-@pytest.mark.parametrize(
-    "options", [{"k1": -1}, {"b": 1.5}, {"stemmer": "klingon"}, {"n_threads": 0}, {"k3": 1}]
-)
-def test_options_that_make_no_sense_are_refused(options):
-    with pytest.raises(ValueError):
-        Options(**options)
 
 
 def test_conforms_to_the_retriever_seam():

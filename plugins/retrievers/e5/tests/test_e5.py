@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,12 +14,10 @@ import torch
 
 from srl.errors import UserError
 from srl.index import Fault, build_index, open_index
-from srl.index.timing import collect_timings
 from srl.testing import check_retriever
-from srl_e5.encoder import Encoder, pool
-from srl_e5.model_settings import Settings, encoder_digest, model_directory, resolve
+from srl_e5.encoder import Encoder
+from srl_e5.model_settings import Settings, model_directory, resolve
 from srl_e5.options import Options
-from srl_e5.retriever import DenseRetriever
 
 PLAIN = Settings("", "", "mean", True)
 TEXTS = ["red fox", "", "the lighthouse of Genoa was built by who near the sea far far far", "whale"]
@@ -57,31 +54,11 @@ def test_pooling_is_that_worked_out_from_the_token_vectors(encoder, pooling, nor
         assert vector == pytest.approx(expected, abs=1e-5)
 
 
-def test_mean_pooling_leaves_padding_out():
-    hidden = torch.tensor([[[1.0, 2.0], [3.0, 6.0], [100.0, 100.0]]])
-    mask = torch.tensor([[True, True, False]])
-    output = type("Output", (), {"last_hidden_state": hidden})()
-    assert pool(output, mask, "mean").tolist() == [[2.0, 4.0]]
-    assert pool(output, mask, "cls").tolist() == [[1.0, 2.0]]
-
-
-def test_vectors_hardly_depend_on_what_else_is_encoded(encoder):
-    alone = np.concatenate([Encoder(encoder, PLAIN).queries([text]) for text in TEXTS])
-    for size in (1, 2, 64):
-        assert Encoder(encoder, PLAIN, batch_size=size).queries(TEXTS) == pytest.approx(alone, abs=2e-6)
-
-
 def test_prefixes_are_put_before_the_text(encoder):
     bare, prefixed = Encoder(encoder, PLAIN), Encoder(encoder, Settings("query: ", "passage: ", "mean", True))
     assert (prefixed.queries(["red fox"]) == bare.queries(["query: red fox"])).all()
     assert (prefixed.passages(["red fox"]) == bare.passages(["passage: red fox"])).all()
     assert not np.allclose(prefixed.passages(["red fox"]), prefixed.queries(["red fox"]), atol=1e-3)
-
-
-def test_what_is_longer_than_the_maximum_is_cut(encoder):
-    cut = Encoder(encoder, PLAIN, query_max_length=8)
-    assert (cut.queries(["red " * 6]) == cut.queries(["red " * 50])).all()
-    assert not np.allclose(cut.passages(["red " * 6 + "fox " * 50]), cut.passages(["red " * 6]), atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -142,23 +119,6 @@ def test_explicit_settings_beat_the_family_and_the_models_files(make_encoder, ca
     assert not caplog.text
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("modules.json", '[{"type": "sentence_transformers.models.Dense"}]'),
-        ("1_Pooling/config.json", '{"pooling_mode_lasttoken": true}'),
-        ("1_Pooling/config.json", '{"pooling_mode": "lasttoken"}'),
-        ("1_Pooling/config.json", "{"),
-    ],
-)
-def test_layers_after_the_pooling_and_another_pooling_are_refused(make_encoder, file, content):
-    directory = make_encoder("some-model")
-    (directory / file).parent.mkdir(exist_ok=True)
-    (directory / file).write_text(content)
-    with pytest.raises(UserError):
-        settings_of(directory)
-
-
 def test_the_digest_is_that_of_the_encoder_and_not_of_its_place(encoder, another, corpus, tmp_path):
     copy = shutil.copytree(encoder, tmp_path / "elsewhere" / "tiny-e5")
     first = build_index(corpus, tmp_path / "1", "e5", {"model": str(encoder)})
@@ -184,56 +144,6 @@ def test_an_index_refuses_another_encoder(encoder, another, corpus, tmp_path):
     for change in ({"model": str(another)}, {"query_prefix": "q: "}):
         with pytest.raises(UserError, match="another"):
             open_index(tmp_path / "index", change)
-
-
-def test_a_change_of_the_tokenizer_changes_the_digest(make_encoder):
-    directory = make_encoder("some-e5")
-    before = encoder_digest(directory)
-    file = directory / "tokenizer.json"
-    file.write_text(file.read_text().replace("[CLS]", "[SEP]"))
-    assert encoder_digest(directory) != before
-
-
-def test_an_architecture_that_names_its_width_otherwise_is_an_encoder_too(make_encoder, corpus, tmp_path):
-    from transformers import DistilBertConfig, DistilBertModel
-
-    directory = make_encoder("distil-minilm")
-    shape = {"dim": 24, "n_layers": 1, "n_heads": 2, "hidden_dim": 48, "vocab_size": 600}
-    DistilBertModel(DistilBertConfig(**shape)).save_pretrained(directory)
-    build_index(corpus, tmp_path / "index", "e5", {"model": str(directory)})
-    assert len(open_index(tmp_path / "index").search(["red fox"], 3)[0]) == 3
-
-
-def test_an_encoder_with_a_decoder_is_refused(make_encoder):
-    from transformers import T5Config, T5Model
-
-    directory = make_encoder("t5")
-    shape = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 600}
-    T5Model(T5Config(**shape)).save_pretrained(directory)
-    with pytest.raises(UserError):
-        Encoder(directory, PLAIN)
-
-
-def test_ten_megabytes_are_looked_at_no_further_than_there_is_room(encoder, monkeypatch):
-    lengths: list[int] = []
-    monkeypatch.setattr("srl_e5.encoder._clean", lambda text: lengths.append(len(text)) or text[:9])
-    Encoder(encoder, PLAIN).queries(["word " * 2_000_000])
-    assert lengths == [256_000]
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_comes_near(encoder, dtype):
-    exact = Encoder(encoder, PLAIN).passages(TEXTS)
-    assert Encoder(encoder, PLAIN, dtype=dtype).passages(TEXTS) == pytest.approx(exact, abs=2e-2)
-
-
-def test_time_is_told_as_embedding_and_search(encoder, corpus, tmp_path):
-    build_index(corpus, tmp_path / "index", "e5", {"model": str(encoder)})
-    index = open_index(tmp_path / "index")
-    with collect_timings() as seconds:
-        index.search(["red fox"], 3)
-    assert set(seconds) == {"embed", "search"}
-    assert all(value > 0 for value in seconds.values())
 
 
 def test_a_vector_that_is_not_finite_is_a_failure_and_no_ranking(encoder, corpus, tmp_path, monkeypatch):
@@ -285,18 +195,3 @@ def test_a_name_on_the_hub_is_fetched_without_formats_that_run_code(encoder, mon
     assert model_directory("intfloat/e5-base-v2") == encoder
     assert patterns
     assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in patterns)
-
-
-def test_a_pooler_without_weights_and_too_many_tokens_are_refused(encoder, another):
-    Encoder(another, PLAIN)
-    with pytest.raises(UserError):
-        Encoder(another, Settings("", "", "pooler", True))
-    with pytest.raises(UserError) as caught:
-        Encoder(encoder, PLAIN, query_max_length=257)
-    assert caught.value.key == "retriever.e5.query_max_length"
-
-
-def test_without_faiss_one_line_says_what_to_install(encoder, corpus, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match="faiss"):
-        DenseRetriever(Options(model=str(encoder))).build(corpus, tmp_path, lambda done: None)

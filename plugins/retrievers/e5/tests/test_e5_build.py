@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import faiss
@@ -19,8 +16,6 @@ from srl_e5 import embeddings
 from srl_e5.embeddings import Embeddings
 from srl_e5.encoder import Encoder
 from srl_e5.model_settings import Settings
-from srl_e5.options import Options
-from srl_e5.retriever import DenseRetriever
 
 SHARD = 7
 
@@ -100,37 +95,10 @@ def test_a_killed_build_goes_on_after_the_last_shard(
     assert (vectors(out) == vectors(tmp_path / "whole")).all()
 
 
-def test_a_build_killed_while_faiss_writes_goes_on_without_embedding(
-    encoder, corpus, tmp_path, monkeypatch, embedded
-):
-    killed_at(monkeypatch, faiss, "write_index", 0, tmp_path / "index", corpus, encoder)
-    embedded.clear()
-    build(tmp_path / "index", corpus, encoder)
-    assert (embedded, len(vectors(tmp_path / "index"))) == ([], 60)
-
-
-@pytest.mark.parametrize("cut", [1, 4 * 32, 300])
-def test_vectors_that_a_full_disk_cut_short_are_made_again(encoder, corpus, tmp_path, monkeypatch, cut):
-    build(tmp_path / "whole", corpus, encoder)
-    killed_at(monkeypatch, Embeddings, "append", 3, tmp_path / "index", corpus, encoder)
-    file = tmp_path / "index.building" / "e5" / "embeddings.f32"
-    os.truncate(file, file.stat().st_size - cut)
-    build(tmp_path / "index", corpus, encoder)
-    assert vectors(tmp_path / "index") == pytest.approx(vectors(tmp_path / "whole"), abs=2e-6)
-
-
 def test_what_another_encoder_began_is_not_continued(encoder, another, corpus, tmp_path, monkeypatch):
     killed_at(monkeypatch, Embeddings, "append", 2, tmp_path / "index", corpus, encoder)
     with pytest.raises(UserError, match=r"index\.building"):
         build(tmp_path / "index", corpus, another, query_prefix="query: ", passage_prefix="passage: ")
-
-
-def test_progress_grows_with_the_tokens_and_never_falls(encoder, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(embeddings, "SHARD", 60)
-    counts = build(tmp_path / "index", corpus, encoder, batch_size=20)
-    assert counts == sorted(counts)
-    assert (counts[0], counts[-1]) == (0, 60)
-    assert counts[1] > 20  # the 20 longest of 60 passages hold more than a third of the tokens
 
 
 @pytest.mark.parametrize("spec", ["HNSW8", "IVF4,Flat", "IVF4,PQ8x4", "PQ8x4", "SQfp16", "PCA16,IVF4,Flat"])
@@ -144,13 +112,6 @@ def test_factory_strings_make_the_index_that_faiss_calls_so(encoder, corpus, tmp
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
-def test_training_repeats(encoder, corpus, tmp_path):
-    files = [tmp_path / name / "e5" / "index.faiss" for name in ("one", "two")]
-    for file in files:
-        build(file.parents[1], corpus, encoder, index="IVF4,Flat")
-    assert files[0].read_bytes() == files[1].read_bytes()
-
-
 @pytest.mark.parametrize("spec", ["HNWS64", "PQ7", "IVF4096,Flat"])
 def test_an_index_that_cannot_be_is_refused_before_anything_is_embedded(
     encoder, corpus, tmp_path, embedded, spec
@@ -160,23 +121,6 @@ def test_an_index_that_cannot_be_is_refused_before_anything_is_embedded(
     assert caught.value.key == "retriever.e5.index"
     assert "\n" not in str(caught.value)
     assert embedded == []
-
-
-def test_too_few_passages_to_train_on_and_a_full_disk_are_one_line(
-    encoder, corpus, tmp_path, embedded, monkeypatch
-):
-    with pytest.raises(UserError) as caught:
-        build(tmp_path / "index", corpus, encoder, index="PQ8")
-    assert "\n" not in str(caught.value)
-    embedded.clear()
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: Disk)
-    with pytest.raises(UserError, match="GB of disk"):
-        build(tmp_path / "other", corpus, encoder)
-    assert embedded == []
-
-
-class Disk:
-    free = 2 * 60 * 32 * 4 - 1  # a byte less than the vectors and the index need
 
 
 @pytest.fixture
@@ -197,15 +141,6 @@ def test_a_foreign_index_is_linked_and_searched_like_ones_own(encoder, corpus, t
     assert (tmp_path / "index" / "e5" / "index.faiss").samefile(published)
     assert adopted.search(["red fox", "sea"], 5) == own.search(["red fox", "sea"], 5)
     assert adopted.digest == own.digest
-
-
-def test_an_index_is_searched_with_other_options_without_embedding_again(encoder, corpus, tmp_path, embedded):
-    build(tmp_path / "index", corpus, encoder, index="HNSW8")
-    embedded.clear()
-    file = tmp_path / "index/e5/index.faiss"
-    adopt(file, tmp_path / "other", corpus, encoder, index="HNSW8", ef_search=9)
-    assert len(embedded) == 16  # those compared
-    assert open_index(tmp_path / "other").digest != open_index(tmp_path / "index").digest
 
 
 def test_an_index_of_another_corpus_model_prefix_width_type_or_metric_is_refused(
@@ -229,51 +164,3 @@ def test_an_index_of_another_corpus_model_prefix_width_type_or_metric_is_refused
             adopt(source, tmp_path / "index", passages, model, **options)
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "index").exists()
-
-
-@pytest.mark.parametrize("size", [0, 3, 45, 2000])
-def test_a_truncated_file_is_one_line(encoder, corpus, tmp_path, published, size):
-    os.truncate(published, size)
-    with pytest.raises(UserError) as caught:
-        adopt(published, tmp_path / "index", corpus, encoder)
-    assert "\n" not in str(caught.value)
-    DenseRetriever(Options(model=str(encoder))).build(corpus, tmp_path, lambda done: None)
-    os.truncate(tmp_path / "e5" / "index.faiss", size)
-    with pytest.raises(UserError):
-        DenseRetriever().open(tmp_path)
-
-
-CHILD = """
-import sys
-from pathlib import Path
-from srl.index import build_index
-from srl.trajectory import Passage
-from srl_e5 import embeddings
-embeddings.SHARD = 10
-corpus = [Passage(str(row), f"passage {row} red fox " + "sea " * (row % 9)) for row in range(400)]
-tell = lambda stage, done, total: print(stage, done, flush=True)
-build_index(corpus, Path(sys.argv[1]), "e5", {"model": sys.argv[2], "batch_size": 5}, tell)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_sigkill_at_any_line_of_progress_loses_no_finished_shard(encoder, tmp_path):
-    command, saved = [sys.executable, "-c", CHILD, tmp_path / "index", encoder], 0
-    file = Embeddings(tmp_path / "index.building" / "e5" / "embeddings.f32", 32)
-    for lines in (0, 7, 30):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            counts = (int(line.split()[1]) for line in child.stdout if line.startswith("indexing"))
-            assert next(counts) == saved
-            for _ in range(lines):
-                last = next(counts)
-            child.send_signal(signal.SIGKILL)
-        assert child.returncode == -signal.SIGKILL
-        assert not (tmp_path / "index").exists()
-        assert len(file) >= ((last - 1) // 10 * 10 if lines else 0)
-        saved = len(file)
-    assert 0 < saved < 400
-    subprocess.run(command, capture_output=True, check=True)
-    command[3] = tmp_path / "whole"
-    subprocess.run(command, capture_output=True, check=True)
-    assert (vectors(tmp_path / "index") == vectors(tmp_path / "whole")).all()

@@ -161,14 +161,6 @@ def test_documents_keep_the_order_of_the_passages_over_many_segments(tmp_path, m
     assert shown(one.search(asked, 100)) == shown(many.search(asked, 100))
 
 
-def test_what_a_killed_build_left_is_not_built_upon(tmp_path):
-    opened(made(30), tmp_path)
-    (tmp_path / "lucene" / "left").mkdir()
-    opened(made(30), tmp_path)
-    assert lucene.reader(tmp_path / "lucene").maxDoc() == 30
-    assert not [path for path in (tmp_path / "lucene").iterdir() if path.is_dir()]
-
-
 def test_indexes_searched_at_once_are_not_mixed_up(tmp_path):
     retrievers = [opened(made(300, seed), tmp_path / str(seed)) for seed in range(4)]
     asked = queries(40)
@@ -179,40 +171,7 @@ def test_indexes_searched_at_once_are_not_mixed_up(tmp_path):
             assert shown(job.result()) == alone[n]
 
 
-def test_query_of_more_words_than_lucene_allows_by_default_and_any_k(tmp_path):
-    retriever = opened(made(50), tmp_path)
-    words = " ".join(f"word{n}" for n in range(5000))
-    assert shown(retriever.search([f"{words} castle"], 3)) == shown(retriever.search(["castle"], 3))
-    assert len(retriever.search(["castle river town king"], 10**9)[0]) <= 50
-
-
-def test_passage_without_a_word_keeps_its_place(tmp_path):
-    passages = [Passage("a", ""), Passage("b", "castle"), Passage("c", "…"), Passage("d", "a castle")]
-    (hits,) = opened(passages, tmp_path).search(["castle"], 4)
-    assert [hit.passage.id for hit in hits] == ["b", "d"]
-
-
 @pytest.mark.parametrize("language", [name for name in get_args(Language) if name != "th"])
 def test_every_language_on_offer_has_its_analyzer(tmp_path, language):
     retriever = opened([Passage("a", "1066 x"), Passage("b", "1999 y")], tmp_path, language=language)
     assert [hit.passage.id for hit in retriever.search(["1999"], 2)[0]] == ["b"]
-
-
-def test_chinese_is_found_by_its_characters_in_pairs(tmp_path):
-    passages = [Passage("a", "东京铁塔位于港区。"), Passage("b", "京东是一家公司。")]
-    (hits,) = opened(passages, tmp_path, language="zh").search(["铁塔在东京"], 2)
-    assert [hit.passage.id for hit in hits] == ["a"]
-
-
-@pytest.mark.parametrize("message", ["java.lang.OutOfMemoryError: Java heap space", "java.io.IOException: x"])
-def test_build_that_fails_in_java_says_so_and_leaves_nothing(tmp_path, monkeypatch, message):
-    from jnius import JavaException
-
-    def broken(*_: object) -> None:
-        raise JavaException(f"JVM exception occurred: {message}")
-
-    monkeypatch.setattr(lucene, "_document", broken)
-    with pytest.raises(UserError) as caught:
-        build_index(made(50), tmp_path / "out", "lucene")
-    assert (caught.value.key == "retriever.lucene.heap") == ("OutOfMemory" in message)
-    assert not list(tmp_path.iterdir())

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from srl.errors import UserError
-from srl_lucene import java, pyserini_import
-from srl_lucene.options import Options
+from srl_lucene import java
 
 
 @pytest.fixture(autouse=True)
@@ -66,39 +63,3 @@ def test_missing_pyserini_and_a_fork_are_one_line(monkeypatch):
     for call in (java.check_process, lambda: java.start("1g")):
         with pytest.raises(UserError, match="fork"):
             call()
-
-
-def test_half_a_character_becomes_a_question_mark_and_the_rest_stays():
-    assert java.text("a\ud800b") == "a?b"
-    assert java.text("žluť 東京 👩‍🚀 \x00") == "žluť 東京 👩‍🚀 \x00"
-
-
-def test_module_is_imported_without_pyserini_or_java():
-    code = "import sys, srl_lucene.retriever; print({'jnius', 'jnius_config', 'pyserini'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"k1": -1},
-        {"language": "xx"},
-        {"heap": "2 GB"},
-        {"heap": "0g"},
-        {"language": "de", "stemmer": "krovetz"},
-        {"language": "de", "stopwords": "none"},
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options):
-    with pytest.raises(ValueError):
-        Options(**options)
-
-
-def test_index_is_found_one_directory_down(tmp_path):
-    with pytest.raises(UserError):
-        pyserini_import.index_folder(tmp_path)
-    (tmp_path / "bm25").mkdir()
-    (tmp_path / "bm25" / "segments_2").touch()
-    for folder in (tmp_path, tmp_path / "bm25"):
-        assert pyserini_import.index_folder(folder) == tmp_path / "bm25"

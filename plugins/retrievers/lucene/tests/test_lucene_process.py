@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -68,30 +67,3 @@ print(len(index.search(["castle"], 1)[0]))
     assert done.returncode == 0, done.stderr
     assert "fork" in done.stdout.splitlines()[0]
     assert done.stdout.splitlines()[1] == "1"
-
-
-def test_ctrl_c_ends_a_build_at_once(tmp_path):
-    code = """
-import sys
-from srl.index import build_index
-from srl.trajectory import Passage
-passages = (Passage(str(n), "castle river " * 50) for n in range(60000))
-said = []
-def progress(stage, done, total):
-    if stage == "indexing" and done and not said:
-        said.append(print("indexing", flush=True))
-try:
-    build_index(passages, sys.argv[1], "lucene", {}, progress)
-    print("built")
-except KeyboardInterrupt:
-    print("interrupted")
-"""
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "indexing\n"
-    child.send_signal(signal.SIGINT)
-    assert child.stdout.readline() == "interrupted\n"
-    assert child.wait(120) == 0
-    assert not list(tmp_path.iterdir())

@@ -7,11 +7,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from threading import Barrier, Event
+from threading import Barrier
 
 import httpx
 import pytest
-from web_answers import GOOD, fault_of, good, in_turn
+from web_answers import fault_of, good, in_turn
 
 from srl.index.retriever import Fault
 from srl_web import caller
@@ -24,17 +24,12 @@ from srl_web.options import Options
     [
         (httpx.Response(400, json={"message": "Not enough credits"}), "refused", "Not enough credits"),
         (httpx.Response(401, json={"error": "Invalid API key."}), "refused", "SERPER_API_KEY"),
-        (httpx.Response(402, text="pay"), "refused", "402"),
-        (httpx.Response(432, json={"detail": {"error": "Over your plan."}}), "refused", "Over your plan."),
         (httpx.Response(404, html="<h1>gone</h1>"), "refused", "404"),
         (httpx.Response(414), "rejected", "414"),
         (httpx.Response(301, headers={"Location": "https://b.test/"}), "failed", "301"),
-        (httpx.Response(204), "failed", "204"),
         (httpx.Response(200, html="<!doctype html><h1>Are you a robot?</h1>"), "failed", "robot"),
-        (httpx.Response(200, text=""), "failed", ""),
         (httpx.Response(200, text='{"organic": [{"title": "On'), "failed", ""),
         (httpx.Response(200, text="[" * 100_000), "failed", ""),
-        (httpx.Response(200, content=b"\xff\xfe\x00broken"), "failed", ""),
         (httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=b""), "failed", ""),
         (httpx.Response(200, content=b" " * (MAX_BYTES + 1)), "failed", ""),
     ],
@@ -74,19 +69,6 @@ def test_a_query_that_cannot_be_asked_is_rejected_and_costs_nothing(web, query):
     assert not retriever.asked
 
 
-@pytest.mark.parametrize(
-    "query",
-    ["lone \ud800 surrogate", "null\x00byte", "東京タワー 👩‍🚀", "a&b=c#d?e", "{key}", "</search><answer>x"],
-)
-def test_any_text_is_a_query(web, query):
-    for provider in ("serpapi", "serper"):
-        retriever = web(in_turn(httpx.Response(200, json={**GOOD, "organic_results": []})), provider=provider)
-        assert isinstance(retriever.outcomes([query], 3)[0], list)
-        (request,) = retriever.asked
-        sent = json.loads(request.content)["q"] if request.content else request.url.params["q"]
-        assert sent == query.replace("\ud800", "?").replace("\x00", " ")
-
-
 def test_one_query_that_fails_does_not_spoil_the_others(web, key, caplog):
     def answer(request):
         query = json.loads(request.content)["q"]
@@ -99,54 +81,6 @@ def test_one_query_that_fails_does_not_spoil_the_others(web, key, caplog):
     assert key not in str(outcomes[3]) + caplog.text
     with pytest.raises(Fault):
         web(answer).search(["one", "bad"], 3)
-
-
-def local(server, **more):
-    return {"api": {"url": server.url + "/search", "params": {"q": "{query}"}, "results": "organic"}, **more}
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{"organic": [{"ti',
-        b"",
-        b"SSH-2.0-OpenSSH_9.6\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nbrok",
-        b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"org',
-    ],
-)
-def test_half_an_answer_over_a_real_socket_is_tried_again_and_then_failed(web, loopback, answer):
-    def handle(connection):
-        connection.recv(65536)
-        connection.sendall(answer)
-        connection.close()
-
-    server = loopback(handle)
-    retriever = web(**local(server), attempts=2)
-    assert fault_of(retriever).status == "failed"
-    assert server.connections == 2
-    server.close()
-    assert fault_of(retriever).status == "refused"
-
-
-@pytest.mark.parametrize("drips", [False, True], ids=["silent", "drips"])
-def test_an_api_that_does_not_finish_is_timed_out(web, loopback, drips):
-    """A response that drips is late though every byte of it is in time."""
-    stop = Event()
-
-    def handle(connection):
-        connection.recv(65536)
-        if drips:
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-        while not stop.wait(0.01):
-            if drips:
-                connection.sendall(b" ")
-
-    server = loopback(handle)
-    fault = fault_of(web(**local(server), attempts=2, timeout_s=0.2))
-    stop.set()
-    assert fault.status == "timed_out"
-    assert server.connections == 2
 
 
 def asked(answer, monkeypatch, backoff_s=1.0, retry_s=100.0, **options):

@@ -7,7 +7,6 @@ import traceback
 
 import httpx
 import pytest
-from web_answers import replies
 
 from srl.errors import UserError
 from srl.index import build_index, live_index, open_index
@@ -82,12 +81,6 @@ def test_an_index_has_no_key_and_is_the_same_whatever_variable_has_it(tmp_path):
     assert clear(*(path.read_text() for path in files))
 
 
-def test_results_are_not_altered_to_hide_a_key(web, key):
-    result = {"organic": [{"title": f"a page about {key}", "snippet": key, "link": "https://a.test"}]}
-    ((hit,),) = web(replies(result)).search(["x"], 3)
-    assert hit.passage.contents.count(key) == 2
-
-
 @pytest.mark.parametrize("value", [None, "", "  ", "first\nsecond"])
 @pytest.mark.parametrize(
     ("provider", "variable"),
@@ -100,13 +93,6 @@ def test_a_key_that_is_missing_or_cannot_be_sent_is_named(monkeypatch, provider,
     with pytest.raises(UserError, match=variable) as caught:
         WebRetriever(Options(provider=provider)).open(None)
     assert "second" not in str(caught.value)
-
-
-def test_another_variable_may_hold_the_key(web, monkeypatch, key):
-    monkeypatch.delenv("SERPER_API_KEY")
-    retriever = web(replies({"organic": []}), key_env="MY_KEY")
-    retriever.search(["x"], 1)
-    assert retriever.asked[0].headers["X-API-KEY"] == key
 
 
 def test_the_api_of_an_index_gets_no_key_that_the_user_does_not_name(tmp_path, monkeypatch):
@@ -126,14 +112,3 @@ def test_the_api_of_an_index_gets_no_key_that_the_user_does_not_name(tmp_path, m
     open_index(tmp_path / "index", {"cache": None, "env": ["MY_KEY", "CLOUD_SECRET"]})
     open_index(tmp_path / "index", {"cache": None, "env": ["CLOUD_SECRET"], "key_env": "MY_KEY"})
     live_index("web", {"api": api, "cache": None})
-
-
-def test_a_proxy_that_cannot_be_is_named_when_opening(web, monkeypatch):
-    monkeypatch.setenv("HTTPS_PROXY", "gopher://proxy.test:70")
-    monkeypatch.setenv("NO_PROXY", "")
-    with pytest.raises(UserError, match="HTTPS_PROXY"):
-        web(provider="serper")
-
-
-def test_httpcore_shows_no_headers_in_debug_logs():
-    assert not logging.getLogger("httpcore.http11").isEnabledFor(logging.DEBUG)

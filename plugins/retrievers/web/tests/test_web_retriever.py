@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import re
 import sqlite3
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 
 import httpx
 import pytest
@@ -17,11 +14,8 @@ from srl.errors import CheckFailed, UserError
 from srl.index import build_index, open_index
 from srl.index.open import live_index
 from srl.index.retriever import Fault
-from srl.index.timing import collect_timings
 from srl.testing import check_retriever
 from srl.testing.retrievers import CHECKS, CORPUS, Trial
-from srl_web.api import Result
-from srl_web.cache import Cache
 from srl_web.options import Options
 from srl_web.retriever import WebRetriever
 
@@ -35,40 +29,6 @@ def echo(request):
 
 def texts(retriever, queries, k=3):
     return [[hit.passage.text for hit in hits] for hits in retriever.search(queries, k)]
-
-
-def test_batches_threads_and_single_queries_answer_alike(web):
-    retriever = web(echo)
-    queries = [f"query {number % 7}" for number in range(60)]
-    assert texts(retriever, queries) == [[query] for query in queries]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda query: texts(retriever, [query])[0], queries)) == [[q] for q in queries]
-
-
-class Joined(dict):
-    """The pending requests, with an event that is set once a third query waits for one of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.queries, self.third = [], Event()
-
-    def setdefault(self, key, default=None):
-        self.queries.append(key)
-        if self.queries.count(key) == 3:
-            self.third.set()
-        return super().setdefault(key, default)
-
-
-def test_equal_queries_on_their_way_are_one_request(web):
-    def answer(request):
-        if "same" in request.content.decode():
-            assert retriever._pending.third.wait(60)
-        return echo(request)
-
-    retriever = web(answer)
-    retriever._pending = Joined()
-    assert texts(retriever, ["same", " same ", "other", "same"]) == [["same"], ["same"], ["other"], ["same"]]
-    assert len(retriever.asked) == 2
 
 
 def test_an_answer_is_paid_for_once(web, tmp_path):
@@ -110,21 +70,6 @@ def test_an_empty_answer_is_kept_and_a_fault_is_not(web, tmp_path):
     assert texts(web(echo, cache=cache), ["broken"]) == [["broken"]]
 
 
-def test_an_old_answer_is_requested_again(tmp_path):
-    now = [1000.0]
-    cache = Cache(tmp_path / "cache.sqlite", clock=lambda: now[0])
-    cache.put("k", [Result("t", "x", "u")])
-    now[0] += 30 * 86400
-    assert cache.get("k") == [Result("t", "x", "u")]
-    now[0] += 1
-    assert cache.get("k") is None
-
-
-def test_the_cache_is_in_the_users_cache_directory_unless_told_otherwise(web, tmp_path):
-    web(echo, cache="user").search(["x"], 1)
-    assert (tmp_path / "home" / "srl" / "web.sqlite").is_file()
-
-
 def test_a_cache_that_breaks_costs_money_and_no_answer(web, tmp_path, caplog):
     retriever = web(echo, cache=tmp_path / "cache.sqlite")
     sqlite3.connect(tmp_path / "cache.sqlite").execute("DROP TABLE kept")
@@ -143,40 +88,6 @@ def test_a_file_that_is_no_cache_is_refused(web, tmp_path, harm):
         path.write_text("these are my notes, and no database at all " * 20)
     with pytest.raises(UserError, match=r"notes\.txt"):
         web(echo, cache=path / "below" if harm == "below a file" else path)
-
-
-def _search_and_keep(retriever, name):
-    assert texts(retriever, [f"{name} {number}" for number in range(20)])
-
-
-def test_forked_processes_search_and_share_a_cache(web, tmp_path):
-    retriever = web(echo, cache=tmp_path / "cache.sqlite")
-    assert texts(retriever, ["before"]) == [["before"]]
-    context = multiprocessing.get_context("fork")
-    children = [context.Process(target=_search_and_keep, args=(retriever, name)) for name in "abc"]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(60)
-    assert [child.exitcode for child in children] == [0, 0, 0]
-    retriever.search([f"{name} {number}" for name in "abc" for number in range(20)], 3)
-    assert len(retriever.asked) == 1
-
-
-def test_an_interruption_starts_no_further_attempt(web):
-    def interrupted(request):
-        raise KeyboardInterrupt
-
-    retriever = web(interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        retriever.outcomes(["x"], 3)
-    assert len(retriever.asked) == 1
-
-
-def test_the_time_counts_as_web(web):
-    with collect_timings() as seconds:
-        web(echo).search(["x"], 1)
-    assert list(seconds) == ["web"]
 
 
 def test_an_index_of_the_web_is_built_opened_and_searched(loopback, tmp_path):

@@ -17,10 +17,7 @@ def rescore(
     ],
     reward: Annotated[
         list[str],
-        typer.Option(
-            metavar="NAME[=WEIGHT]",
-            help="Reward by name or module:Class, with its weight in the sum, default 1 (repeatable).",
-        ),
+        typer.Option(metavar="NAME", help="Reward by name or module:Class (repeatable)."),
     ],
     as_json: Json = False,
 ) -> None:
@@ -34,7 +31,7 @@ def rescore(
     \b
     Example:
       srl eval rescore last --reward f1
-      srl eval rescore last --reward em=0.5 --reward my_rewards:Brevity=0.5
+      srl eval rescore last --reward em --reward my_rewards:Brevity
     """
     from srl.cli.output import note, print_json, progress, show_counted, table
     from srl.plugins.import_path import look_in
@@ -44,10 +41,9 @@ def rescore(
     show_counted()
     with progress("starting", passing=True):
         from srl.evaluate.intervals import in_words
-        from srl.evaluate.rescore import parse_rewards
         from srl.evaluate.rescore import rescore as compute
     workspace = Workspace.resolve()
-    found = compute(workspace.find_run(run), parse_rewards(reward))
+    found = compute(workspace.find_run(run), reward)
     before = f"; {found.before:,} were before" if found.before else ""
     note(f"{found.scored:,} trajectories of {found.run} rescored by {found.rewards}{before}")
     if as_json:

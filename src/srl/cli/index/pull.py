@@ -45,10 +45,10 @@ def pull(
         run_pull(plan, progress)
     then = plan.in_words(plan.dataset.then)
     if as_json:
-        files = {target.name: target.size for target in plan.targets}
+        files = {str(target.path.relative_to(place)): target.size for target in plan.targets}
         facts = {"name": name, "directory": place, "revision": plan.commit, "files": files, "then": then}
         output.print_json(facts)
         return
-    for top in sorted({Path(target.name).parts[0] for target in plan.targets}):
+    for top in sorted({target.path.relative_to(place).parts[0] for target in plan.targets}):
         output.line(place / top)
     output.note(f"now type: {then}")

@@ -54,9 +54,10 @@ def document(passage: Passage) -> bytes:
 
     Strings are encoded one by one, which is three times as fast as encoding a dict.
     """
-    url = passage.url or (passage.id if passage.id.startswith(("http://", "https://")) else "")
-    more = f', "url": {_quoted(url)}' if url else ""
-    return f'{{"id": {_quoted(passage.id)}, "contents": {_quoted(passage.contents)}{more}}}'.encode()
+    row = passage.row()
+    if "url" not in row and passage.id.startswith(("http://", "https://")):
+        row["url"] = passage.id
+    return ("{" + ", ".join([f'"{name}": {_quoted(value)}' for name, value in row.items()]) + "}").encode()
 
 
 def write_answer(

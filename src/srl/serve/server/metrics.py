@@ -49,8 +49,7 @@ class Metrics:
         self._queue = self._histogram(
             "queue_seconds", "Time in the queue, until the search of the last query of a request begins."
         )
-        self._embed = self._histogram("embed_seconds", "Time to encode the queries of a batch.")
-        self._search = self._histogram("search_seconds", "Time to search a batch, without encoding.")
+        self._search = self._histogram("search_seconds", "Time to search a batch.")
         self._batch = self._histogram("batch_queries", "Queries in a batch.", QUERIES)
         self._waiting = Gauge(
             "srl_search_waiting", "Queries in the queue.", ["index"], registry=self._registry,
@@ -77,7 +76,6 @@ class Metrics:
 
     def count_batch(self, index: str, batch: Batch) -> None:
         _series(self._batch, index).observe(len(batch.queries))
-        _series(self._embed, index).observe(batch.embed_s)
         _series(self._search, index).observe(batch.search_s)
 
     def text(self, queues: Mapping[str, SearchQueue]) -> bytes:

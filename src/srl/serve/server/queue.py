@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 
-from srl.index import Fault, Index, timing
+from srl.index import Fault, Index
+from srl.index.retriever import as_fault
 from srl.process import DaemonThreads
 from srl.serve.server.answers import AnswerCache, EncodedHits
+from srl.trajectory import Hit
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,6 @@ class Batch:
     queries: list[str]
     k: int
     started: float = 0.0
-    embed_s: float = 0.0
     search_s: float = 0.0
 
 
@@ -188,21 +189,16 @@ class SearchQueue:
 
     def _run(self, loop: asyncio.AbstractEventLoop, batch: Batch, entries: list[_Pending]) -> None:
         """Search a batch and encode its hits; runs in a thread."""
-        outcomes = self._outcomes(batch)
-        with suppress(RuntimeError):  # the loop is closed: nothing waits any more
-            loop.call_soon_threadsafe(self._settle, loop, batch, entries, outcomes)
-
-    def _outcomes(self, batch: Batch) -> list[Outcome]:
         batch.started = perf_counter()
         try:
-            with timing.collect_timings() as seconds:
-                outcomes = self._index.outcomes(batch.queries, batch.k)
-            batch.embed_s = seconds.get("embed", 0.0)
-            batch.search_s = perf_counter() - batch.started - batch.embed_s
-            return [_encoded(outcome) for outcome, _ in zip(outcomes, batch.queries, strict=True)]
-        except Exception as error:  # a retriever may raise anything
-            log.exception("a search failed")
-            return [_failed(error)] * len(batch.queries)
+            outcomes = list(map(_encoded, self._index.outcomes(batch.queries, batch.k)))
+            if len(outcomes) != len(entries):
+                raise ValueError(f"{len(outcomes)} outcomes of {len(entries)} queries")
+        except Exception as error:  # an index returns faults: this is a bug, which must not hang requests
+            outcomes = [_encoded(as_fault(error))] * len(batch.queries)
+        batch.search_s = perf_counter() - batch.started
+        with suppress(RuntimeError):  # the loop is closed: nothing waits any more
+            loop.call_soon_threadsafe(self._settle, loop, batch, entries, outcomes)
 
     def _settle(
         self, loop: asyncio.AbstractEventLoop, batch: Batch, entries: list[_Pending], outcomes: list[Outcome]
@@ -222,18 +218,13 @@ class SearchQueue:
         self._report(batch)
 
 
-def _encoded(outcome: object) -> Outcome:
+def _encoded(outcome: list[Hit] | Fault) -> Outcome:
     """The hits of a query as JSON. A retriever may return anything."""
-    if isinstance(outcome, Fault):
-        if outcome.__cause__ is not None:
-            log.warning("a search failed", exc_info=outcome.__cause__)
-        return outcome
-    try:
-        return EncodedHits.of(outcome)  # type: ignore[arg-type]
-    except Exception as error:
-        log.exception("the hits of a search cannot be written")
-        return _failed(error)
-
-
-def _failed(error: Exception) -> Fault:
-    return Fault("failed", f"{type(error).__name__}: {error}".partition("\n")[0])
+    if not isinstance(outcome, Fault):
+        try:
+            return EncodedHits.of(outcome)
+        except Exception as error:
+            outcome = as_fault(error)
+    if outcome.__cause__ is not None:
+        log.warning("a search failed", exc_info=outcome.__cause__)
+    return outcome

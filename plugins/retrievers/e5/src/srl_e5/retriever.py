@@ -18,7 +18,6 @@ import torch
 from srl.errors import UserError
 from srl.files import FORMAT, link_or_copy, read_json, write_json
 from srl.index import PassageStore, RetrieverBase, keep_passages, open_passages
-from srl.index.timing import timed
 from srl.models.load import pick_device
 from srl.trajectory import Hit, Passage
 from srl_e5 import faiss_index
@@ -97,10 +96,7 @@ class DenseRetriever(RetrieverBase):
         """
         if not queries:
             return []
-        with timed("embed"):
-            vectors = self._encoder.queries(queries)
-        with timed("search"):
-            scores, rows = self._vector_search.search(vectors, k)
+        scores, rows = self._vector_search.search(self._encoder.queries(queries), k)
         return [
             [Hit(self._store[row], score) for row, score in zip(*pair, strict=True) if row >= 0]
             for pair in zip(rows.tolist(), scores.tolist(), strict=True)

@@ -11,7 +11,6 @@ import numpy as np
 from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
 from srl.index import Fault
-from srl.index.timing import timed
 from srl.trajectory import Hit, Passage
 from srl_hybrid.cross_encoder import CrossEncoder
 from srl_hybrid.fusion import followed_by
@@ -81,11 +80,9 @@ class RerankRetriever(HybridRetriever):
             [] if isinstance(outcome, Fault) else [hit.passage for hit in outcome[: self.options.candidates]]
             for outcome in outcomes
         ]
-        with timed("rerank"):
-            scores = self._scores(queries, candidates)
         return [
             outcome if isinstance(outcome, Fault) else self._reranked(outcome, own, k)
-            for outcome, own in zip(outcomes, scores, strict=True)
+            for outcome, own in zip(outcomes, self._scores(queries, candidates), strict=True)
         ]
 
     def _scores(self, queries: list[str], candidates: list[list[Passage]]) -> list[np.ndarray]:

@@ -12,7 +12,6 @@ import httpx
 from srl.files import digest_text
 from srl.index import Fault, RetrieverBase
 from srl.index.retriever import as_fault
-from srl.index.timing import timed
 from srl.plugins import manager
 from srl.trajectory import Hit
 from srl_web.api import Result
@@ -78,7 +77,7 @@ class WebRetriever(RetrieverBase):
         """For each query its hits, or a Fault."""
         if not queries:
             return []
-        with timed("web"), ThreadPoolExecutor(min(len(queries), self.options.concurrency)) as pool:
+        with ThreadPoolExecutor(min(len(queries), self.options.concurrency)) as pool:
             try:
                 return list(pool.map(self._outcome, queries, repeat(k)))
             except BaseException:  # an interruption: nothing waits or is sent again
