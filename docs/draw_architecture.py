@@ -75,7 +75,7 @@ def verl(y: float) -> list[str]:
     """Who does what when the run is on verl."""
     return [
         *lane(y, 324, "--backend verl", ["processes on Ray", "(scale.md)"],
-              "train/verl/launch.py checks and starts the processes; train/verl/watchdog.py monitors them"),
+              "train/verl/launch.py checks and starts the processes; train/verl/follow.py follows them"),
         *cell(0, y + 44, 108, "box", "Trainer", "train/verl/trainer.py:", "verl's loop over steps;",
               "dataset.py"),
         *box(COLUMNS[1], y + 44, STEP + WIDE, 108, "box", "Agent workers, several on each machine", [
@@ -89,7 +89,7 @@ def verl(y: float) -> list[str]:
         *cell(5, y + 44, 108, "disk", "Log actor", "train/verl/log_writer.py:", "store/writer.py in a",
               "separate process"),
         *cell(1, y + 204, 90, "gpu", "Rollout servers", "vLLM or SGLang;", "without a GPU",
-              "train/verl/without_gpu/"),
+              "train/verl/without_gpu.py"),
         *cell(2, y + 204, 90, "search", "Search servers", "srl serve retriever:", "serve/server/"),
         arrow([(COLUMNS[0] + WIDE, y + 98), (COLUMNS[1], y + 98)]),
         arrow([(MIDDLES[1], y + 152), (MIDDLES[1], y + 204)], both=True),

@@ -200,8 +200,7 @@ def store_page() -> str:
 
 def patches_page() -> str:
     """Every patch of verl."""
-    from srl.train.verl import patches
-    from srl.train.verl.without_gpu import patches as without_gpu
+    from srl.train.verl import patches, without_gpu
 
     tables: dict[str, Sequence[patches.Patch | patches.ScopedPatch]] = {
         "Every run": patches.PATCHES,

@@ -23,9 +23,7 @@ from tests.training import config
 from srl.config import save_config
 from srl.errors import UserError
 from srl.models.weights import save_model
-from srl.train.verl import patches
-from srl.train.verl.without_gpu import patches as without_gpu
-from srl.train.verl.without_gpu import vllm_cpu
+from srl.train.verl import patches, without_gpu
 
 CHANGES = re.compile(r"\b(put|replace|_wrap_train_batch)\(|^    (metadata\.version|utils\.\w+) = ", re.M)
 """How a patch changes another package."""
@@ -65,7 +63,7 @@ def slowly(test):
     return test
 
 
-@pytest.mark.parametrize("module", [patches, without_gpu, vllm_cpu])
+@pytest.mark.parametrize("module", [patches, without_gpu])
 def test_every_patch_is_in_the_table(module):
     """A patch is a public function without arguments that changes an attribute of another package."""
     table = (*patches.PATCHES, *without_gpu.PATCHES, *without_gpu.VLLM_PATCHES)
@@ -82,7 +80,7 @@ def test_every_patch_is_in_the_table(module):
 def test_every_scoped_patch_is_in_the_table():
     """Elsewhere a patch is a function that sets an attribute of a module, or a private one of an object."""
     folder = Path(patches.__file__).parent
-    modules = [path for path in folder.rglob("*.py") if path.stem not in ("patches", "vllm_cpu")]
+    modules = [path for path in folder.rglob("*.py") if path.stem not in ("patches", "without_gpu")]
     sources = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in modules}
     changing = {f"{stem}.{name}" for stem, source in sources.items() for name in replacing(source)}
     assert changing == {patch.name for patch in patches.SCOPED_PATCHES}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +18,11 @@ from tests.verl_runs import finished, said, write_config
 from srl import store
 from srl.data.parquet import write_questions
 from srl.errors import UserError
-from srl.files import MARK
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.store import read_records
-from srl.train.verl.config_check import check_supported, server_config
-from srl.train.verl.rollout_servers import FOLDER, ServersEngine, _with_folder
+from srl.train.verl.config_check import server_config
+from srl.train.verl.rollout_servers import FOLDER, ServersEngine
 from srl.workspace import Workspace
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -57,36 +56,31 @@ def test_servers_use_every_machine_of_the_cluster():
 @with_verl
 @pytest.mark.parametrize(
     "setting",
-    [
-        "trainer.total_training_steps=0", "rollout.deterministic=true", "actor.mask_observations=false",
-        "critic.lora_rank=8", "actor.ppo_mini_batch_size=3", "cluster.strategy=megatron",
-    ],
-)  # fmt: skip
+    ["rollout.deterministic=true", "actor.mask_observations=false", "actor.ppo_mini_batch_size=3"],
+)
 def test_what_only_training_cannot_do_is_not_refused(setting):
-    if setting != "actor.ppo_mini_batch_size=3":
-        with pytest.raises(UserError):
-            check_supported(made("rollout.n=1", setting), job())
     composed("rollout.n=1", setting, on=job())
 
 
 @with_verl
 @pytest.mark.parametrize(
-    ("setting", "on", "says"),
+    ("setting", "on"),
     [
-        ("rollout.engine=openai", GPU, "rollout.engine = openai .* set cluster.rollout, or leave out"),
-        ("model.cast_lm_head_to_fp32=true", GPU, "model.cast_lm_head_to_fp32 = true"),
-        ("cluster.rollout=torch", GPU, "cluster.rollout = torch is for machines without a GPU"),
-        ("cluster.rollout=sglang", job(), "cluster.rollout = sglang"),
-        ("cluster.tensor_model_parallel_size=3", GPU, "does not divide the 8 GPUs"),
-        ("cluster.nnodes=2", GPU, "ray start"),
-        ("data.max_response_length=100000", GPU, "context"),
-        ("verl.actor_rollout_ref.rollout.no_such=1", GPU, "verl has no key"),
+        ("rollout.engine=openai", GPU),
+        ("model.cast_lm_head_to_fp32=true", GPU),
+        ("cluster.rollout=torch", GPU),
+        ("cluster.rollout=sglang", job()),
+        ("cluster.tensor_model_parallel_size=3", GPU),
+        ("cluster.nnodes=2", GPU),
+        ("data.max_response_length=100000", GPU),
+        ("verl.actor_rollout_ref.rollout.no_such=1", GPU),
     ],
 )
-def test_what_servers_cannot_do_is_one_line_with_our_key(setting, on, says):
-    with pytest.raises(UserError, match=says) as said:
+def test_what_servers_cannot_do_is_one_line_with_our_key(setting, on):
+    with pytest.raises(UserError) as error:
         composed(setting, on=on)
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(error.value)
+    assert setting.partition("=")[0] in str(error.value)
 
 
 def answer(ask: Any, patience_s: float = 60.0) -> Any:
@@ -116,68 +110,39 @@ def test_a_turn_is_one_request_to_the_servers():
 
 
 @with_verl
-def test_a_dead_server_ends_the_evaluation_in_one_line():
+@pytest.mark.parametrize(("dies", "key"), [(True, None), (False, "cluster.watchdog_s")])
+def test_a_server_that_is_dead_or_does_not_answer_ends_the_evaluation_in_one_line(dies, key):
     from ray import exceptions
 
-    async def die(**request: Any) -> Any:
-        raise exceptions.ActorDiedError()
-
-    with pytest.raises(UserError, match=r"died.*; the same command continues") as said:
-        answer(die)
-    assert "\n" not in str(said.value)
-
-
-@with_verl
-def test_a_server_that_does_not_answer_ends_the_evaluation_in_one_line():
-    async def hang(**request: Any) -> Any:
+    async def generate(**request: Any) -> Any:
+        if dies:
+            raise exceptions.ActorDiedError()
         await asyncio.Event().wait()
 
-    with pytest.raises(UserError, match=r"no rollout server has answered for 0\.01 s.*cluster\.watchdog_s"):
-        answer(hang, patience_s=0.01)
+    with pytest.raises(UserError) as error:
+        answer(generate, patience_s=5.0 if dies else 0.01)
+    assert error.value.key == key
+    assert "\n" not in str(error.value)
 
 
-def test_servers_start_once_and_end_with_the_engine():
+@pytest.mark.parametrize("starts", [True, False])
+def test_servers_start_once_and_all_that_was_started_ends(starts):
     said: list[str] = []
 
     def begin(ends: ExitStack) -> Any:
         said.append("start")
         ends.callback(said.append, "end")
+        if not starts:
+            raise UserError("no")
         return said.append
 
     engine = ServersEngine(begin, CODEC, "vllm", 60.0)
     assert said == []
-    engine.start()
-    engine.start()
+    with nullcontext() if starts else pytest.raises(UserError):
+        engine.start()
+        engine.start()
     engine.close()
     assert said == ["start", "end"]
-
-
-def test_what_was_started_ends_when_the_servers_do_not_start():
-    said: list[str] = []
-
-    def begin(ends: ExitStack) -> Any:
-        ends.callback(said.append, "end")
-        raise UserError("no")
-
-    engine = ServersEngine(begin, CODEC, "vllm", 60.0)
-    with pytest.raises(UserError):
-        engine.start()
-    assert said == ["end"]
-
-
-def test_what_killed_servers_left_is_removed_and_what_others_use_is_kept(tmp_path):
-    workspace = Workspace(tmp_path / "ws")
-    with ExitStack() as others, ExitStack() as ours:
-        used = _with_folder(made(), workspace, CODEC, others).run
-        for name in ("left", "foreign"):
-            (workspace.root / f"{FOLDER}{name}").mkdir()
-        (workspace.root / f"{FOLDER}left" / MARK).touch()
-        folder = _with_folder(made(), workspace, CODEC, ours).run
-        foreign = workspace.root / f"{FOLDER}foreign"
-        assert sorted(workspace.root.iterdir()) == sorted([used, folder, foreign])
-        assert (folder / "config.yaml").is_file()
-        assert (folder / "tokenizer").is_dir()
-    assert list(workspace.root.iterdir()) == [foreign]
 
 
 QUESTIONS = 18
@@ -213,7 +178,6 @@ def test_verl_continues_a_local_evaluation_and_gives_the_same_answers(tmp_path, 
     for setting in ("search", "no_search"):
         assert tables[0][setting]["metrics"] == pytest.approx(tables[1][setting]["metrics"])
     assert f"{LOCAL} of {QUESTIONS} episodes are in its log" in said(tmp_path / "verl")
-    assert said(tmp_path / "verl").count("starting 2 rollout servers on verl") == 1
     assert not list((tmp_path / "verl").glob(f"{FOLDER}*"))
 
 

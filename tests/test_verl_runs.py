@@ -1,22 +1,25 @@
-"""Whole runs on verl: Ray, FSDP2 over gloo, two workers, real searches, no GPU."""
+"""Whole runs on verl: Ray, FSDP2 over gloo, two workers, no GPU. Both are stopped or killed, and resumed."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tests.training import config as local_config
 from tests.training import questions, train
 from tests.verl_runs import (
+    Search,
+    Typed,
     checkpointed,
+    end,
     finished,
-    identity,
-    kill,
+    index_of,
     only_run,
     said,
-    srl,
-    wait_for,
     wait_until_gone,
     write_config,
 )
@@ -24,22 +27,17 @@ from tests.verl_runs import (
 from srl import store
 from srl.store.records import read_records
 from srl.train.question_order import QuestionOrder
+from srl.train.resume import resume_command
 from srl.train.run_directory import whole_verl_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(1800)]
 pytest.importorskip("verl")
 pytest.importorskip("transfer_queue")
 
-STEPS = 3
-
 
 @pytest.fixture(scope="module")
 def towns(tmp_path_factory):
     return tmp_path_factory.mktemp("towns")
-
-
-def settings(**more):
-    return {"trainer.total_training_steps": STEPS, "trainer.sample_freq": 0, **more}
 
 
 def rows(run, query):
@@ -62,25 +60,34 @@ def records(run, step):
     return {record.trajectory.id: record for record in found}
 
 
-def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
-    more = {"trainer.critic_warmup": 1, "actor.optim.lr_scheduler_type": "linear"}
-    more["trainer.max_ckpt_to_keep"] = 1
-    file = write_config(towns, "ppo", **settings(**{"algorithm.use_kl_in_reward": True, **more}))
-    workspace = tmp_path / "ws"
-    process = srl("train", "--backend", "verl", "--algo", "ppo", "--config", str(file), workspace=workspace)
-    wait_for(lambda: checkpointed(workspace, 1), process, workspace)
-    run = only_run(workspace)
-    manifest = json.loads((run / "log" / "manifest.json").read_bytes())
-    assert manifest["launcher"]["pid"] == process.pid != manifest["writer"]["pid"]
-    assert (run / "log" / "lock").read_text() == f"process {manifest['writer']['pid']}"
-    kill(process)
-    assert identity(run)["backend"] == "verl"
-    finished("train", "--resume", workspace=workspace)
+STEPS = 3
 
+
+def test_ppo_goes_on_after_a_worker_and_its_launcher_are_killed_and_is_exported(towns, tmp_path):
+    more = {"algorithm.use_kl_in_reward": True, "trainer.critic_warmup": 1, "trainer.max_ckpt_to_keep": 1}
+    more |= {"actor.optim.lr_scheduler_type": "linear", "trainer.total_training_steps": STEPS}
+    file = write_config(towns, "ppo", **more, **{"trainer.sample_freq": 0, "cluster.agent_workers": 2})
+    workspace = tmp_path / "ws"
+    with Typed(workspace, "train", "--backend", "verl", "--algo", "ppo", "--config", str(file)) as first:
+        first.until(lambda: checkpointed(workspace, 1))
+        run = only_run(workspace)
+        manifest = json.loads((run / "log" / "manifest.json").read_bytes())
+        assert manifest["launcher"]["pid"] == first.process.pid != manifest["writer"]["pid"]
+        assert (run / "log" / "lock").read_text() == f"process {manifest['writer']['pid']}"
+        pid = end(run, "ray::AgentLoopWorker")
+        code, last = first.ends()
+    assert code == 2
+    assert all(part in last for part in ("rollout worker", str(pid), resume_command(run)))
     wait_until_gone(run)
-    assert "resuming" in said(workspace)
+
+    with Typed(workspace, "train", "--resume") as second:
+        second.until(lambda: checkpointed(workspace, 2))
+        second.process.kill()
+    finished("train", "--resume", workspace=workspace)
+    wait_until_gone(run)
+    assert json.loads((run / "run.json").read_text())["backend"] == "verl"
     whole = [("test", 0), ("test", STEPS), ("train", 1), ("train", 2), ("train", 3)]
-    assert [item for item in steps(run) if item[0] != "val"] == whole
+    assert [entry for entry in steps(run) if entry[0] != "val"] == whole
     assert [step for phase, step in steps(run) if phase == "val"] == [0, 1, 2, 3]
     val_em = metric(run, "val/em", "val")
     best = max((1, 2, 3), key=lambda step: (val_em[step], -step))
@@ -91,9 +98,6 @@ def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
     rates = metric(run, "actor/lr")
     assert rates == pytest.approx({2: 0.75e-3, 3: 0.25e-3}), "the actor's four updates fall to 1/4"
 
-    searches = rows(run, "SELECT status, latency_s FROM searches WHERE phase = 'train'")
-    assert searches
-    assert {status for status, _ in searches} <= {"ok", "empty"}
     finished("train", "export", "--out", str(tmp_path / "model"), workspace=workspace)
     out = finished(
         "eval", "run", str(tmp_path / "model"), "--data", str(towns / "test.parquet"),
@@ -103,54 +107,51 @@ def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
     assert measured["em"] == metric(run, "test/em", "test")[STEPS]
 
 
-def index_of(towns):
-    from srl.index import build_index
+@pytest.fixture(scope="module")
+def grpo(towns, tmp_path_factory):
+    """A run of two steps whose search server goes away for a while, that gets four and is interrupted.
 
-    if not (towns / "index").is_dir():
-        build_index(towns / "corpus.jsonl", towns / "index", "bm25", {})
-    return towns / "index"
-
-
-def test_a_finished_run_that_gets_more_steps_asks_the_questions_of_those_steps(towns, tmp_path):
-    settled = {"data.val_files": None, "data.test_files": None, "trainer.total_training_steps": 1}
-    section = "algorithm.rollout_correction"
-    settled |= {f"{section}.rollout_rs": "seq_mean_k1", f"{section}.rollout_rs_threshold": 1.5}
-    file = write_config(towns, "grpo", **settings(**settled))
-    workspace = tmp_path / "ws"
-    finished("train", "--backend", "verl", "--algo", "grpo", "--config", str(file), workspace=workspace)
-    finished("train", "--resume", "--steps", "3", workspace=workspace)
-    run = only_run(workspace)
-    assert "has 3 steps now, not 1" in said(workspace)
-    assert steps(run) == [("train", 1), ("train", 2), ("train", 3)]
-    order = QuestionOrder(questions("train", 8), 4, 0, True)
-    for step in (1, 2, 3):
-        asked = rows(run, f"SELECT DISTINCT question_id FROM trajectories WHERE step = {step}")
-        assert {name for (name,) in asked} == {item.id for item in order.batch(step)}
-    for name, value in {"rollout_is_eff_sample_size": 1.0, "rollout_rs_masked_fraction": 0.0}.items():
-        found = metric(run, f"rollout_corr/{name}")
-        assert found == pytest.approx(dict.fromkeys((1, 2, 3), value), abs=1e-4), (
-            "weights are on by themselves"
-        )
-
-
-def test_grpo_samples_what_the_local_backend_samples(towns, tmp_path):
-    """Same seed, same weights: the first step's ids, masks and rewards are those of the local backend.
-
-    The servers sleep and wake around every update, as on a GPU.
+    The servers of the rollout sleep and wake around every update, as on a GPU.
     """
-    kl = {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001}
-    kl["actor.loss_agg_mode"] = "seq-mean-token-sum"
-    more = settings(**kl, **{"actor.optim.lr_scheduler_type": "linear"})
-    file = write_config(towns, "grpo", **more)
-    workspace, sleep = tmp_path / "ws", "verl.actor_rollout_ref.rollout.free_cache_engine=true"
-    finished(
-        "train", "--backend", "verl", "--algo", "grpo", "--config", str(file), "--set", sleep,
-        workspace=workspace,
-    )  # fmt: skip
-    train(local_config(towns, "grpo", **more), tmp_path / "local", "grpo")
-    theirs, ours = only_run(workspace), only_run(tmp_path / "local")
+    given = {
+        "actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001, "actor.loss_agg_mode": "seq-mean-token-sum",
+        "actor.optim.lr_scheduler_type": "linear", "trainer.total_training_steps": 2, "search.retries": 12,
+        "trainer.sample_freq": 0, "trainer.test_freq": 2, "data.test_files": None,
+        "algorithm.rollout_correction.rollout_rs": "seq_mean_k1",
+        "algorithm.rollout_correction.rollout_rs_threshold": 1.5,
+    }  # fmt: skip
+    folder = tmp_path_factory.mktemp("grpo")
+    write_config(towns, "grpo")  # corpus and model
+    train(local_config(towns, "grpo", **given), folder / "local", "grpo")
+    workspace, search = folder / "ws", Search(index_of(towns))
+    file = write_config(towns, "grpo", **given, **{"search.url": search.url})
+    sleep = "verl.actor_rollout_ref.rollout.free_cache_engine=true"
+    typed = ("train", "--backend", "verl", "--algo", "grpo", "--config", str(file), "--set", sleep)
+    try:
+        search.start()
+        with Typed(workspace, *typed) as first:
+            first.until(lambda: "\nstep 1/" in first.text)
+            search.stop()
+            assert not search.answers()
+            search.start()
+            assert first.process.wait(600) == 0, first.text[-4000:]
+        run = only_run(workspace)
+        rates = metric(run, "actor/lr")
+        with Typed(workspace, "train", "--resume", "--steps", "4") as second:
+            second.until(lambda: "\nstep 3/" in second.text)
+            os.killpg(second.process.pid, signal.SIGINT)
+            stopped = second.ends()
+    finally:
+        search.stop()
+    wait_until_gone(run)
+    return SimpleNamespace(
+        run=run, local=only_run(folder / "local"), rates=rates, stopped=stopped, text=said(workspace)
+    )
 
-    there, here = records(theirs, 1), records(ours, 1)
+
+def test_grpo_samples_what_the_local_backend_samples(grpo):
+    """Same seed, same weights: the first step's ids, masks and rewards are those of the local backend."""
+    there, here = records(grpo.run, 1), records(grpo.local, 1)
     assert there.keys() == here.keys()
     assert len(here) == 8
     for name, record in here.items():
@@ -162,10 +163,38 @@ def test_grpo_samples_what_the_local_backend_samples(towns, tmp_path):
         torch.testing.assert_close(
             torch.tensor(other.advantages), torch.tensor(record.advantages), rtol=1e-4, atol=1e-5
         )
-    assert metric(theirs, "env/number_of_valid_search")[1] == metric(ours, "env/number_of_valid_search")[1]
-    assert max(metric(theirs, "rollout/logprob_diff/max").values()) < 1e-4
-    used = metric(theirs, "actor/lr")
-    assert used[1] > used[2] > used[3] > 0, "the learning rate does not fall as it does locally"
-    assert not rows(theirs, "SELECT name FROM metrics WHERE phase = 'train' AND name LIKE 'val%'")
+    name = "env/number_of_valid_search"
+    assert metric(grpo.run, name)[1] == metric(grpo.local, name)[1]
     for name in ("actor/grad_norm", "actor/pg_loss", "actor/entropy"):
-        assert metric(theirs, name)[1] == pytest.approx(metric(ours, name)[1], rel=1e-3, abs=1e-6), name
+        ours, theirs = metric(grpo.local, name)[1], metric(grpo.run, name)[1]
+        assert theirs == pytest.approx(ours, rel=1e-3, abs=1e-6), name
+
+
+def test_grpo_learns_at_the_local_rates_from_what_the_trainer_would_have_sampled(grpo):
+    assert max(metric(grpo.run, "rollout/logprob_diff/max").values()) < 1e-4
+    assert grpo.rates == pytest.approx({1: 0.75e-3, 2: 0.25e-3}), "those of each step's last update"
+    assert not rows(grpo.run, "SELECT name FROM metrics WHERE phase = 'train' AND name LIKE 'val%'")
+    for name, value in {"rollout_is_eff_sample_size": 1.0, "rollout_rs_masked_fraction": 0.0}.items():
+        found = metric(grpo.run, f"rollout_corr/{name}")
+        assert found == pytest.approx(dict.fromkeys(found, value), abs=1e-4), "weights are on by themselves"
+        assert {1, 2, 3} <= set(found)
+
+
+def test_no_search_is_lost_while_its_server_is_away(grpo):
+    assert rows(grpo.run, "SELECT count(*) FROM trajectories WHERE NOT valid") == [(0,)]
+    statuses = {status for (status,) in rows(grpo.run, "SELECT DISTINCT status FROM searches")}
+    assert statuses
+    assert statuses <= {"ok", "empty"}
+
+
+def test_a_finished_run_that_gets_more_steps_asks_the_questions_of_those_steps_and_can_be_interrupted(grpo):
+    code, last = grpo.stopped
+    assert code == 130
+    assert resume_command(grpo.run) in last
+    assert rows(grpo.run, "SELECT status FROM runs") == [("interrupted",)]
+    assert len(set(steps(grpo.run))) == len(steps(grpo.run)), "no step is there twice"
+    order = QuestionOrder(questions("train", 8), 4, 0)
+    for step in (1, 2, 3):
+        query = f"SELECT DISTINCT question_id FROM trajectories WHERE phase = 'train' AND step = {step}"
+        asked = rows(grpo.run, query)
+        assert {name for (name,) in asked} == {question.id for question in order.batch(step)}

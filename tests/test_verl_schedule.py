@@ -16,7 +16,7 @@ from srl.config import load_config
 from srl.models.weights import save_model
 from srl.train.learning_rate import learning_steps, updates_per_step, warmup_steps
 from srl.train.load_components import LoadedModel, load_learner, load_optimisers
-from srl.train.verl.schedule import VERL_ONLY, actor_learns_after_the_critic, our_schedule
+from srl.train.verl.schedule import VERL_ONLY, our_schedule
 from srl.update.optimiser import schedule
 
 
@@ -31,27 +31,22 @@ class Optim(SimpleNamespace):
 
 
 @pytest.fixture
-def run(tmp_path):
-    save_model(tiny_model(), byte_level_tokenizer(), tmp_path / "model")
-    return tmp_path
-
-
-def settings(run, **given):
+def settings(tmp_path):
     """Three training steps of two updates of the actor and four of the critic."""
-    return config(
-        run, "ppo", trainer__total_training_steps=3, data__train_batch_size=4, critic__ppo_epochs=2, **given
-    )
+    save_model(tiny_model(), byte_level_tokenizer(), tmp_path / "model")
+    given = {"trainer__total_training_steps": 3, "data__train_batch_size": 4, "critic__ppo_epochs": 2}
+    return lambda **more: config(tmp_path, "ppo", **given, **more)
 
 
 def engine(model_type="language_model", **asked):
-    named = {"total_training_steps": 3, **asked}
     return SimpleNamespace(
-        optimizer_config=Optim(**named), model_config=SimpleNamespace(model_type=model_type)
+        optimizer_config=Optim(**{"total_training_steps": 3, **asked}),
+        model_config=SimpleNamespace(model_type=model_type),
     )
 
 
-def optimiser(lr=1e-3):
-    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
+def optimiser():
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
 
 
 def rates(one, updates):
@@ -75,11 +70,11 @@ def local_rates(chosen, network, updates):
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize(("network", "updates"), [("actor", 6), ("critic", 12)])
-def test_every_update_has_the_rate_of_the_local_backend(run, kind, network, updates):
-    changes = {f"{network}__optim__lr_scheduler_type": kind, f"{network}__optim__lr_warmup_steps": 1}
-    chosen = settings(run, **changes)
-    expected = local_rates(chosen, network, updates)
-    theirs = optimiser()
+def test_every_update_has_the_rate_of_the_local_backend(settings, kind, network, updates):
+    chosen = settings(
+        **{f"{network}__optim__lr_scheduler_type": kind, f"{network}__optim__lr_warmup_steps": 1}
+    )
+    expected, theirs = local_rates(chosen, network, updates), optimiser()
     told = "constant" if kind == "linear" else kind
     model_type = "value_model" if network == "critic" else "language_model"
     found = our_schedule(chosen, engine(model_type, lr_warmup_steps=1, lr_scheduler_type=told), theirs)
@@ -87,97 +82,81 @@ def test_every_update_has_the_rate_of_the_local_backend(run, kind, network, upda
     assert found.used == pytest.approx(expected[-1])
 
 
-def planned(total, critic_warmup):
-    """The training steps that verl's optimiser of the actor is planned for."""
-    optim = SimpleNamespace(total_training_steps=total)
-    actor = SimpleNamespace(actor=SimpleNamespace(optim=optim))
-    trainer = SimpleNamespace(critic_warmup=critic_warmup)
-    actor_learns_after_the_critic(SimpleNamespace(trainer=trainer, actor_rollout_ref=actor))
-    return optim.total_training_steps
+@pytest.mark.slow
+@pytest.mark.must_run
+@pytest.mark.parametrize(("critic_warmup", "actors"), [(1, 3), (2, 2), (4, 1), (6, 1)])
+def test_the_actor_is_planned_for_the_steps_after_the_critic_has_warmed_up(
+    settings, tmp_path, critic_warmup, actors
+):
+    """Megatron takes no schedule of length 0."""
+    pytest.importorskip("verl")
+    from omegaconf import OmegaConf
+    from tests.training import questions
+
+    from srl.train.episodes import Splits
+    from srl.train.verl.trainer import SearchTrainer
+
+    optim = {"optim": {"total_training_steps": -1}}
+    composed = OmegaConf.create({
+        "data": {"train_batch_size": 4}, "actor_rollout_ref": {"actor": optim}, "critic": optim,
+        "trainer": {"total_training_steps": 3, "critic_warmup": critic_warmup},
+    })  # fmt: skip
+    trainer = SimpleNamespace(config=composed, srl=settings(), splits=Splits(questions("train", 8)))
+    SearchTrainer._init_dataloader(trainer)
+    assert composed.actor_rollout_ref.actor.optim.total_training_steps == actors
+    assert composed.critic.optim.total_training_steps == 3
+    assert (trainer.steps_per_epoch, len(trainer.train_dataloader)) == (3, 3)
 
 
-def test_decay_of_the_actor_begins_when_the_critic_has_warmed_up(run):
+def test_decay_of_the_actor_begins_when_the_critic_has_warmed_up(settings):
     """Three steps, the first the critic's alone: the actor's four updates fall from 4/4 to 1/4."""
     kinds = {f"{network}__optim__lr_scheduler_type": "linear" for network in ("actor", "critic")}
-    chosen = settings(run, trainer__critic_warmup=1, **kinds)
+    chosen, theirs = settings(trainer__critic_warmup=1, **kinds), optimiser()
     expected = [1e-3, 0.75e-3, 0.5e-3, 0.25e-3]
     assert local_rates(chosen, "actor", 4) == pytest.approx(expected)
     assert local_rates(chosen, "critic", 12)[-1] == pytest.approx(1e-3 / 12)
-    theirs = optimiser()
-    our_schedule(chosen, engine(total_training_steps=planned(total=3, critic_warmup=2)), theirs)
+    our_schedule(chosen, engine(total_training_steps=2), theirs)
     assert rates(theirs, 4) == pytest.approx(expected)
+
+
+def test_warm_up_as_a_share_is_of_the_steps_that_the_network_learns(settings):
+    ratios = {f"{network}__optim__lr_warmup_steps_ratio": 0.5 for network in ("actor", "critic")}
+    chosen = settings(trainer__critic_warmup=1, **ratios)
+    assert (warmup_steps(chosen, "actor"), warmup_steps(chosen, "critic")) == (1, 2)
+    only_critic = settings(trainer__critic_warmup=5, actor__optim__lr_scheduler_type="linear")
+    assert learning_steps(only_critic, "actor") == 0
+    assert local_rates(only_critic, "actor", 1) == [1e-3]
 
 
 def test_tiny_ppo_ends_its_decay_with_its_last_update():
     """27 steps of two updates: the last of 54 has 1/54 of 2e-4, about 3.7e-6."""
     chosen = load_config("tiny", None, "ppo").config
     steps, updates = learning_steps(chosen, "actor"), updates_per_step(chosen, chosen.actor)
-    assert steps * updates == 54
     factor = schedule(chosen.actor.optim.lr_scheduler_type, warmup_steps(chosen, "actor"), steps * updates)
+    assert steps * updates == 54
     assert chosen.actor.optim.lr * factor(53) == pytest.approx(2e-4 / 54)
 
 
-def test_warm_up_as_a_share_is_of_the_steps_that_the_network_learns(run):
-    ratios = {f"{network}__optim__lr_warmup_steps_ratio": 0.5 for network in ("actor", "critic")}
-    chosen = settings(run, trainer__critic_warmup=1, **ratios)
-    assert (warmup_steps(chosen, "actor"), warmup_steps(chosen, "critic")) == (1, 2)
-
-
-@pytest.mark.parametrize("critic_warmup", [3, 5])
-def test_run_in_which_only_the_critic_learns_has_a_schedule_for_the_actor(run, critic_warmup):
-    chosen = settings(
-        run, trainer__critic_warmup=critic_warmup, actor__optim__lr_scheduler_type="linear",
-        actor__optim__lr_warmup_steps_ratio=0.5,
-    )  # fmt: skip
-    assert learning_steps(chosen, "actor") == 0
-    assert local_rates(chosen, "actor", 1) == [1e-3]
-    assert planned(total=3, critic_warmup=critic_warmup + 1) == 1, "Megatron takes no schedule of length 0"
-
-
-def test_rate_goes_on_after_a_resume(run):
-    chosen = settings(run, actor__optim__lr_scheduler_type="linear")
-    whole = optimiser()
-    our_schedule(chosen, engine(), whole)
+@pytest.mark.parametrize("longer", [3, 6])
+def test_rate_goes_on_after_a_resume_also_of_a_run_that_got_longer(settings, longer):
+    chosen = settings(actor__optim__lr_scheduler_type="linear")
+    whole, first, second = optimiser(), optimiser(), optimiser()
+    our_schedule(chosen, engine(total_training_steps=longer), whole)
     expected = rates(whole, 6)
-    first, second = optimiser(), optimiser()
-    before, after = our_schedule(chosen, engine(), first), our_schedule(chosen, engine(), second)
-    rates(first, 4)
-    second.load_state_dict(first.state_dict())
-    after.load_state_dict(before.state_dict())
-    assert rates(second, 2) == pytest.approx(expected[4:])
-
-
-def test_rate_of_a_longer_run_is_that_of_its_new_schedule(run):
-    chosen = settings(run, actor__optim__lr_scheduler_type="linear")
-    whole = optimiser()
-    our_schedule(chosen, engine(total_training_steps=6), whole)
-    expected = rates(whole, 6)
-    first, second = optimiser(), optimiser()
     before = our_schedule(chosen, engine(), first)
-    after = our_schedule(chosen, engine(total_training_steps=6), second)
+    after = our_schedule(chosen, engine(total_training_steps=longer), second)
     rates(first, 4)
     second.load_state_dict(first.state_dict())
     after.load_state_dict(before.state_dict())
     assert rates(second, 2) == pytest.approx(expected[4:])
 
 
-def test_what_the_section_verl_says_of_a_schedule_wins(run):
-    chosen = settings(run, actor__optim__lr_scheduler_type="linear")
-    one = optimiser()
+def test_what_the_section_verl_says_of_a_schedule_wins(settings):
+    chosen, one = settings(actor__optim__lr_scheduler_type="linear"), optimiser()
     our_schedule(chosen, engine(lr_scheduler_type="cosine", lr_warmup_steps=1, total_training_steps=5), one)
     assert rates(one, 3) == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3])
     assert our_schedule(chosen, engine(min_lr_ratio=0.1), optimiser()) is None
     assert our_schedule(chosen, engine(num_cycles=1.0), optimiser()) is None
-
-
-def test_scheduler_moves_with_its_optimiser_only(run):
-    chosen = settings(run, actor__optim__lr_scheduler_type="linear")
-    one = optimiser()
-    made = our_schedule(chosen, engine(), one)
-    assert made.used == one.param_groups[0]["lr"] == 1e-3
-    one.step()
-    assert made.used == 1e-3
-    assert one.param_groups[0]["lr"] == pytest.approx(1e-3 * 5 / 6)
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
-"""Two steps of our trainer as on a GPU: `python verl_gpu_steps.py FOLDER N`, where a run's configuration is.
+"""Three steps of our trainer as on a GPU: `python verl_gpu_steps.py FOLDER`, where a run's configuration is.
 
 Of verl everything between the trainer and the engine is real: the manager of weights, the worker's
 `update_weights`, vLLM's replica, server and adapter, and the sender and receiver of buckets. Stand-ins are
-vLLM itself, Ray, and what computes. From step N on vLLM loses new weights. `answer.json` has what the engine
-was asked, in order, and what arrived.
+vLLM itself, Ray, and what computes. In the third step vLLM loses the new weights. `answer.json` has what the
+engine was asked, in order, and what arrived.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import torch
 from srl.rollout.delivery import NotDelivered
 
 JOB = f"test{os.getpid()}"
+LOST = 3
+"""The step whose weights vLLM loses."""
 BUCKET = 2**18
 """Numbers of four bytes that a bucket holds."""
 SENT = (
@@ -128,14 +130,14 @@ class Layer(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """vLLM's model: it keeps what it is given, and has one layer. From the update `loses_from` on the layer
-    takes no more weights."""
+    """vLLM's model: it keeps what it is given, and has one layer. From step `LOST` on the layer takes no more
+    weights."""
 
-    def __init__(self, loses_from: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.got, self.model = dict[str, torch.Tensor](), SimpleNamespace(layers=())
         self.layers = torch.nn.ModuleList([torch.nn.ModuleDict({"o_proj": Layer()})])
-        self.loses_from, self.layer = loses_from, self.layers[0]["o_proj"]
+        self.layer = self.layers[0]["o_proj"]
 
     def load_weights(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         self.got |= {name: tensor.clone() for name, tensor in weights}
@@ -144,12 +146,12 @@ class Model(torch.nn.Module):
             ".lora_B": self.layer.lora_b_stacked[0][0, 0],
         }
         for name, tensor in self.got.items():
-            if tensor.ndim == 2 and int(tensor[0, 0]) < self.loses_from:
+            if tensor.ndim == 2 and int(tensor[0, 0]) < LOST:
                 factor = 2 if ".lora_B" in name else 1
                 places.get(name[-14:-7], self.layer.weight).copy_(tensor * factor)
 
 
-def extension(loses_from: int) -> Any:
+def extension() -> Any:
     """Our part of vLLM's worker, around verl's."""
     from srl.train.verl.vllm_delivery import CheckedWorker
 
@@ -157,7 +159,7 @@ def extension(loses_from: int) -> Any:
     config = SimpleNamespace(
         speculative_config=None, quant_config=None, parallel_config=None, model_config=None
     )  # fmt: skip
-    made.model_runner = SimpleNamespace(model=Model(loses_from), vllm_config=config)
+    made.model_runner = SimpleNamespace(model=Model(), vllm_config=config)
     made.device, made.local_rank, made._is_qat_model, made._is_modelopt_qat = (
         torch.device("cpu"),
         0,
@@ -236,7 +238,7 @@ def threaded(work: Coroutine[Any, Any, Any]) -> Any:
     return answers[0]
 
 
-def main(folder: Path, loses_from: int) -> None:
+def main(folder: Path) -> None:
     sys.meta_path.insert(0, VllmFinder())
     version = metadata.version
     metadata.version = lambda name: StandIn.__version__ if name == "vllm" else version(name)
@@ -247,9 +249,9 @@ def main(folder: Path, loses_from: int) -> None:
     ray.get_runtime_context = lambda: SimpleNamespace(get_job_id=lambda: JOB)
     ray.util.get_node_ip_address = lambda: "127.0.0.1"
 
-    from srl.train.verl.without_gpu import platform
+    from srl.train.verl import without_gpu
 
-    platform.install()
+    without_gpu.install()
 
     from verl.utils.config import omega_conf_to_dataclass
 
@@ -278,7 +280,7 @@ def main(folder: Path, loses_from: int) -> None:
         node_rank=0, gpus_per_node=1, nnodes=1, cuda_visible_devices="0",
     )  # fmt: skip
     base._ROLLOUT_REGISTRY["vllm", "async"] = "srl.train.verl.vllm_delivery.CheckedAdapter"
-    server.engine = engine = Engine(extension(loses_from))
+    server.engine = engine = Engine(extension())
     handle, replica = Handle(server), object.__new__(vLLMReplica)
     replica.servers = [handle]
     ray.get_actor = lambda name: handle
@@ -328,7 +330,7 @@ def too_large() -> str:
 
 
 def train(config: Any, composed: Any, manager: Any, handle: Handle, weights: Weights) -> None:
-    """The start, two steps and the validations of our trainer, in verl's own loop."""
+    """The start, the steps and the validations of our trainer, in verl's own loop."""
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1 import trainer_base
 
@@ -375,15 +377,15 @@ def train(config: Any, composed: Any, manager: Any, handle: Handle, weights: Wei
         """The log writer, which has heard of nothing bad."""
 
         def __getattr__(self, name: str) -> Any:
-            answers = {"failure": "", "failed_episodes": SimpleNamespace(failed=0, episodes=2)}
+            answers = {"failed_episodes": SimpleNamespace(failed=0, episodes=2)}
             return SimpleNamespace(remote=lambda *_: answers.get(name))
 
     made = Trainer()
     rows = KVBatchMeta(keys=["a", "b"], tags=[{}, {}], partition_id="train")
     vars(made).update(
         config=composed, srl=config, run=Path(), log_actor=Told(), splits=SimpleNamespace(val=[1], test=[1]),
-        health=SimpleNamespace(dead=lambda: ""), checkpoint_manager=manager, trainer_mode="sync",
-        use_critic=False, use_reference_policy=False, total_training_steps=2, steps_per_epoch=2,
+        health=SimpleNamespace(check=lambda: None), checkpoint_manager=manager, trainer_mode="sync",
+        use_critic=False, use_reference_policy=False, total_training_steps=3, steps_per_epoch=3,
         parameter_sync_step=1, global_steps=0, _shutdown_dump_executor=lambda: None,
         reward_loop_manager=SimpleNamespace(reward_loop_worker_handles=[]),
         replay_buffer=SimpleNamespace(sample=lambda **_: (rows, {}), failure_keys={}),
@@ -395,7 +397,7 @@ def train(config: Any, composed: Any, manager: Any, handle: Handle, weights: Wei
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]), int(sys.argv[2]))
+        main(Path(sys.argv[1]))
     except BaseException:
         traceback.print_exc()
         os._exit(1)

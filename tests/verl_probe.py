@@ -197,11 +197,10 @@ def platform_of(folder: Path) -> list[str]:
 
 def main(folder: Path) -> None:
     from srl.train.verl import patches
-    from srl.train.verl.without_gpu import patches as more
-    from srl.train.verl.without_gpu import platform
+    from srl.train.verl import without_gpu as more
 
     answer = {}
-    answer["platform"] = [tried(platform_of, folder), (platform.install(), tried(platform_of, folder))[1]]
+    answer["platform"] = [tried(platform_of, folder), (more.install(), tried(platform_of, folder))[1]]
     known = {patch.name: patch for patch in (*patches.PATCHES, *more.PATCHES)}
     first = ["process_group_has_one_backend", "trl_is_not_used"]
     for name in dict.fromkeys([*first, *known]):
@@ -210,11 +209,11 @@ def main(folder: Path) -> None:
         known[name].apply()
         answer[name] = [before, tried(probe, folder)]
     answer["dropout"] = [tried(dropout, folder), tried(partial(dropout, ours=True), folder)]
-    answer["again"] = idempotent(patches, platform)
+    answer["again"] = idempotent(patches, more)
     (folder / "answer.json").write_text(json.dumps(answer, indent=1))
 
 
-def idempotent(patches: Any, platform: Any) -> bool:
+def idempotent(patches: Any, more: Any) -> bool:
     """Whether a second time changes nothing."""
     from verl.workers.engine import fsdp
     from verl.workers.engine.base import BaseEngine
@@ -224,7 +223,7 @@ def idempotent(patches: Any, platform: Any) -> bool:
         return BaseEngine.train_batch, *(getattr(fsdp.FSDPEngine, name) for name in names)
 
     before = state()
-    platform.install()
+    more.install()
     patches.apply(cpu=True)
     return state() == before
 

@@ -162,11 +162,10 @@ def gathered(module: torch.nn.Module, pick: Any) -> dict[str, torch.Tensor]:
 
 def main(job_file: str, answer_file: str) -> None:
     from srl.train.verl import patches
-    from srl.train.verl.without_gpu import patches as more
-    from srl.train.verl.without_gpu import platform
+    from srl.train.verl import without_gpu as more
 
     job = torch.load(job_file, weights_only=False)
-    platform.install()
+    more.install()
     for patch in (*patches.PATCHES, *more.PATCHES):
         if patch.name not in job["without"]:
             patch.apply()

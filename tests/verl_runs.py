@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,12 +9,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.request import urlopen
 
 import yaml
 from tests import training
+from tests.live_server import free_port
 from tests.training import write_setting
 
 from srl.config.keys import plain
+from srl.index import build_index
 from srl.workspace import Workspace
 
 LIMIT_S = 800
@@ -68,16 +70,6 @@ def only_run(workspace: Path) -> Path:
     return run
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], workspace: Path) -> None:
-    """Until `condition` holds; fails where the process ends before."""
-    while not condition():
-        try:
-            process.wait(0.2)
-        except subprocess.TimeoutExpired:
-            continue
-        raise AssertionError(f"it ended too early: {said(workspace)[-4000:]}")
-
-
 def checkpointed(workspace: Path, step: int) -> bool:
     """Whether verl has named a checkpoint of `step` or later the latest."""
     markers = list(workspace.glob("runs/*/checkpoints/latest_checkpointed_iteration.txt"))
@@ -110,6 +102,84 @@ def wait_until_gone(run: Path, within_s: float = 240) -> None:
         time.sleep(0.2)
 
 
-def identity(run: Path) -> dict[str, object]:
-    known: dict[str, object] = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    return known
+class Search:
+    """`srl serve retriever` at one port, which comes and goes."""
+
+    def __init__(self, index: Path) -> None:
+        self.port = free_port()
+        self.index, self.url = index, f"http://127.0.0.1:{self.port}/retrieve"
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Returns once it answers: the URL is printed then."""
+        typed = ["serve", "retriever", "--index", str(self.index), "--port", str(self.port)]
+        command = [sys.executable, "-P", "-m", "srl", *typed]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == self.url
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+    def answers(self) -> bool:
+        try:
+            with urlopen(self.url.replace("/retrieve", "/health"), timeout=2):
+                return True
+        except OSError:
+            return False
+
+
+class Typed:
+    """`srl` as it is typed in a terminal, and what it has said so far."""
+
+    def __init__(self, workspace: Path, *arguments: str) -> None:
+        self.workspace = workspace
+        self.before = len(said(workspace)) if workspace.with_name(f"{workspace.name}.out").exists() else 0
+        self.process = srl(*arguments, workspace=workspace)
+
+    def __enter__(self) -> Typed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        kill(self.process)
+
+    @property
+    def text(self) -> str:
+        return said(self.workspace)[self.before :]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Until `condition` holds; fails where the process ends before."""
+        while not condition():
+            try:
+                self.process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError(f"it ended too early: {self.text[-4000:]}")
+
+    def ends(self) -> tuple[int, str]:
+        """Exit code and the last line that was said."""
+        return self.process.wait(LIMIT_S), self.text.splitlines()[-1]
+
+
+def index_of(towns: Path) -> Path:
+    """The index of the towns' corpus."""
+    if not (towns / "index").is_dir():
+        build_index(towns / "corpus.jsonl", towns / "index", "bm25", {})
+    return towns / "index"
+
+
+def end(run: Path, title: str) -> int:
+    """Kill the first of the run's processes whose title begins so; its number."""
+    pid = next(pid for pid in sorted(processes_of(run)) if title_of(pid).startswith(title))
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def title_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""

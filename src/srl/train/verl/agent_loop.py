@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import ray
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from srl.config import Config, load_saved
-from srl.errors import SrlError
+from srl.config import Config
 from srl.rollout.environment import Key
 from srl.store import Record
 from srl.train.episodes import TrainingEnvironment
 from srl.train.load_components import load_codec, load_environment
 from srl.train.verl.dataset import TRAIN, read_row
 from srl.train.verl.engine import VerlEngine, eos_ids
-from srl.train.verl.failures import reason, root
+from srl.train.verl.failures import failed_episode
+from srl.train.verl.job import this_run
 from srl.train.verl.log_writer import log_actor_of
 from srl.trajectory import Score, Trajectory
 from srl.workspace import Workspace
@@ -38,7 +36,7 @@ _state: WorkerState | None = None
 _loading = asyncio.Lock()
 
 
-async def worker_state(run: Path) -> WorkerState:
+async def worker_state() -> WorkerState:
     """The state of this worker, loaded with its first episode: verl makes a new agent loop for each.
 
     Raises UserError naming a search server that cannot be reached.
@@ -46,50 +44,51 @@ async def worker_state(run: Path) -> WorkerState:
     global _state
     async with _loading:
         if _state is None:
-            _state = await asyncio.to_thread(_load_state, run)
+            _state = await asyncio.to_thread(_load_state)
     return _state
 
 
-def _load_state(run: Path) -> WorkerState:
-    config = load_saved(run)
-    codec = load_codec(config.model, eos_ids(config), lambda text: None)
-    environment = load_environment(config, Workspace.resolve(), codec, lambda text: None)
+def _load_state() -> WorkerState:
+    run = this_run()
+    codec = load_codec(run.config.model, eos_ids(run.config), lambda text: None)
+    environment = load_environment(run.config, Workspace.resolve(), codec, lambda text: None)
     environment.reward.load()
-    return WorkerState(config, environment, log_actor_of(run))
+    return WorkerState(run.config, environment, log_actor_of(run.directory))
 
 
 class SearchLoop(AgentLoopBase):
     """Plays one sample of one question, scores it, sends it to the log and returns it to verl.
 
-    `run` is the run's directory. verl's own set-up, which renders messages by the model's chat template, is
-    skipped: the episode encodes its prompt itself, and needs verl's servers only.
+    verl's own set-up, which renders messages by the model's chat template, is skipped: the episode encodes
+    its prompt itself, and needs verl's servers only.
     """
 
-    def __init__(self, trainer_config: Any, server_manager: Any, run: str, **ignored: Any) -> None:
-        self.server_manager, self.run_directory = server_manager, Path(run)
+    def __init__(self, trainer_config: Any, server_manager: Any, **ignored: Any) -> None:
+        self.server_manager = server_manager
         self.backend: str = trainer_config.config.actor_rollout_ref.rollout.name
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         """The episode in verl's terms. An error also goes to the log actor, where the trainer finds it."""
         try:
-            return await self._run(sampling_params, row)
+            return await self._run(row)
         except Exception as error:
-            await log_actor_of(self.run_directory).fail.remote(explain(error))
+            run = this_run().directory
+            await log_actor_of(run).fail.remote(failed_episode(error, run))
             raise
 
-    async def _run(self, sampling_params: dict[str, Any], row: dict[str, Any]) -> AgentLoopOutput:
-        known = await worker_state(self.run_directory)
+    async def _run(self, row: dict[str, Any]) -> AgentLoopOutput:
+        state = await worker_state()
         question, phase = read_row(row["srl"])
-        environment, step = known.environment, int(row["global_steps"])
+        environment, step = state.environment, int(row["global_steps"])
         if phase != TRAIN:
-            environment = environment.for_evaluation(known.config.eval.temperature)
+            environment = environment.for_evaluation(state.config.eval.temperature)
         engine = VerlEngine(self.server_manager.generate, environment.codec, self.backend)
-        key = Key(known.config.trainer.seed, phase, step, int(row["session_id"]))
+        key = Key(state.config.trainer.seed, phase, step, int(row["session_id"]))
         trajectory = await environment.play(engine, question, key)
         began = time.perf_counter()
         (score,) = await environment.reward.score([trajectory])
         scoring = time.perf_counter() - began
-        await known.log_actor.add.remote(step, phase, Record(trajectory, score))
+        await state.log_actor.add.remote(step, phase, Record(trajectory, score))
         return to_output(trajectory, score, engine, scoring)
 
 
@@ -127,10 +126,3 @@ def to_output(
             "srl_turn_ends": [end - start for end in trajectory.turn_ends],
         },
     )
-
-
-def explain(error: BaseException) -> str:
-    """The error that ended an episode, as one line for the user."""
-    first = root(error)
-    known = isinstance(first, SrlError | ray.exceptions.RayError)
-    return reason(first) if known else f"an episode failed: {reason(first)}"

@@ -3,7 +3,7 @@
 `compose` refuses what a run on verl cannot keep. `validated` adds what verl would only find out in its
 workers (batch sizes, copies of the model, context length) and verl's own validation. `server_config` is for
 rollout servers alone, and checks nothing that only training needs. Messages name our keys. The processes of a
-running run are checked in `worker_check.py`.
+running run are checked in `workers.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from srl.errors import UserError
 from srl.train.verl.job import (
     TORCH,
     Job,
-    device_support,
     is_megatron,
     model_config,
     precision,
@@ -283,8 +282,6 @@ def _model(whole: DictConfig, config: Config) -> Iterator[str]:
     yield from context_errors(config, context)
     if heads is not None and heads % size:
         yield f"cluster.tensor_model_parallel_size = {size} does not divide the model's {heads} heads"
-    if support := device_support(whole.trainer.device == "cpu"):
-        yield from support.problems(sizes, rollout.name)
 
 
 def _check_with_verl(whole: DictConfig, config: Config, known: dict[str, Setting]) -> None:

@@ -25,28 +25,19 @@ class Questions(Dataset[dict[str, Any]]):
 
     @classmethod
     def of(cls, splits: Splits, phase: Phase, config: Config) -> Questions:
-        """All questions of `phase`; for training, those of all steps, one step after the other.
-
-        A phase without questions has the first training question: verl needs a loader for validation even if
-        nothing is validated.
-        """
+        """All questions of `phase`; for training, those of all steps, one step after the other."""
+        questions = getattr(splits, phase)
         if phase == TRAIN:
-            return cls(in_order(config, splits.train), phase)
-        return cls(getattr(splits, phase) or splits.train[:1], phase)
+            order = order_of(questions, config.data, config.trainer.seed)
+            steps = range(1, config.trainer.total_training_steps + 1)
+            questions = [question for step in steps for question in order.batch(step)]
+        return cls(questions, phase)
 
     def __len__(self) -> int:
         return len(self.questions)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         return row(self.questions[position], self.phase, position)
-
-
-def in_order(config: Config, questions: Sequence[Question]) -> list[Question]:
-    """The questions of all training steps, step after step."""
-    trainer = config.trainer
-    order = order_of(questions, config.data, trainer.seed)
-    steps = range(1, trainer.total_training_steps + 1)
-    return [question for step in steps for question in order.batch(step)]
 
 
 def row(question: Question, phase: Phase, position: int) -> dict[str, Any]:
@@ -62,8 +53,8 @@ def row(question: Question, phase: Phase, position: int) -> dict[str, Any]:
 
 def read_row(text: str) -> tuple[Question, Phase]:
     """The question and the phase in a row's column `srl`."""
-    found = json.loads(text)
-    fields = found["question"]
-    fields["golden_answers"] = tuple(fields["golden_answers"])
-    fields["prompt"] = tuple(fields["prompt"])
-    return Question(**fields), found["phase"]
+    fields = json.loads(text)
+    question = fields["question"]
+    for name in ("golden_answers", "prompt"):
+        question[name] = tuple(question[name])
+    return Question(**question), fields["phase"]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from srl.rollout.delivery import NotDelivered, Sample, sampled
-from srl.train.resume import resume_with
 from srl.train.verl.failures import reason
-from srl.train.verl.job import RUN_VARIABLE
 
 
 async def deliver(
@@ -29,5 +25,5 @@ async def deliver(
     await send(sampled(weights, sample, adapter["lora_alpha"] / adapter["r"] if adapter else 1.0))
     try:
         await check(sample)
-    except Exception as error:
-        raise NotDelivered(f"{reason(error)}; {resume_with(Path(os.environ[RUN_VARIABLE]))}") from error
+    except Exception as error:  # vLLM hands on what an error says, not the error
+        raise NotDelivered(reason(error)) from error

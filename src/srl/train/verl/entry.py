@@ -8,6 +8,6 @@ import os
 from srl.train.verl.job import RUN_VARIABLE
 
 if os.environ.get(RUN_VARIABLE):
-    from srl.train.verl.registration import register
+    from srl.train.verl.workers import register
 
     register()

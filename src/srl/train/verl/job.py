@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from srl.config import Config
@@ -20,9 +21,7 @@ WORKERS_WITHOUT_GPU = 2
 """Default number of workers on a machine without a GPU."""
 TORCH = "srl_torch"
 """The name of our own rollout replica in verl's registry."""
-
 WITHOUT_GPU = "srl.train.verl.without_gpu"
-"""The package that runs verl without a GPU. It is loaded by this name only; nothing imports it."""
 
 Row = tuple[str, Any, str]
 """verl's dotted key, its value, and the key of ours that it comes from (empty for a fixed value)."""
@@ -48,32 +47,29 @@ class Job:
         return self.run / "checkpoints"
 
 
-class DeviceSupport(Protocol):
-    """What a kind of machine needs in addition to what every run on verl does."""
+@dataclass(frozen=True, slots=True)
+class ThisRun:
+    """The run that a process started by verl belongs to."""
 
-    ENVIRONMENT: Mapping[str, str]
-    """Environment variables of every process of the run."""
-
-    def settings(self, config: Config, job: Job) -> Iterator[Row]:
-        """Values of verl's configuration, on top of the translated ones."""
-        ...
-
-    def problems(self, sizes: Mapping[str, Any], rollout: str) -> Iterator[str]:
-        """Why verl's rollout engine `rollout` cannot run a model with this `config.json`."""
-        ...
-
-    def install(self) -> None:
-        """Register with verl, before its workers are imported. Idempotent."""
-        ...
-
-    def apply_patches(self) -> tuple[str, ...]:
-        """Patch verl for such a machine; the names of the patches. Idempotent."""
-        ...
+    directory: Path
+    config: Config
 
 
-def device_support(cpu: bool) -> DeviceSupport | None:
-    """The package for machines without a GPU where `cpu` is true; a GPU needs nothing in addition."""
-    return cast(DeviceSupport, import_module(WITHOUT_GPU)) if cpu else None
+@cache
+def this_run() -> ThisRun:
+    """The run of this process, by the environment that the launcher has set.
+
+    Here alone a process that verl has started reads the run's configuration, once, as it registers.
+    """
+    from srl.config import load_saved
+
+    directory = Path(os.environ[RUN_VARIABLE])
+    return ThisRun(directory, load_saved(directory))
+
+
+def device_support(cpu: bool) -> Any:
+    """The module `without_gpu` where `cpu` is true, else None. It is loaded by name: nothing imports it."""
+    return import_module(WITHOUT_GPU) if cpu else None
 
 
 def precision(config: Config, job: Job) -> Precision:

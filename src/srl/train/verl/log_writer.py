@@ -1,8 +1,8 @@
 """The log actor: the only process that writes a run's log.
 
-Rollout workers send it whole trajectories as they end, the trainer sends the metrics of a step and what it
-computed for the tokens; it joins them by trajectory id. It has a process of its own, so a finished episode is
-kept when its worker dies. It also knows when there was progress last, which the launcher's watchdog asks for.
+Rollout workers send it each trajectory as it ends, the trainer a step's metrics and numbers of tokens; it
+joins them by trajectory id. Since it has a process of its own, a finished episode is kept when its worker
+dies. It also knows when the run went forward last, which the launcher asks it for.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from srl.errors import UserError
+from srl.config.sections import Trainer
+from srl.errors import SrlError, UserError
 from srl.evaluate import step_metrics, summarise
 from srl.process import Process
 from srl.store import LogWriter, Record, RunInfo
 from srl.train.background_writes import BackgroundWrites
-from srl.train.run_directory import Progress
-from srl.train.verl.failures import STOPPED
+from srl.train.run_directory import LOG, Progress
 from srl.train.watches import Watcher, to_act_on
 from srl.trajectory import FailedEpisodes, Phase, failed_episodes
 
@@ -44,7 +44,7 @@ class RunStatus:
     """What happened since the last `poll`; `idle_s`: seconds without progress, `where`: the last stage."""
 
     events: list[Event]
-    failure: str
+    failure: SrlError | None
     idle_s: float
     where: str
     started: bool = True
@@ -71,7 +71,7 @@ class LogActor:
     _writes: BackgroundWrites = field(default_factory=BackgroundWrites)
     _events: list[Event] = field(default_factory=list)
     _notes: list[str] = field(default_factory=list)
-    _failure: str = ""
+    _failure: SrlError | None = None
     _where: str = "start-up"
     _started: bool = False
     _told: bool = False
@@ -81,93 +81,23 @@ class LogActor:
     def __post_init__(self) -> None:
         self._log = LogWriter(self.directory, self.info, launcher=self.launcher, warn=self._notes.append)
 
+    # What the launcher calls.
+
     def ready(self) -> bool:
         """True once the log is open. The call raises what failed in the actor's start."""
         return True
 
-    def add(self, step: int, phase: Phase, record: Record) -> None:
-        """Keep a finished, scored episode, a repeated one once; one that comes after its step is dropped."""
-        self._last, self._started = time.monotonic(), True
-        if record.score is not None and record.score.error and not self._told:
-            self._notes.append(record.score.error)
-            self._told = True
-        if (step, phase) not in self._done and not self._closed:
-            self._open[step, phase][record.trajectory.id] = record
-
-    def fail(self, why: str) -> None:
-        """An episode failed with an unexpected error; the first reason is kept."""
-        self._failure = self._failure or why
-
-    def failure(self) -> str:
-        """The first reason given to `fail`, or "". Raises the error of a failed write, as `poll` does."""
-        self._writes.check()
-        return self._failure
-
-    def mark(self, where: str, step: int) -> None:
-        """Note progress: the trainer has reached the stage `where`."""
-        self._where, self._last = f"{where} of step {step}", time.monotonic()
+    def drop_steps_after(self, step: int) -> None:
+        """Drop what the stopped run wrote after `step`."""
+        self._log.drop_steps_after(step)
 
     def poll(self) -> RunStatus:
-        """What happened since the last call, for the launcher."""
+        """What happened since the last call. Raises the error of a failed write."""
         self._writes.check()
         events, self._events = self._events, []
         notes, self._notes[:] = tuple(self._notes), []
-        return RunStatus(
-            events, self._failure, time.monotonic() - self._last, self._where, self._started, notes
-        )
-
-    def failed_episodes(self, step: int, phase: Phase) -> FailedEpisodes:
-        """How many of the step's episodes so far ended on a failed search."""
-        return failed_episodes([record.trajectory for record in self._records(step, phase)])
-
-    def finish(
-        self, step: int, phase: Phase, metrics: Mapping[str, float], tokens: Tokens | None = None
-    ) -> dict[str, float]:
-        """Write a finished step or evaluation in the background; its metrics with those of its trajectories.
-
-        It is in the log when `flush` has returned. Raises UserError after `close`, so that a trainer which
-        is still running makes no further checkpoint.
-        """
-        self._check_open()
-        records = self._taken(step, phase, tokens)
-        known = {**metrics, **measured(records, phase)}
-        self._writes.do(self._log.write, step, phase, records, known)
-        self.progress.note(step, phase, known)
-        self._watch(step, phase, known)
-        self._last = time.monotonic()
-        self._events.append(Event(step, phase, known, self._samples(step, phase, records)))
-        return known
-
-    def _watch(self, step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Note the watches that fire; one that stops the run does so as a failure."""
-        found = self.watcher.observe(step, phase, metrics) if self.watcher else []
-        if not found or self.watcher is None:
-            return
-        self._notes += map(str, found)
-        self._writes.do(self._log.write_watches, self.watcher.rows())
-        if acting := to_act_on(found):
-            self.fail(f"{STOPPED}{acting}")
-
-    def flush(self) -> None:
-        """Wait until everything that was finished is in the log."""
-        self._check_open()
-        self._writes.wait()
-
-    def drop_steps_after(self, step: int) -> None:
-        """Drop what the stopped run wrote after `step`."""
-        self._writes.wait()
-        self._log.drop_steps_after(step)
-
-    def resume(self, step: int) -> None:
-        """Continue after `step`, with what the log has up to there."""
-        self.progress = Progress.of_log(self.directory, step)
-        if self.watcher:
-            self.watcher.look_back(self.directory)
-            self._writes.do(self._log.write_watches, self.watcher.rows())
-
-    def validations(self) -> dict[int, float]:
-        """Exact match of every validation so far, by step."""
-        return self.progress.val_em
+        idle = time.monotonic() - self._last
+        return RunStatus(events, self._failure, idle, self._where, self._started, notes)
 
     def close(self, status: str, error: str = "") -> Progress:
         """Close the log, with the error that ended the run.
@@ -183,40 +113,110 @@ class LogActor:
         with suppress(UserError):  # the disk may be full; the run's own error matters more
             self._writes.wait()
             for step, phase in list(self._open):
-                records = self._taken(step, phase, None)
+                records = self._taken(step, phase, {})
                 if records and phase == "train":
                     self._log.write(step, phase, records, measured(records, phase))
         self._log.close(status, error)
         return self.progress
 
+    # What a rollout worker calls.
+
+    def add(self, step: int, phase: Phase, record: Record) -> None:
+        """Keep a finished, scored episode, a repeated one once; one that comes after its step is dropped."""
+        self._last, self._started = time.monotonic(), True
+        if record.score is not None and record.score.error and not self._told:
+            self._notes.append(record.score.error)
+            self._told = True
+        if (step, phase) not in self._done and not self._closed:
+            self._open[step, phase][record.trajectory.id] = record
+
+    def fail(self, error: SrlError) -> None:
+        """The run cannot go on; the first error is kept."""
+        self._failure = self._failure or error
+
+    # What the trainer calls.
+
+    def resume(self, step: int) -> None:
+        """Continue after `step`, with what the log has up to there."""
+        self.progress = Progress.of_log(self.directory, step)
+        if self.watcher:
+            self.watcher.look_back(self.directory)
+            self._writes.do(self._log.write_watches, self.watcher.rows())
+
+    def mark(self, where: str, step: int) -> None:
+        """Note progress: the trainer has reached the stage `where`."""
+        self._where, self._last = f"{where} of step {step}", time.monotonic()
+
+    def failure(self) -> SrlError | None:
+        """The first error given to `fail`. Raises the error of a failed write, as `poll` does."""
+        self._writes.check()
+        return self._failure
+
+    def failed_episodes(self, step: int, phase: Phase) -> FailedEpisodes:
+        """How many of the step's episodes so far ended on a failed search."""
+        return failed_episodes([record.trajectory for record in self._records(step, phase)])
+
+    def finish(
+        self, step: int, phase: Phase, metrics: Mapping[str, float], tokens: Tokens | None = None
+    ) -> dict[str, float]:
+        """Write a finished step or evaluation in the background; its metrics with those of its trajectories.
+
+        It is in the log when `flush` has returned. Raises UserError after `close`, so that a trainer which
+        is still running makes no further checkpoint.
+        """
+        self._check_open()
+        records = self._taken(step, phase, tokens or {})
+        all_metrics = {**metrics, **measured(records, phase)}
+        self._writes.do(self._log.write, step, phase, records, all_metrics)
+        self.progress.note(step, phase, all_metrics)
+        self._watch(step, phase, all_metrics)
+        self._last = time.monotonic()
+        due = phase == "train" and self.sample_freq and step % self.sample_freq == 0
+        samples = tuple(records[: self.sample_count]) if due else ()
+        self._events.append(Event(step, phase, all_metrics, samples))
+        return all_metrics
+
+    def flush(self) -> None:
+        """Wait until everything that was finished is in the log."""
+        self._check_open()
+        self._writes.wait()
+
+    def validations(self) -> dict[int, float]:
+        """Exact match of every validation so far, by step."""
+        return self.progress.val_em
+
+    def _watch(self, step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
+        """Note the watches that fire; one that stops the run does so as a failure."""
+        fired = self.watcher.observe(step, phase, metrics) if self.watcher else []
+        if not fired or self.watcher is None:
+            return
+        self._notes += map(str, fired)
+        self._writes.do(self._log.write_watches, self.watcher.rows())
+        if acting := to_act_on(fired):  # a resumed run would be stopped at the same step again
+            self.fail(UserError(f"stopped by {acting}", hint="start a new run with a lower actor.optim.lr"))
+
     def _check_open(self) -> None:
         if self._closed:
             raise UserError("the log of this run is closed: the run is over")
 
-    def _taken(self, step: int, phase: Phase, tokens: Tokens | None) -> list[Record]:
-        """The records of a step, which accepts no more of them."""
-        records = self._records(step, phase)
-        for record in records:
-            self._add_tokens(record, tokens or {})
+    def _records(self, step: int, phase: Phase) -> list[Record]:
+        records = self._open.get((step, phase), {}).values()
+        return sorted(records, key=lambda record: (record.trajectory.question.id, record.trajectory.sample))
+
+    def _taken(self, step: int, phase: Phase, tokens: Tokens) -> list[Record]:
+        """The records of a step with the numbers of their tokens; the step accepts no more of them."""
+        records = [_with_tokens(record, tokens) for record in self._records(step, phase)]
         self._open.pop((step, phase), None)
         self._done.add((step, phase))
         return records
 
-    def _records(self, step: int, phase: Phase) -> list[Record]:
-        found = self._open.get((step, phase), {}).values()
-        return sorted(found, key=lambda record: (record.trajectory.question.id, record.trajectory.sample))
 
-    def _add_tokens(self, record: Record, tokens: Tokens) -> None:
-        before = [0.0] * len(record.trajectory.segments[0].token_ids)
-        given = {name: [*before, *values] for name, values in tokens.get(record.trajectory.id, {}).items()}
-        record.advantages = given.get("advantages", record.advantages)
-        record.returns = given.get("returns", record.returns)
-        record.trainer_logprobs = given.get("trainer_logprobs", record.trainer_logprobs)
-        record.entropies = given.get("entropies", record.entropies)
-
-    def _samples(self, step: int, phase: Phase, records: list[Record]) -> tuple[Record, ...]:
-        due = phase == "train" and self.sample_freq and step % self.sample_freq == 0
-        return tuple(records[: self.sample_count]) if due else ()
+def _with_tokens(record: Record, tokens: Tokens) -> Record:
+    before = [0.0] * len(record.trajectory.segments[0].token_ids)
+    columns: dict[str, Any] = {
+        name: [*before, *values] for name, values in tokens.get(record.trajectory.id, {}).items()
+    }
+    return replace(record, **columns)
 
 
 def measured(records: Sequence[Record], phase: Phase) -> dict[str, float]:
@@ -230,17 +230,16 @@ def measured(records: Sequence[Record], phase: Phase) -> dict[str, float]:
     return step_metrics(trajectories, scores)
 
 
-def start_log_actor(
-    run: Path, log: Path, info: RunInfo, sample_freq: int = 0, sample_count: int = 0,
-    watcher: Watcher | None = None,
-) -> Any:  # fmt: skip
-    """Start the actor that writes `log` for this process, on its machine; the others find it by name."""
+def start_log_actor(run: Path, info: RunInfo, trainer: Trainer, watcher: Watcher) -> Any:
+    """Start the actor that writes the log of `run` for this process, on its machine; the others find it by
+    name."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     actor = ray.remote(num_cpus=0)(LogActor).options(name=_name(run), scheduling_strategy=here)
-    return actor.remote(log, info, sample_freq, sample_count, watcher, Process.here())
+    shown = trainer.sample_freq, trainer.sample_count
+    return actor.remote(run / LOG, info, *shown, watcher, Process.here())
 
 
 def log_actor_of(run: Path) -> Any:

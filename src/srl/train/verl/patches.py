@@ -1,6 +1,6 @@
 """Changes of verl in place, and a table of what breaks without each: `PATCHES`.
 
-docs/verl-patches.md is written from the tables here and in `without_gpu/`. `apply` runs once in every process
+docs/verl-patches.md is written from the tables here and in `without_gpu.py`. `apply` runs once in a process
 that trains, before verl's workers are imported; all of `PATCHES` may be applied twice.
 tests/test_verl_patches.py shows the symptom of each without the patch: a failure there means that verl has
 fixed it. `SCOPED_PATCHES` are changes that other modules make for the time of a call, or to a single object.
@@ -12,15 +12,13 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from srl.config import load_saved
 from srl.errors import UserError
-from srl.train.verl.job import RUN_VARIABLE, device_support
+from srl.train.verl.job import RUN_VARIABLE, device_support, this_run
 from srl.train.verl.schedule import Schedule, our_schedule
 
 if TYPE_CHECKING:
@@ -145,8 +143,8 @@ def local_learning_rate() -> None:
         return
 
     def build_lr_scheduler(self: Any, optimizer: torch.optim.Optimizer) -> Any:
-        run = os.environ.get(RUN_VARIABLE)
-        ours = our_schedule(load_saved(Path(run)), self, optimizer) if run else None
+        is_ours = RUN_VARIABLE in os.environ
+        ours = our_schedule(this_run().config, self, optimizer) if is_ours else None
         return build(self, optimizer) if ours is None else ours
 
     def lr_scheduler_step(self: Any) -> float:
@@ -259,13 +257,6 @@ SCOPED_PATCHES = (
         "trainer/ppo/v1/trainer_base.py, RayWorkerGroup, while the workers are started",
         "The port at which the workers meet is one that the system gives to outgoing connections. One of "
         "Ray's takes it now and then before the workers listen, and the run ends with EADDRINUSE.",
-    ),
-    ScopedPatch(
-        "trainer.SearchTrainer._init_dataloader",
-        "trainer/ppo/v1/trainer_base.py, create_rl_dataset, while the loaders are built",
-        "It makes a data set from file names and the tokenizer. The questions that the launcher has read, "
-        "checked and put in order cannot be handed over, and our data set fails with "
-        "\"got an unexpected keyword argument 'data_files'\".",
     ),
     ScopedPatch(
         "trainer.SearchTrainer._build_replay_buffer",

@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import shutil
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from srl.config import Config, save_config
 from srl.errors import SrlError, UserError
-from srl.files import MARK, locked
 from srl.models.hub import hub_name
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, Sampling
@@ -29,9 +27,8 @@ from srl.train.load_components import Generation, load_codec
 from srl.train.make_missing import Note
 from srl.train.verl.config_check import server_config
 from srl.train.verl.engine import VerlEngine, eos_ids
-from srl.train.verl.failures import reason
-from srl.train.verl.job import TORCH, Job, precision, rollout_name
-from srl.train.verl.launch import check_installed, environment, job_of, ray_cluster, set_environment
+from srl.train.verl.job import TORCH, precision, rollout_name
+from srl.train.verl.launch import check_installed, job_of, ray_cluster, set_environment
 from srl.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -39,8 +36,7 @@ if TYPE_CHECKING:
 
 FOLDER = ".servers-"
 """The start of the directory in the workspace that holds configuration and tokenizer while servers run."""
-
-_CONTINUE = "the same command continues where it ended"
+AGAIN = "the same command continues where it ended"
 
 Ask = Callable[..., Awaitable[Any]]
 """The method `generate` of verl's client."""
@@ -70,17 +66,18 @@ class ServersEngine(Engine):
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         from ray.exceptions import RayError
 
+        from srl.train.verl.failures import reason
+
         assert self._ask is not None, "the servers are started before the first episode"
         turn = VerlEngine(self._ask, self.codec, self.backend)
         try:
             async with asyncio.timeout(self.patience_s):
                 return await turn.generate(request_id, token_ids, sampling)
         except TimeoutError:
-            raise UserError(
-                f"no rollout server has answered for {self.patience_s:g} s (cluster.watchdog_s); {_CONTINUE}"
-            ) from None
+            what = f"no rollout server has answered for {self.patience_s:g} s"
+            raise UserError(f"{what} (cluster.watchdog_s)", key="cluster.watchdog_s", hint=AGAIN) from None
         except RayError as error:
-            raise UserError(f"{reason(error)}; {_CONTINUE}") from error
+            raise UserError(reason(error), hint=AGAIN) from error
 
     def close(self) -> None:
         """End the servers, and Ray where it was started for them."""
@@ -94,64 +91,48 @@ def load_servers(config: Config, workspace: Workspace, note: Note) -> Generation
     All checks are made that start no process. Raises UserError.
     """
     job = job_of(config, Path())
-    composed = server_config(config, job)
+    rollout = server_config(config, job).actor_rollout_ref.rollout
     check_installed(config)
     if config.model.path is None:
         raise UserError("which model? name its directory or run")
     codec = load_codec(config.model, eos_ids(config), note)
     backend = rollout_name(config, job)
-    begin = partial(_begin, config, workspace, codec, note)
+    copies = int(rollout.nnodes * rollout.n_gpus_per_node // rollout.tensor_model_parallel_size)
+    begin = partial(_begin, config, workspace, codec, copies, note)
     engine = ServersEngine(begin, codec, backend, config.cluster.watchdog_s)
     return Generation(
-        engine, codec, hub_name(config.model.path) or config.model.path,
-        start=engine.start, copies=_copies(composed),
+        engine, codec, hub_name(config.model.path) or config.model.path, start=engine.start, copies=copies,
         about={"name": backend.removeprefix("srl_"), "dtype": f"torch.{precision(config, job)}"},
     )  # fmt: skip
 
 
-def _begin(config: Config, workspace: Workspace, codec: Codec, note: Note, ends: ExitStack) -> Ask:
-    """Start Ray and the servers; what asks them. Raises UserError if a server does not start."""
-    job = _with_folder(config, workspace, codec, ends)
-    variables = environment(job, workspace)
-    set_environment(variables, shared=config.cluster.address is not None)
+def _begin(
+    config: Config, workspace: Workspace, codec: Codec, copies: int, note: Note, ends: ExitStack
+) -> Ask:
+    """Start Ray and the servers; what asks them. Raises UserError if a server does not start.
+
+    Their processes read configuration and tokenizer from a directory in the workspace.
+    """
+    workspace.root.mkdir(parents=True, exist_ok=True)
+    folder = Path(ends.enter_context(TemporaryDirectory(prefix=FOLDER, dir=workspace.root)))
+    save_config(folder, config)
+    job = job_of(config, folder)
+    codec.tokenizer.save_pretrained(job.tokenizer)
+    variables = set_environment(config, job, workspace)
     composed = server_config(config, job)
-    note(f"starting {_copies(composed)} rollout servers on verl, each with a copy of the model")
+    note(f"starting {copies} rollout servers on verl, each with a copy of the model")
     ends.enter_context(ray_cluster(composed, job.run.name, variables, quiet=False))
     ask: Ask = _start(composed).get_client().generate
     return ask
 
 
-def _copies(composed: DictConfig) -> int:
-    """How many copies of the model generate."""
-    rollout = composed.actor_rollout_ref.rollout
-    return int(rollout.nnodes * rollout.n_gpus_per_node // rollout.tensor_model_parallel_size)
-
-
-def _with_folder(config: Config, workspace: Workspace, codec: Codec, ends: ExitStack) -> Job:
-    """A directory from which the servers' processes read configuration and tokenizer, removed at the end.
-
-    Those that killed processes have left are removed too.
-    """
-    workspace.root.mkdir(parents=True, exist_ok=True)
-    for left in (mark.parent for mark in workspace.root.glob(f"{FOLDER}*/{MARK}")):
-        with suppress(UserError, OSError), locked(left, "its servers are running"):
-            shutil.rmtree(left)
-    folder = Path(mkdtemp(prefix=FOLDER, dir=workspace.root))
-    (folder / MARK).touch()
-    ends.callback(shutil.rmtree, folder, ignore_errors=True)
-    ends.enter_context(locked(folder))
-    save_config(folder, config)
-    job = job_of(config, folder)
-    codec.tokenizer.save_pretrained(job.tokenizer)
-    return job
-
-
 def _start(composed: DictConfig) -> Any:
-    """verl's manager of new servers, all of them checked. What verl prints is dropped: stdout is for results.
+    """verl's manager of new servers, all of them checked: no process has other packages than this one.
 
-    Raises UserError.
+    What verl prints is dropped: stdout is for results. Raises UserError.
     """
-    from srl.train.verl.registration import register
+    from srl.train.verl.failures import reason
+    from srl.train.verl.workers import check_alike, register
 
     register()
 
@@ -159,19 +140,14 @@ def _start(composed: DictConfig) -> Any:
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            servers = LLMServerManager.create(config=composed)
+            manager = LLMServerManager.create(config=composed)
     except SrlError:
         raise
     except Exception as error:
         raise UserError(f"the rollout servers do not start: {reason(error)}") from error
-    _check(servers.get_replicas(), composed.actor_rollout_ref.rollout.name)
-    return servers
-
-
-def _check(replicas: Sequence[Any], backend: str) -> None:
-    """Raises UserError where a process has other packages than this one. Our own server imports no verl."""
-    from srl.train.verl.worker_check import check_alike
-
-    workers = {f"rollout {n}": worker for n, one in enumerate(replicas) for worker in one.workers}
-    servers = {f"server {n}": server for n, one in enumerate(replicas) for server in one.servers}
-    check_alike(workers if backend == TORCH else workers | servers)
+    replicas = manager.get_replicas()
+    workers = [worker for replica in replicas for worker in replica.workers]
+    if composed.actor_rollout_ref.rollout.name != TORCH:  # our own server imports no verl
+        workers += [server for replica in replicas for server in replica.servers]
+    check_alike(workers)
+    return manager

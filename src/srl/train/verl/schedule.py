@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -11,9 +11,6 @@ from srl.config import Config
 from srl.train.learning_rate import Network, rate_factor
 from srl.train.verl.translate import verl_scheduler_type
 from srl.update.optimiser import at_its_step
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 VERL_ONLY = {"min_lr_ratio": (None, 0.0), "num_cycles": (None, 0.5)}
 """verl's settings that the local backend lacks, with the values that leave them unset."""
@@ -54,9 +51,3 @@ def our_schedule(config: Config, engine: Any, optimiser: Optimizer) -> Schedule 
         kind = asked.lr_scheduler_type
     factor = rate_factor(config, network, kind=kind, warmup=warmup, total=steps)
     return Schedule(optimiser, factor)
-
-
-def actor_learns_after_the_critic(config: DictConfig) -> None:
-    """Plan the actor's optimiser for the steps from `critic_warmup` on; verl plans it for all steps."""
-    optim, first = config.actor_rollout_ref.actor.optim, max(1, config.trainer.critic_warmup)
-    optim.total_training_steps = max(1, optim.total_training_steps - (first - 1))

@@ -63,8 +63,6 @@ RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "re
 """Gradient checkpointing under Megatron; verl reads its own key for it under FSDP only."""
 
 FIXED: dict[str, Any] = {
-    "data.custom_cls.path": "pkg://srl.train.verl.dataset",
-    "data.custom_cls.name": "Questions",
     "data.train_files": ["train"],
     "data.val_files": ["val"],
     "data.shuffle": False,
