@@ -18,7 +18,6 @@ from srl.config import Config, load_config
 from srl.errors import UserError
 from srl.models.load import load_model, load_tokenizer
 from srl.train import convert_gguf
-from srl.train.dry_run import plan_run
 from srl.train.fetch_models import with_local_models
 from srl.train.model_card import base_model
 from srl.workspace import Workspace
@@ -91,20 +90,6 @@ def configured(file: Path, **settings: object) -> Config:
     return load_config("tiny", flags={"model.path": str(file), "model.device": "cpu", **given}).config
 
 
-def test_a_converted_model_is_not_said_to_be_quantised(written, tmp_path, monkeypatch):
-    """transformers 5.17 leaves in the config that the file was; vLLM would look for GGUF weights."""
-    load = AutoModelForCausalLM.from_pretrained
-
-    def as_of_5_17(*args: Any, **options: Any) -> Any:
-        model, info = load(*args, **options)
-        model.config.quantization_config = {"quant_method": "gguf", "gguf_file": written.name}
-        return model, info
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", as_of_5_17)
-    convert_gguf.convert_file(written, tmp_path / "model", torch.float32)
-    assert "quantization_config" not in json.loads((tmp_path / "model" / "config.json").read_text())
-
-
 def converted(file: Path, said: list[str] | None = None, **settings: object) -> Path:
     note = [].append if said is None else said.append
     return Path(str(with_local_models(configured(file, **settings), Workspace.resolve(), note).model.path))
@@ -157,12 +142,6 @@ def test_a_reference_may_be_a_gguf_file_and_the_card_names_the_file(written):
     assert base_model(Path(str(found.model.path))) == {"base_model": written.name}
 
 
-def test_a_plan_reads_its_sizes_and_converts_nothing(written, workspace):
-    found = plan_run(configured(written, trainer__threads=1))
-    assert (found.shape.kind, found.shape.layers, found.shape.width) == ("qwen2", 2, 32)
-    assert not (workspace / "models").exists()
-
-
 def test_the_tokenizers_flaws_are_reported(written, workspace):
     """A converted model is the user's own, unlike the cold-started ones beside it."""
     from srl.train.local_backend import _note_of_tokenizer
@@ -195,11 +174,6 @@ def test_what_is_no_gguf_file_is_one_line(tmp_path, monkeypatch, written):
     assert "is not a GGUF file" in refused(tmp_path / "text.gguf")
     monkeypatch.setattr(convert_gguf, "find_spec", lambda name: None)
     assert "[gguf]'" in refused(written)
-
-
-def test_an_architecture_that_transformers_does_not_read_is_one_line(tmp_path):
-    write_gguf(tmp_path / "odd.gguf", kind="no-such-kind")
-    assert "no-such-kind" in refused(tmp_path / "odd.gguf")
 
 
 def test_a_file_without_tokenizer_is_one_line(tmp_path):

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srl.data.corpus import digest_corpus, passage_of, read_corpus, write_corpus
+from srl.data.corpus import passage_of, read_corpus, write_corpus
 from srl.errors import UserError
 from srl.trajectory import Passage
 
@@ -70,14 +70,6 @@ def test_a_repeated_id_is_found_whether_ids_count_rows_or_not(ids, tmp_path):
     rows = [{"id": name, "contents": f"passage {n}"} for n, name in enumerate(ids)]
     path = lines(tmp_path / "corpus.jsonl", *rows)
     assert complaint(path).startswith(f"{path}:{len(ids)}: ")
-
-
-@pytest.mark.parametrize("content", [None, "", "\n", "[]"])
-def test_no_corpus_and_an_empty_one_are_refused(content, tmp_path):
-    path = tmp_path / "corpus.jsonl"
-    if content is not None:
-        path.write_text(content)
-    assert complaint(path).startswith(f"{path}: ")
 
 
 def test_numbered_lines_take_no_memory_however_many(tmp_path):
@@ -189,15 +181,3 @@ def test_an_empty_passage_is_left_out_and_counted(row, tmp_path):
     path, skipped = lines(tmp_path / "c.jsonl", ROWS[0], row, ROWS[1]), Counter[str]()
     assert [passage.id for passage in read_corpus(path, skipped)] == ["1", "2"]
     assert skipped.total() == 1
-
-
-def test_the_digest_of_a_folder_follows_names_and_bytes_of_its_texts(tmp_path):
-    (tmp_path / "a.txt").write_text("one")
-    (tmp_path / "b.pdf").write_text("two")
-    before = digest_corpus(tmp_path)
-    (tmp_path / "b.pdf").write_text("three")
-    assert digest_corpus(tmp_path) == before
-    (tmp_path / "a.txt").rename(tmp_path / "c.txt")
-    renamed = digest_corpus(tmp_path)
-    (tmp_path / "c.txt").write_text("four")
-    assert len({before, renamed, digest_corpus(tmp_path)}) == 3

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from srl.data.published_rows import read_rows
 from srl.data.sources import SOURCES, source_of
 from srl.errors import UserError
 from srl.trajectory import Question
@@ -133,12 +132,6 @@ def test_paragraphs_become_passages_that_questions_name(name, titles):
     for question in read(name, FILES[name]):
         named = [passages[own].title for own in question.metadata["supporting_ids"]]
         assert named == question.metadata["supporting_titles"]
-
-
-def test_2wiki_questions_point_into_the_corpus_that_hipporag_published():
-    corpus = list(SOURCES["2wiki-corpus"].passages(FIXTURES / "2wiki_corpus.json"))
-    question = read("2wikimultihopqa", "2wiki_dev.json")[0]
-    assert question.metadata["supporting_ids"] == [corpus[0].id, corpus[1].id]
 
 
 @pytest.mark.parametrize("name", ["nq", "hotpotqa", "squad", "popqa"])
@@ -299,12 +292,3 @@ def test_the_parquet_of_the_hub_is_read_as_the_published_file_is(name, tmp_path)
     if name in ("hotpotqa", "squad", "musique"):
         assert passages
         assert question.metadata["supporting_titles"]
-
-
-def test_a_parquet_map_is_no_list_of_answers(tmp_path):
-    file = tmp_path / "q.parquet"
-    column = pa.array([[("a", 1), ("b", 2)]], pa.map_(pa.string(), pa.int64()))
-    pq.write_table(pa.table({"answers": column}), file)
-    (record,) = read_rows(file)
-    with pytest.raises(UserError):
-        record.answers("answers")

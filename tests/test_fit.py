@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,7 +26,6 @@ from srl.train.fit import (
     SAMPLED_LOGIT,
     USABLE,
     Layout,
-    available_memory,
     cache_bytes,
     footprint,
     logprob_buffers,
@@ -294,19 +292,6 @@ def test_a_checkpoint_takes_no_more_than_is_estimated(tmp_path, saved, networks,
     assert of_networks == pytest.approx(written, rel=0.02, abs=100_000)
 
 
-def test_reference_is_held_only_where_there_is_a_kl_and_no_adapter(saved):
-    path = saved["qwen2"]
-
-    def reference(**settings: object) -> int:
-        return shape_of(configured(path, **settings), path, needs_critic=False).reference
-
-    whole = shape_of(configured(path), path, needs_critic=False).parameters
-    assert reference() == 0
-    assert reference(actor__use_kl_loss=True) == reference(algorithm__use_kl_in_reward=True) == whole
-    assert reference(actor__use_kl_loss=True, model__lora_rank=4) == 0
-    assert reference(actor__use_kl_loss=True, model__lora_rank=4, ref__path=str(path)) == whole
-
-
 @pytest.mark.parametrize("small", [True, False])
 def test_a_cache_is_given_back_before_the_update_unless_it_is_small_and_a_cpus(saved, monkeypatch, small):
     config = configured(saved["qwen2"])
@@ -359,21 +344,6 @@ def test_published_models_fit_their_gpus_with_what_the_plan_says_to_set(gpu, alg
     assert max(total(parts, "rollout"), total(parts, "update")) <= USABLE * room
 
 
-def test_an_offloaded_reference_is_on_a_gpu_for_its_pass_only(saved):
-    away = configured(saved["qwen2"], actor__use_kl_loss=True, ref__param_offload=True)
-    shape = shape_of(away, saved["qwen2"], needs_critic=False)
-    for layout, held in ((GPU, False), (CPU, True)):
-        (reference,) = (each for each in states(shape, away, layout) if each.name == "reference weights")
-        assert (reference.rollout > 0, reference.update > 0) == (held, True)
-
-
-def test_available_memory_is_read_in_bytes(tmp_path):
-    file = tmp_path / "meminfo"
-    file.write_text("MemTotal:  16 kB\nMemAvailable:    3 kB\n")
-    assert available_memory(file) == 3072
-    assert available_memory(tmp_path / "none") is None
-
-
 @pytest.mark.parametrize(
     ("sets", "there", "to_come"),
     [
@@ -393,13 +363,3 @@ def test_available_memory_is_read_in_bytes(tmp_path):
 def test_checkpoints_to_come_are_the_last_ones_the_best_and_the_one_being_written(sets, there, to_come):
     trainer = Trainer(**{"save_freq": 50, "test_freq": 50, **sets})
     assert disk_space.checkpoints_to_come(trainer, 300, **there) == to_come
-
-
-def test_a_disk_has_room_for_the_checkpoints_to_come_alone(monkeypatch, tmp_path):
-    for step in (50, 100):
-        (tmp_path / f"checkpoints/step-{step:06d}").mkdir(parents=True)
-    for free, fits in ((4 * 2**30, True), (4 * 2**30 - 1, False)):
-        disk = SimpleNamespace(free=free)
-        monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder, disk=disk: disk)
-        said = disk_space.lack_of_room(Trainer(save_freq=50), 300, tmp_path, 2**30)
-        assert (said is None) is fits

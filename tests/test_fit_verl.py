@@ -20,8 +20,6 @@ from srl.train.fit import (
     Layout,
     Part,
     footprint,
-    logits_bytes,
-    pass_parts,
     pass_tokens,
     server_bytes,
     total,
@@ -82,19 +80,6 @@ def test_pass_has_no_more_tokens_than_a_workers_rows():
     assert pass_tokens(small, EIGHT, small.actor) == 16 * 2 // 8 * 200
     limited = made("actor.ppo_mini_batch_size=64", "rollout.n=8", "actor.ppo_max_token_len=9000", *lengths)
     assert pass_tokens(limited, EIGHT, limited.actor) == 9000
-
-
-@pytest.mark.parametrize("layout", [EIGHT, Layout()], ids=["verl", "local"])
-def test_update_counts_the_network_whose_pass_takes_more(layout):
-    """A critic with a longer pass than the policy's, whose logits it lacks, may still take more."""
-    config, shape = seven_b(
-        "critic.ppo_max_token_len=900000", "critic.ppo_mini_batch_size=512", "data.train_batch_size=512",
-        "actor.ppo_max_token_len=1000", "model.gradient_checkpointing=true",
-    )  # fmt: skip
-    tokens = pass_tokens(config, layout, config.critic)
-    assert tokens > 10 * pass_tokens(config, layout, config.actor)
-    found = bytes_of(footprint(shape, config, layout), "activations")[1]
-    assert found == bytes_of(pass_parts(shape, config, layout, config.critic), "activations")[1]
 
 
 def test_a_server_takes_its_share_of_a_gpu_in_which_weights_and_an_episode_must_fit():
@@ -214,13 +199,6 @@ def test_bound_of_the_logits_is_tight_where_rows_are_padded(dtype, entropy):
     pytest.importorskip("verl")
     planned = VERL_LOGIT[dtype.itemsize][entropy]
     assert peak_of_logits(dtype, False, entropy, 0.7) > 0.9 * planned
-
-
-def test_fused_kernels_of_flash_attention_take_less():
-    config, shape = seven_b("actor.entropy_coeff=0.001")
-    fused = config.with_settings({"model.attn_implementation": "flash_attention_2"})
-    assert logits_bytes(shape, fused, EIGHT, 1) == 4 * 2 * shape.vocabulary
-    assert logits_bytes(shape, fused, EIGHT, 1) < logits_bytes(shape, config, EIGHT, 1)
 
 
 def test_plan_is_for_gpus_where_the_configuration_counts_them():

@@ -277,4 +277,3 @@ def test_run_without_the_questions_says_how_they_are_made():
     base = str(Path(PRESETS) / "base")
     result = CliRunner().invoke(app, ["--preset", "search-r1-v0.2", "--model", base])
     assert "data/nq_hotpotqa_train/train.parquet: no such file (data.train_files)" in str(result.exception)
-    assert "`srl data prepare SOURCE --val 512 --out data/nq_hotpotqa_train`" in str(result.exception)

@@ -149,24 +149,6 @@ def test_cold_start_learns_from_passages_and_from_facts(bench, monkeypatch):
     assert f"sft.train_files={bench.prepared / parts.SHOWN}" in trained
 
 
-@pytest.mark.parametrize(("budget", "drawn"), [(None, 1500), (400, 400), (9000, 1500)])
-def test_a_budget_limits_the_test_questions_of_a_row(bench, typed, budget, drawn):
-    with pytest.raises(json.JSONDecodeError):  # what the stand-in prints is no report
-        measure.asked(replace(bench, budget=budget), "model", measure.ENDS)
-    assert option(typed[0], "--budget") == str(drawn)
-
-
-def test_groups_are_the_set_the_hops_and_the_types():
-    episodes = [result("a", 1.0), result("b", evidence=0.5), result("c", hops=None, evidence=None)]
-    groups = measure.groups(episodes)
-    assert groups["all"]["em"]["mean"] == pytest.approx(1 / 3, abs=1e-4)
-    assert (groups["all"]["questions"], groups["all"]["evidence"]) == (3, 0.75)
-    several = groups["hops>1"]
-    assert (several["em"]["mean"], several["all_evidence"], several["em_evidence"]) == (0.5, 0.5, 1.0)
-    assert groups["hops=1"]["questions"] == 1
-    assert groups["type=hotpotqa/bridge"]["questions"] == 3
-
-
 def test_difference_is_of_the_questions_that_both_have():
     before = [result(f"q{number}") for number in range(60)]
     after = [result(f"q{number}", float(number % 2)) for number in range(20, 80)]

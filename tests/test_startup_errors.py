@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from textwrap import dedent
 
 import pytest
@@ -121,13 +120,6 @@ def test_prompts_that_are_too_long_are_said_for_each_split(place, tmp_path):
         train(chosen, tmp_path)
 
 
-def test_a_chat_template_that_does_not_work_is_said_once(place, tmp_path):
-    shutil.copytree(place / "model", tmp_path / "model")
-    (tmp_path / "model" / "chat_template.jinja").write_text("{% if %}")
-    (said,) = startup_errors(configured(place, {"model.path": str(tmp_path / "model")}))
-    assert str(tmp_path / "model") in said
-
-
 @pytest.mark.parametrize(
     "key",
     [
@@ -163,14 +155,6 @@ def test_an_adapter_wider_than_the_model_is_refused_at_once(place, tmp_path):
     for begin in (lambda: plan_run(chosen), lambda: train(chosen, tmp_path)):
         with pytest.raises(UserError, match=r"model\.lora_rank=1000000 is more than the model's width, 32"):
             begin()
-
-
-def test_an_engine_that_is_not_installed_is_told_before_the_run(place, monkeypatch):
-    monkeypatch.setattr("srl.rollout.vllm_engine.version_problem", lambda: "vLLM is not installed; type …")
-    assert list(startup_errors(configured(place, {"rollout.engine": "vllm"}))) == [
-        "vLLM is not installed; type …"
-    ]
-    assert not list(startup_errors(configured(place, {"rollout.engine": "torch"})))
 
 
 def test_a_dry_run_checks_the_model_where_memory_holds_it(tmp_path, monkeypatch):

@@ -109,14 +109,6 @@ def test_model_of_a_server_is_evaluated_without_one_here(shell: Shell, place, co
     assert "13 requests, 120 tokens in, 60 out, cost 0.0008" in err
 
 
-@pytest.mark.parametrize("teacher", [Teacher(chat=True)])
-def test_server_with_a_chat_api_only_is_evaluated(shell: Shell, place, corpus, server):  # noqa: F811
-    command = ("eval", "run", "--data", place / "q.parquet", "--index", corpus, "--json")
-    code, out, err = shell.typed(*command, *options(server, "rollout.openai.api=chat"))
-    assert code == 0, err
-    assert json.loads(out)["search"]["metrics"]["em"] == 1
-
-
 def test_episodes_that_a_server_fails_count_zero_and_end_with_exit_code_1(
     shell: Shell, place, corpus, server, teacher  # noqa: F811
 ):  # fmt: skip
@@ -132,11 +124,6 @@ def test_episodes_that_a_server_fails_count_zero_and_end_with_exit_code_1(
 def test_server_that_is_not_there_is_one_line(shell: Shell, place, corpus):  # noqa: F811
     command = ("eval", "run", "--data", place / "q.parquet", "--index", corpus)
     assert "http://127.0.0.1:9/v1" in shell.refused(*command, *options("http://127.0.0.1:9/v1"))
-
-
-def test_without_a_model_and_a_server_the_command_asks_which(shell: Shell, place, corpus):  # noqa: F811
-    said = shell.refused("eval", "run", "--data", place / "q.parquet", "--index", corpus)
-    assert "which model? name its directory or run, or set rollout.engine=openai" in said
 
 
 def test_right_episodes_in_the_log_of_a_teacher_become_demonstrations(

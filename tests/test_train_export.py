@@ -102,20 +102,6 @@ def test_export_is_the_newest_checkpoint_without_trainer_state(run: Path, tmp_pa
         export(run, tmp_path / "out", overwrite=True)
 
 
-def test_step_is_chosen_and_a_wrong_one_lists_those_there_are(run: Path, tmp_path: Path) -> None:
-    export(run, tmp_path / "out", step=10)
-    assert model_digest(tmp_path / "out") == model_digest(model(10))
-    with pytest.raises(UserError, match=r"no checkpoint of step 15; it has 10, 20$"):
-        export(run, tmp_path / "other", step=15)
-
-
-def test_weights_are_linked_and_small_files_are_not(run: Path, tmp_path: Path) -> None:
-    export(run, tmp_path / "out")
-    links = {file.name: os.stat(file).st_nlink for file in (tmp_path / "out").iterdir()}
-    assert links.pop("model.safetensors") == 2
-    assert set(links.values()) == {1}
-
-
 def test_other_dtype_is_the_rounded_weights(run: Path, tmp_path: Path) -> None:
     assert export(run, tmp_path / "out", dtype="bfloat16").dtype == "bfloat16"
     saved = load_file(tmp_path / "out" / "model.safetensors")
@@ -182,18 +168,6 @@ def test_whole_model_that_megatron_saved_is_taken(verl_run: Path, tmp_path: Path
     assert export(verl_run, tmp_path / "wide", dtype="float32").dtype == "float32"
 
 
-def test_adapter_of_megatron_is_refused(workspace: Path, tmp_path: Path) -> None:
-    run = workspace / "runs" / NAME
-    made(run, "verl", **{"model.lora_rank": 4})
-    model().save_pretrained(run / "checkpoints" / "global_step_1" / "actor" / "model" / "huggingface")
-    write_json(run / "checkpoints" / "global_step_1" / "srl.json", {"format": 1})
-    (run / "checkpoints" / "global_step_1" / "data.pt").write_bytes(b"")
-    tokenizer().save_pretrained(run / "tokenizer")
-    with pytest.raises(UserError, match="Megatron cannot be merged"):
-        export(run, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 # --- adapters ---
 
 LINEAR = "base_model.model.layer"
@@ -253,17 +227,6 @@ def test_file_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         merged(tmp_path / "actor")
     assert not (tmp_path / "harmed").exists()
-
-
-def test_undivided_weight_that_differs_between_processes_is_an_error(tmp_path: Path) -> None:
-    saved_by_one(model(), tmp_path)
-    write_json(tmp_path / "fsdp_config.json", {"FSDP_version": 2, "world_size": 2})
-    for rank in range(2):
-        torch.save(
-            {"a": torch.zeros(2), "b": torch.ones(2) * rank}, tmp_path / f"model_world_size_2_rank_{rank}.pt"
-        )
-    with pytest.raises(UserError, match="b is not sharded, but differs"):
-        merged(tmp_path)
 
 
 def placed(*placements: Placement) -> SimpleNamespace:
@@ -360,13 +323,6 @@ def test_damaged_checkpoint_is_not_exported_and_the_one_before_is_named(run: Pat
     (path / "srl.json").write_text("{}")
     with pytest.raises(UserError, match=r"srl\.json is damaged.*the checkpoint before it is step-000010"):
         export(run, tmp_path / "other")
-
-
-def test_nothing_is_left_of_an_export_that_fails(verl_run: Path, tmp_path: Path) -> None:
-    (verl_run / "checkpoints" / "global_step_3" / "actor" / "huggingface" / "config.json").unlink()
-    with pytest.raises(UserError, match=r"config\.json"):
-        export(verl_run, tmp_path / "new" / "out")
-    assert list(tmp_path.glob("new")) == []
 
 
 def test_run_given_as_a_model_says_how_to_name_its_checkpoint(run: Path) -> None:

@@ -14,7 +14,6 @@ from tests.training import SETTINGS, tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from srl.config import load_config, save_config
-from srl.errors import UserError
 from srl.files import write_json
 from srl.models.load import load_model
 from srl.models.new import new_model
@@ -75,18 +74,6 @@ def test_parts_make_the_weights_that_were_divided(saved: Path, name: str, dtype:
         assert torch.equal(tensor, expected[weight].to(dtype)), weight
 
 
-def test_parts_are_uneven(saved: Path) -> None:
-    """Else the test above would not see padding."""
-    rows = [
-        torch.load(saved / "fsdp2" / f"model_world_size_2_rank_{rank}.pt", weights_only=True)[
-            "model.embed_tokens.weight"
-        ].to_local().shape[0]
-        for rank in range(2)
-    ]  # fmt: skip
-    assert sum(rows) == len(tokenizer())
-    assert rows[0] != rows[1]
-
-
 def test_merged_weights_are_those_of_verls_own_tool(saved: Path) -> None:
     theirs = load_file(saved / "merged" / "model.safetensors")
     ours = merged(saved / "fsdp2")
@@ -105,13 +92,6 @@ def test_adapter_is_merged_as_peft_does(saved: Path) -> None:
     )
 
 
-def test_adapter_without_its_rank_is_refused(saved: Path, tmp_path: Path) -> None:
-    shutil.copytree(saved / "adapter", tmp_path / "adapter")
-    (tmp_path / "adapter" / "lora_train_meta.json").unlink()
-    with pytest.raises(UserError, match="rank and alpha"):
-        merged(tmp_path / "adapter")
-
-
 def test_exported_actor_is_the_model_that_was_trained(run: Path, tmp_path: Path) -> None:
     found = export(run, tmp_path / "out")
     assert (found.step, found.backend, found.dtype) == (4, "verl", "float32")
@@ -124,11 +104,6 @@ def test_exported_actor_is_the_model_that_was_trained(run: Path, tmp_path: Path)
         assert torch.equal(loaded(ids).logits, model()(ids).logits)
         assert torch.equal(load_model(tmp_path / "out", device="cpu")(ids).logits, model()(ids).logits)
     assert loaded.generation_config.stop_strings == list(STOP_STRINGS)
-
-
-def test_other_dtype_is_the_rounded_weights(run: Path, tmp_path: Path) -> None:
-    assert export(run, tmp_path / "out", dtype="bfloat16").dtype == "bfloat16"
-    assert model_digest(tmp_path / "out") == model_digest(model().bfloat16())
 
 
 def test_shards_of_a_gpu_are_read_without_one(saved: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from srl.data.demonstration_file import read_demonstrations, write_demonstration
 from srl.data.demonstrations import CLEAN, Noise, demonstrate, demonstrations
 from srl.data.parquet import read_questions
 from srl.data.world import ROLES, make_world, questions, way_of
-from srl.data.write_world import KINDS, write_world
+from srl.data.write_world import write_world
 from srl.errors import UserError
 from srl.protocol import parse_action
 
@@ -59,17 +59,6 @@ def test_the_same_seed_writes_the_same_files_and_another_seed_others(directory, 
     for name in ("corpus.jsonl", "cold-start.jsonl", "test.parquet"):
         assert (tmp_path / "again" / name).read_bytes() == (directory / name).read_bytes()
         assert (tmp_path / "other" / name).read_bytes() != (directory / name).read_bytes()
-
-
-def test_the_hard_cold_start_shows_a_right_second_search_by_chance_only():
-    kind = KINDS["tiny-hard"]
-    world = make_world("cold-start", 0, words=kind.words)
-    shown = demonstrations(questions(world, "cold-start", 0, 2560), world, kind.cold_start, 0)
-    second = [item for item in shown if len(item.metadata["turns"]) > 2]
-    right = [item for item in second if way_of(item)[1:] and searches(item)[1] == way_of(item)[1].entity]
-    assert 0 < len(right) / len(shown) <= 0.05
-    assert len(right) < 0.25 * len(second)
-    assert all(searches(item)[1] in world.facts[way_of(item)[0].entity].values() for item in second)
 
 
 def searches(item):

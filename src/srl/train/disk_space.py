@@ -14,15 +14,12 @@ from srl.train.run_directory import checkpoints
 
 
 def lack_of_room(
-    trainer: Trainer, steps: int, run: Path, size: int, *, saves_best: bool = False, each_step: bool = False
+    trainer: Trainer, steps: int, run: Path, size: int, *, saves_best: bool = False
 ) -> str | None:
     """What to say if the checkpoints of `run`, of `size` bytes each, do not fit its disk.
 
     Those that the run has already are not counted: the disk has them. `steps` are those of the whole run.
-    With `each_step` every step is saved and validated, as of `--algo rft`.
     """
-    if each_step:
-        trainer = trainer.model_copy(update={"save_freq": 1, "test_freq": 1})
     existing = next(path for path in (run, *run.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
     there = checkpoints(run)

@@ -90,17 +90,16 @@ def check_demonstrations(config: Config, workspace: Workspace) -> None:
         return
     if sft.train_files is None:
         raise UserError(
-            "data.train_files without sft.train_files: the demonstrations would be the made-up world's; set "
-            "sft.train_files to a file that `srl data demonstrations` writes"
-        )
+            "data.train_files without sft.train_files: the demonstrations would be the made-up world's",
+            key="sft.train_files", hint="a file that `srl data demonstrations` writes",
+        )  # fmt: skip
     of_world = Path(str(sft.train_files)).resolve().is_relative_to(workspace.worlds.resolve())
     searches = config.rollout.search and not search.replays
     if searches and search.index is None and search.url is None and not of_world:
         raise UserError(
             f"sft.train_files={sft.train_files} without data.train_files: the made-up world's passages would "
-            "answer its searches; set data.train_files and search.index, or give --config the file that has "
-            "them"
-        )
+            "answer its searches", key="data.train_files", hint="set it and search.index",
+        )  # fmt: skip
 
 
 def check_data(config: Config) -> None:
@@ -109,8 +108,8 @@ def check_data(config: Config) -> None:
     if data.train_files is None and data.corpus is not None:
         raise UserError(
             f"data.corpus={data.corpus} without data.train_files: the made-up world's questions are not "
-            "about that corpus; set data.train_files too, or leave both out"
-        )
+            "about that corpus", key="data.train_files", hint="set it too, or leave both out",
+        )  # fmt: skip
     named = (data.corpus, search.index, search.url)
     if data.train_files is not None and config.rollout.search and not any(named) and not search.replays:
         raise UserError(NOTHING_TO_SEARCH)
@@ -119,32 +118,19 @@ def check_data(config: Config) -> None:
 def unusable_files(config: Config) -> Iterator[str]:
     """A line for each missing file of questions, and for each pipe, which `--resume` could not read again."""
     data = config.data
-    if data.corpus is not None and not Path(data.corpus).is_dir():
-        yield from _unreadable(Path(data.corpus))
-    for file in filter(None, (config.sft.train_files, *(data.exclude_files or ()))):
-        yield from _unreadable(Path(file))
-    for file in data.exclude_files or ():
+    named = [(f"data.{key}", file) for key in ("train_files", "val_files", "test_files", "exclude_files")
+             for file in getattr(data, key) or ()]  # fmt: skip
+    for key, file in named:
         if not Path(file).exists():
-            yield f"{file}: no such file (data.exclude_files)"
-    for key in ("train_files", "val_files", "test_files"):
-        for file in getattr(data, key) or ():
-            yield from _unreadable(Path(file))
-            folder = Path(file).parent
-            if not Path(file).exists():
-                yield (
-                    f"{file}: no such file (data.{key}); `srl data prepare SOURCE --val 512 --out "
-                    f"{folder / 'my-data' if folder.exists() else folder}` writes train.parquet and "
-                    "validation.parquet there; `srl data list` names the sources"
-                )
-
-
-def _unreadable(path: Path) -> Iterator[str]:
-    """The reason why an existing file cannot be read more than once."""
-    try:
-        if path.exists():
-            check_input(path, regular=True)
-    except UserError as error:
-        yield str(error)
+            hint = "" if "exclude" in key else "; `srl data prepare SOURCE --val 512 --out DIR` writes such"
+            yield f"{file}: no such file ({key}){hint}"
+    corpus = [data.corpus] if data.corpus is not None and not Path(data.corpus).is_dir() else []
+    for file in (*corpus, *filter(None, [config.sft.train_files]), *(file for _, file in named)):
+        try:
+            if Path(file).exists():
+                check_input(Path(file), regular=True)
+        except UserError as error:
+            yield str(error)
 
 
 def check_corpus(corpus: Path) -> None:
