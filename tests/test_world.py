@@ -61,10 +61,6 @@ def test_the_same_seed_writes_the_same_files_and_another_seed_others(directory, 
         assert (tmp_path / "other" / name).read_bytes() != (directory / name).read_bytes()
 
 
-def searches(item):
-    return [parse_action(turn).content for turn in item.metadata["turns"][:-1]]
-
-
 def test_a_clean_demonstration_follows_the_way():
     world = make_world("base", 3, SMALL)
     for item in questions(world, "base", 3, 60):
