@@ -183,8 +183,7 @@ def search_json(search: Search) -> dict[str, Any]:
 
 
 def _hit_json(hit: Hit) -> dict[str, Any]:
-    passage = hit.passage
-    return {"id": passage.id, "title": passage.title, "contents": passage.contents, "score": hit.score}
+    return {**hit.passage.row(), "title": hit.passage.title, "score": hit.score}
 
 
 def _steps(record: Record) -> list[Step]:

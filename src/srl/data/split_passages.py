@@ -9,6 +9,7 @@ a golden answer; the first of equal ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from semantic_text_splitter import TextSplitter
 
@@ -36,10 +37,10 @@ class Splitter:
         if _words(text) <= self.words:
             return (passage,)
         return [
-            Passage(
-                f"{passage.id}#{number}",
-                contents_of(passage.title, part) if passage.text else part,
-                passage.url,
+            replace(
+                passage,
+                id=f"{passage.id}#{number}",
+                contents=contents_of(passage.title, part) if passage.text else part,
             )
             for number, part in enumerate(self._splitter.chunks(text), start=1)
         ]
