@@ -21,8 +21,7 @@ from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import EpisodeOptions
 from srl.serve import LocalSearch
 from srl.serve.cassette import MissingFromCassette, Recorder, Replay, read_cassette
-from srl.serve.named_retrievers import NamedRetrievers
-from srl.trajectory import Hit, NamedSearchTool, Passage, Question, Search, Trajectory, current_episode
+from srl.trajectory import Hit, Passage, Question, Search, Trajectory, current_episode
 
 
 def test_a_cassette_answers_as_the_search_did(tmp_path):
@@ -69,26 +68,6 @@ def test_a_resumed_run_goes_on_with_its_cassette(tmp_path, torn):
     replay = Replay(path, topk=3)
     found = ask(replay, "a", "b", "b", episode="train/1/q/0/0")
     assert found == [ok("a", "one"), ok("b", "one", "two"), ok("b", "one", "two")]
-
-
-def test_retrievers_are_told_apart(tmp_path):
-    several = NamedRetrievers(Scripted(a=[ok("a", "default")]), {"web": Scripted(a=[ok("a", "web")])})
-    recorder = Recorder(several, tmp_path / "t")
-
-    async def play(search: Recorder | Replay) -> list[Search]:
-        found = [await search.search("a"), await search.search("a", "web"), await search.search("a", "no")]
-        await search.aclose()
-        return found
-
-    recorded = asyncio.run(play(recorder))
-    replay = Replay(tmp_path / "t")
-    assert asyncio.run(play(replay)) == recorded
-    assert [found.status for found in recorded] == ["ok", "ok", "rejected"]
-    assert recorded[0].hits != recorded[1].hits
-    assert isinstance(recorder, NamedSearchTool)
-    assert isinstance(replay, NamedSearchTool)
-    assert replay.retrievers == ("web",)
-    assert replay.digests == {"": "d" * 32, "web": "d" * 32}
 
 
 QUESTIONS = [Question(f"q/{number}", f"Who is number {number}?", ("nobody",)) for number in range(4)]
@@ -155,16 +134,6 @@ def test_a_query_missing_from_the_cassette_ends_the_run_and_blames_no_episode(tm
 
 
 # The file
-
-
-@pytest.mark.parametrize("cut", range(1, 60, 7))
-def test_a_torn_last_line_is_left_out(tmp_path, cut):
-    ask(Recorder(Scripted(a=[ok("a", "one")], b=[ok("b", "two")]), tmp_path / "t"), "a", "b")
-    (tmp_path / "t").write_bytes((tmp_path / "t").read_bytes()[:-cut])
-    replay = Replay(tmp_path / "t")
-    assert ask(replay, "a") == [ok("a", "one")]
-    with pytest.raises(MissingFromCassette):
-        ask(replay, "b")
 
 
 def test_a_cassette_is_not_overwritten_and_goes_on_only_with_the_same_searches(tmp_path):
@@ -262,11 +231,3 @@ def test_every_outcome_comes_back_as_it_was(tmp_path_factory, recorded):
     assert cassette is not None
     assert [(search, episode) for _, episode, search in cassette.searches] == recorded
     assert cassette.length == path.stat().st_size
-
-
-def test_a_passage_is_on_the_cassette_once(tmp_path):
-    text = "a long passage " * 100
-    recorder = Recorder(Scripted(a=[ok("a", text)], b=[ok("b", text, "other")]), tmp_path / "t")
-    ask(recorder, *"aabbaabb")
-    assert (tmp_path / "t").read_text().count(text) == 3  # in its id, its title and its text
-    assert len((tmp_path / "t").read_text().splitlines()) == 1 + 2 + 8

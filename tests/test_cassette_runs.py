@@ -10,16 +10,13 @@ from tests.training import Said, config, train, write_setting
 from tests.two_retrievers import only_run, script, searched, settings, write_place
 
 from srl.config import Config
-from srl.errors import UserError
 from srl.serve.cassette import Recorder, Replay
-from srl.train import cold_start
 from srl.train import search as searching
 from srl.train.episodes import EpisodeRunner
 from srl.train.evaluate_model import evaluate_model
 from srl.train.model_settings import settings_of
-from srl.train.run import resume, start
+from srl.train.run import resume
 from srl.train.search import load_search, new_cassette
-from srl.train.verl.config_check import refused
 from srl.workspace import Workspace
 
 pytest.importorskip("srl_bm25")
@@ -88,32 +85,6 @@ def test_a_resumed_run_goes_on_with_its_cassette(towns, tmp_path, monkeypatch):
     assert differences(only_run(tmp_path / "replayed"), recorded) == []
 
 
-def test_a_query_that_is_not_on_the_cassette_ends_the_run_in_one_line(towns, recorded, tmp_path):
-    other = on_cassette(towns, "replay", recorded[1], trainer__seed=5, rollout__temperature=5.0)
-    with pytest.raises(UserError) as caught:
-        train(other, tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_new_run_leaves_a_cassette_that_is_there_alone(towns, tmp_path):
-    cassette = tmp_path / "run.cassette"
-    cassette.write_text("mine")
-    with pytest.raises(UserError):
-        train(on_cassette(towns, "record", cassette), tmp_path / "recorded")
-    assert cassette.read_text() == "mine"
-
-
-def test_a_run_on_verl_that_would_record_starts_nothing(towns, tmp_path):
-    cassette, workspace = tmp_path / "run.cassette", Workspace(tmp_path / "ws")
-    with pytest.raises(UserError, match="record with --backend local and replay it here"):
-        start(
-            on_cassette(towns, "record", cassette), preset="test", algo="grpo", workspace=workspace,
-            terminal=Said(), backend="verl",
-        )  # fmt: skip
-    assert list(tmp_path.iterdir()) == []
-    assert list(refused(on_cassette(towns, "replay", cassette))) == []
-
-
 def test_a_cassette_is_of_all_retrievers(place, tmp_path, scripted):
     cassette = tmp_path / "run.cassette"
     with new_cassette(settings(place, f"search.cassette=record {cassette}")):
@@ -146,20 +117,3 @@ def test_an_evaluation_has_its_own_cassette_not_that_of_the_models_run(place, tm
     assert figures[0] == figures[1]
     assert figures[1].items() >= figures[2].items(), "a replay has no corpus, so its coverage is unknown"
     assert (tmp_path / "run.cassette").read_bytes() == before
-
-
-def test_the_cold_start_that_runs_share_is_on_the_cassette_of_none(towns, tmp_path, monkeypatch):
-    seen = []
-
-    def look(config, *rest):
-        seen.append(config.search.cassette)
-        raise UserError("enough")
-
-    monkeypatch.setattr(cold_start, "load_search", look)
-    (tmp_path / "demos.jsonl").write_text("")
-    cassette = tmp_path / "run.cassette"
-    recorded = on_cassette(towns, "record", cassette, sft__train_files=str(tmp_path / "demos.jsonl"))
-    with pytest.raises(UserError, match="enough"):
-        cold_start.cold_started(recorded, Workspace(tmp_path), lambda text: None)
-    assert seen == [None]
-    assert not cassette.exists()

@@ -32,7 +32,6 @@ from srl.evaluate.coverage import (
     read_coverage,
     write_coverage,
 )
-from srl.index import build_index
 from srl.index.passages import write_passages
 from srl.trajectory import Passage, Question
 
@@ -293,25 +292,3 @@ def test_a_prepared_directory_is_compared_with_its_own_corpus_split_by_split(srl
             *["50.0%", "of", "2", "100.0%", "of", "2", "66.7%", "of", "3", "66.7%", "of", "3"],
         ],
     ]
-
-
-def test_an_index_gives_the_same_figures_as_its_corpus(srl):
-    build_index(CORPUS, "i")
-    from_file = srl("data", "coverage", "d", "--json")[1]
-    assert srl("data", "coverage", "d", "--index", "i", "--json")[1] == from_file
-
-
-def test_mistakes_get_one_line(srl, tmp_path):
-    Path("empty").mkdir()
-    Path("bare.jsonl").write_text('{"id": "x", "question": "q?", "golden_answers": []}\n')
-    mistakes = {
-        ("d/test.parquet",): "--corpus",
-        ("d", "--corpus", "c", "--index", "i"): "--index",
-        ("d", "--corpus", "bare.jsonl"): "bare.jsonl:1",
-        ("d", "d/test.parquet"): "d/test.parquet",
-        ("empty",): "empty",
-    }
-    for arguments, told in mistakes.items():
-        code, out, err = srl("-q", "data", "coverage", *arguments)
-        assert (code, out, err.count("\n")) == (2, "", 1), (arguments, err)
-        assert told in err

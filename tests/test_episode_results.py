@@ -41,26 +41,6 @@ def test_an_episode_by_hand():
     )  # fmt: skip
 
 
-def test_evidence_is_what_was_shown():
-    asked = question(0, ("Bern",), supporting_ids=["p1", "p2"])
-    found = evaluated(asked=asked)
-    for shown, cut, answer, recall in (
-        (2, None, True, 1.0), (1, None, False, 0.5), (0, None, False, 0.0), (1, "Bern …", True, 0.5)
-    ):  # fmt: skip
-        found.searches = [replace(found.searches[0], shown=shown, cut=cut)]
-        result = EpisodeResult.of(found)
-        assert (result.answer_shown, result.evidence_recall) == (answer, recall)
-
-
-def test_a_failed_episode_is_right_about_nothing():
-    fault = search("painter", status="timed_out", error="no answer in 2 s")
-    failed = evaluated(answer="Münchenbuchsee", end="failed")
-    failed.searches.append(fault)
-    found = EpisodeResult.of(failed)
-    assert (found.valid, found.em, found.f1, found.cover_em) == (False, 0, 0, 0)
-    assert (found.searches, found.failed_searches) == (2, 1)
-
-
 @pytest.mark.parametrize(
     ("metadata", "document"),
     [
@@ -144,3 +124,14 @@ def test_results_are_of_one_phase_and_in_the_same_order_however_they_were_writte
     with srl.store.open(tmp_path) as connection:
         assert read_results(connection) == in_order(batch)
         assert [item.question_id for item in read_results(connection, "val")] == ["nq-0", "nq-1"]
+
+
+def test_evidence_is_what_was_shown():
+    asked = question(0, ("Bern",), supporting_ids=["p1", "p2"])
+    found = evaluated(asked=asked)
+    for shown, cut, answer, recall in (
+        (2, None, True, 1.0), (1, None, False, 0.5), (0, None, False, 0.0), (1, "Bern …", True, 0.5)
+    ):  # fmt: skip
+        found.searches = [replace(found.searches[0], shown=shown, cut=cut)]
+        result = EpisodeResult.of(found)
+        assert (result.answer_shown, result.evidence_recall) == (answer, recall)

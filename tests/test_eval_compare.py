@@ -177,17 +177,6 @@ def test_questions_of_one_document_count_together(workspace):
     assert found.notes == []
 
 
-def test_markdown_has_a_cell_for_each_column_whatever_the_names(workspace):
-    asked = [question(str(n), "a|b_c") for n in range(30)]
-    for name in NAMES:
-        evaluation(workspace, name, episodes(asked, right_if(lambda n: n % 2 == 0)))
-    lines = srl(*NAMES, "--markdown").stdout.splitlines()
-    rows = [line for line in lines if line.startswith("|")]
-    assert len(rows) == 2 + 6
-    assert {line.replace("\\|", "").count("|") for line in rows} == {11}
-    assert "a\\|b_c" in rows[2]
-
-
 @pytest.mark.parametrize(
     "changed", [{"text": "who is 1?"}, {"golden_answers": ("Bern", "Berne")}, {"data_source": "squad"}]
 )
@@ -210,12 +199,3 @@ def test_what_cannot_be_compared_is_one_line(two):
         (["00aa", "00ae"], "squad"),
     ):
         assert said in refused(*names)
-
-
-def test_notes_tell_what_is_unfinished_and_what_failed(two):
-    found = episodes([question(str(number)) for number in range(60)], right_if(bool))
-    found[7].end, found[7].error = "failed", "engine: out of memory"
-    evaluation(two, THIRD, found, finish=False)
-    lines = [line for line in srl("00aa", "00ac").stderr.splitlines() if "note: B" in line]
-    assert "running" in lines[0]
-    assert "1 episodes" in lines[1]

@@ -11,17 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srl.evaluate import (
-    EpisodeResult,
     answer_metrics,
     em_interval,
     env_metrics,
     pass_at_k,
     step_metrics,
-    summarise,
     wilson_interval,
 )
 from srl.evaluate.metrics import repetition
-from srl.trajectory import Hit, Passage, Question, Score, Search, Segment, Trajectory
+from srl.trajectory import Hit, Passage, Question, Search, Segment, Trajectory
 
 
 def episode(
@@ -116,11 +114,6 @@ def test_interval_is_wilsons_for_one_sample_a_question() -> None:
     assert em_interval(batch) == wilson_interval(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
 
 
-def test_more_samples_that_agree_do_not_narrow_the_interval() -> None:
-    batch = [episode(RIGHT if q < 8 else WRONG, str(q), sample=s) for q in range(10) for s in range(50)]
-    assert em_interval(batch) == wilson_interval(0.8, 10)
-
-
 def test_env_metrics_by_hand() -> None:
     batch = [
         episode(RIGHT, turns=3, valid_actions=3, searches=(search("a"), search())),
@@ -157,16 +150,6 @@ def test_searches_by_a_named_retriever_are_counted_by_its_name() -> None:
     assert metrics["env/number_of_valid_search"] == 3 / 2
 
 
-def test_equal_groups_are_told_apart_by_whether_their_answers_match() -> None:
-    """Two of four agree and are right, one agrees and is wrong; one of equal scores is neither."""
-    answers = {"a": ("x y", "x y"), "b": ("x y", "x y"), "c": ("no", "no"), "d": ("x y", "no")}
-    batch = [episode(question=question, answer=one) for question, both in answers.items() for one in both]
-    found = env_metrics(batch, [Score(1.0) for _ in batch])
-    assert found["env/equal_groups_share"] == 1.0
-    assert found["env/equal_groups_share/right"] == 0.5
-    assert found["env/equal_groups_share/wrong"] == 0.25
-
-
 def recall(*episodes: Trajectory) -> float | None:
     return answer_metrics(episodes).get("val/evidence_recall")
 
@@ -196,25 +179,6 @@ def test_exact_match_given_that_an_accepted_answer_was_shown() -> None:
     assert (metrics["val/answer_shown"], metrics["val/em_answer_shown"]) == (2 / 5, 1 / 2)
     assert "val/em_answer_shown" not in answer_metrics(batch[2:5])
     assert "val/answer_shown" not in answer_metrics(batch[4:5])
-
-
-def test_exact_match_given_that_all_supporting_passages_were_shown() -> None:
-    both, one = (search("p1", "p2"),), (search("p1"),)
-    batch = [
-        episode(answer, str(i), searches=searches, supporting_ids=["p1", "p2"])
-        for i, (answer, searches) in enumerate([(RIGHT, both), (WRONG, both), (RIGHT, one), (RIGHT, ())])
-    ]
-    assert answer_metrics(batch)["val/em_evidence_shown"] == 0.5
-    assert "val/em_evidence_shown" not in answer_metrics(batch[2:])
-
-
-def test_metrics_of_results_are_those_of_their_trajectories() -> None:
-    batch = [
-        episode(RIGHT, str(i), searches=(search("a"),), end=end) for i, end in enumerate([None, "failed"])
-    ]
-    scores = [Score(1.0), Score(0.0)]
-    assert summarise([EpisodeResult.of(item) for item in batch], scores) == summarise(batch, scores)
-    assert em_interval([EpisodeResult.of(item) for item in batch]) == em_interval(batch)
 
 
 def test_repetition_is_the_share_of_n_grams_that_a_turn_has_before() -> None:

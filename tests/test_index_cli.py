@@ -85,21 +85,6 @@ def test_build_says_what_was_built_and_progress_goes_to_stderr(corpus, capsys):
     assert "indexing passages: 2 of 2" in err
 
 
-def test_info_reads_the_manifest_and_checks_the_corpus(built, capsys):
-    assert main(["index", "info", "i", "--corpus", "corpus.jsonl"]) == 0
-    assert "passages          2" in capsys.readouterr().out
-    Path("corpus.jsonl").write_text('{"id": "p9", "contents": "other"}\n')
-    assert main(["index", "info", "i", "--corpus", "corpus.jsonl"]) == 1
-    assert "corpus.jsonl" in capsys.readouterr().err
-
-
-def test_search_prints_one_line_a_hit(built, capsys):
-    assert main(["index", "search", "i", "tall lighthouse"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("1  ")
-    assert line.endswith("  p0  Lighthouse: The lighthouse of Genoa is tall.")
-
-
 def test_search_on_a_terminal_shows_a_few_lines_of_a_hit(built, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(output, "terminal_width", lambda: 10)

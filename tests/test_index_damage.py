@@ -10,8 +10,6 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tests.cli_mistakes import place, shell
 from tests.scripts import QUESTION, RecordingEngine
 from tests.tiny_models import byte_level_tokenizer
@@ -79,26 +77,6 @@ def test_a_corpus_that_cannot_be_right_is_named_with_its_line(tmp_path: Path, wh
         list(read_corpus(path))
     assert str(caught.value).startswith(str(path) if number is None else f"{path}:{number}:")
     assert "\n" not in str(caught.value)
-
-
-def read_or_refused(path: Path) -> object:
-    """The passages, or how the message of one line begins."""
-    try:
-        return list(read_corpus(path))
-    except UserError as error:
-        return str(error)[: len(f"{path}:")] if "\n" not in str(error) else str(error)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.integers(0, 10**6), byte=st.integers(1, 255), array=st.booleans())
-def test_a_gzip_file_that_is_damaged_anywhere_is_refused_or_read_whole(tmp_path, place, byte, array):
-    lines = [json.loads(line) for line in NOISE.splitlines()]
-    zipped = bytearray(gzip.compress(json.dumps(lines).encode() if array else NOISE, mtime=0))
-    zipped[place % len(zipped)] ^= byte
-    path = tmp_path / "corpus.jsonl.gz"
-    path.write_bytes(zipped)
-    whole = [Passage(**line) for line in lines]
-    assert read_or_refused(path) in (whole, f"{path}:")
 
 
 @pytest.mark.parametrize("what", TAKEN)

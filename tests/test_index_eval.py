@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,8 +17,7 @@ from tests.shared_data import shared_data
 from srl.cli import main
 from srl.data.relevance import LabelledQuestions, read_labelled_questions
 from srl.data.trec import read_qrels, read_topics
-from srl.evaluate.index_eval import evaluate_index, measure_diff, overlap_at
-from srl.evaluate.paired_tests import paired_test
+from srl.evaluate.index_eval import evaluate_index, overlap_at
 from srl.index import Fault, build_index, open_index
 from srl.serve.server import create_app
 from srl.trajectory import Hit, Passage, Question
@@ -75,15 +73,6 @@ def test_trec_topics_and_judgements_are_read_as_they_are_published():
     assert judged["1"]["486"] == 0
 
 
-def test_qrels_that_count_the_questions_are_taken_by_place():
-    data = shared_data("cranfield")
-    found = read_labelled_questions(data / "cran.qry.xml", data / "cranqrel.trec.txt")
-    judged = read_qrels(data / "cranqrel.trec.txt")
-    assert found.judged["4"] == judged["3"]
-    assert found.judged["365"] == judged["225"]
-    assert "matched by position" in found.notes[0]
-
-
 def test_questions_of_every_kind_meet_their_judgements(here):
     write("q.qrels", "a 0 p1 1", "b 0 p2 1", "gone 0 p1 1")
     rows = [{"_id": "a", "text": "port of Italy"}, {"_id": "b", "text": "chocolate"}]
@@ -100,15 +89,6 @@ def test_questions_of_every_kind_meet_their_judgements(here):
     assert read_labelled_questions(Path("q.tsv"), Path("q.qrels")).notes == (
         "1 of the 3 questions in q.qrels are not in q.tsv",
     )
-
-
-def test_questions_name_their_own_passages_in_json_and_in_parquet(here):
-    row = {"id": "a", "question": "port?", "supporting_ids": ["p1"]}
-    write("a.jsonl", json.dumps(row))
-    write("b.jsonl", json.dumps({"question": "port?", "metadata": {"supporting_ids": ["p1"]}}))
-    pq.write_table(pa.Table.from_pylist([row]), "c.parquet")
-    for name in ("a.jsonl", "b.jsonl", "c.parquet"):
-        assert list(read_labelled_questions(Path(name)).judged.values()) == [{"p1": 1}], name
 
 
 # The command
@@ -212,15 +192,6 @@ def test_a_mistake_is_one_line_that_names_the_place(here, capsys, files, argumen
     assert where in err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("library", ["ir_measures", "scipy.stats"])
-def test_without_the_library_it_says_what_to_install(here, capsys, monkeypatch, library):
-    monkeypatch.setitem(sys.modules, library, None)
-    write("q.tsv", "a\tport of Italy", "b\tGenoa", "c\tfair")
-    write("q.qrels", "a 0 p1 1", "b 0 p2 1", "b 0 p1 1", "b 0 p3 1", "c 0 p2 1")
-    assert main(["index", "eval", "i", "--questions", "q.tsv", "--qrels", "q.qrels"]) == 2
-    assert "[ir]'" in capsys.readouterr().err
-
-
 # Two indexes
 
 
@@ -246,13 +217,6 @@ def test_overlap_is_the_same_from_either_side(a, b, k):
     one, other = scored("".join(a)), scored("".join(b))
     assert 0 <= overlap_at(one, other, k) == overlap_at(other, one, k) <= 1
     assert overlap_at(one, one, k) == 1
-
-
-def test_a_measure_is_compared_on_the_questions_both_were_measured_on():
-    found = measure_diff({"a": 0.5, "b": 1.0, "only": 0.0}, {"a": 1.0, "b": 0.75})
-    assert (found.a.mean, found.b.mean) == (0.75, 0.875)
-    assert (found.better, found.worse) == (1, 1)
-    assert found.test == paired_test([0.5, 1.0], [1.0, 0.75])
 
 
 def test_another_index_is_compared_on_the_same_questions(here, capsys):

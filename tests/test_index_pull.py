@@ -111,27 +111,6 @@ def test_a_wrong_digest_throws_the_part_away_and_keeps_the_others(hub, tmp_path)
     assert {name for name, _ in hub.ranges} == {"part_ab"}
 
 
-def test_what_was_damaged_after_it_arrived_is_noticed(hub, tmp_path):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(download, "_ATTEMPTS", 1)
-        hub.breaks_after = {"part_aa": [1000]}
-        with pytest.raises(UserError, match="part_aa"):
-            get(hub, tmp_path / "e5")
-    growing = tmp_path / "e5/e5_Flat.index.partial"
-    assert growing.read_bytes() == WHOLE[:1000]
-    growing.write_bytes(bytes(1000))
-    with pytest.raises(UserError, match="part_aa"):
-        get(hub, tmp_path / "e5")
-    assert (get(hub, tmp_path / "e5") / "e5_Flat.index").read_bytes() == WHOLE
-
-
-def test_a_missing_part_is_noticed_before_anything_is_written(hub, tmp_path):
-    del hub.repositories[E5]["part_ab"]
-    with pytest.raises(UserError, match="part_ab"):
-        get(hub, tmp_path / "e5")
-    assert not (tmp_path / "e5").exists()
-
-
 def test_a_disk_too_small_is_noticed_before_anything_is_written(hub, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 0, len(WHOLE) - 1))
@@ -140,19 +119,6 @@ def test_a_disk_too_small_is_noticed_before_anything_is_written(hub, tmp_path, m
     assert not (tmp_path / "e5").exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 0, len(WHOLE)))
     assert plan_pull("wiki18-e5", tmp_path / "e5", endpoint=hub.url).missing == len(WHOLE)
-
-
-def test_a_file_from_elsewhere_is_taken_when_it_is_the_published_one(hub, tmp_path):
-    out = tmp_path / "e5"
-    out.mkdir()
-    (out / "e5_Flat.index").write_bytes(WHOLE)
-    get(hub, out)
-    assert hub.ranges == []
-    shutil.rmtree(out)
-    out.mkdir()
-    (out / "e5_Flat.index").write_bytes(bytes(len(WHOLE)))
-    with pytest.raises(UserError, match=r"e5_Flat\.index"):
-        get(hub, out)
 
 
 def test_one_directory_holds_one_thing_at_one_revision(hub, tmp_path):

@@ -10,7 +10,6 @@ from tests.plugin_site import Site, site  # noqa: F401
 
 from srl.errors import UserError
 from srl.index import (
-    Fault,
     build_index,
     import_index,
     live_index,
@@ -164,16 +163,6 @@ def test_other_options_do_not_go_on_with_it(plugin, corpus, tmp_path, change):
     assert plugin.DONE == [0, 1, 0, 1, 2, 3]
 
 
-def test_a_replaced_index_stays_until_the_new_one_is_whole(plugin, corpus, tmp_path):
-    out = tmp_path / "out"
-    build_index(corpus, out, "shards")
-    interrupted(plugin, corpus, out, row=3, options={"size": 2}, overwrite=True)
-    assert open_index(out).manifest.options == {"size": 1}
-    build_index(corpus, out, "shards", {"size": 2}, overwrite=True)
-    assert open_index(out).manifest.options == {"size": 2}
-    assert not (tmp_path / "out.building").exists()
-
-
 def test_another_encoder_is_another_index_and_is_not_searched_with(plugin, corpus, tmp_path):
     one = build_index(corpus, tmp_path / "one", "shards")
     plugin.WEIGHTS[0] = "bbbb"
@@ -206,18 +195,6 @@ def test_what_open_returns_is_what_searches(plugin, corpus, tmp_path):
     assert [hit.passage.id for hit in opened.outcomes(["text 1"], 3)[0]] == ["p1"]
     (hits,) = live_index("live-split").search(["x"], 3)
     assert hits[0].passage.contents == "x"
-
-
-def test_outcomes_are_one_for_each_query_whatever_the_retriever_does(plugin, corpus, tmp_path):
-    hits, fault = live_index("live").outcomes(["x", "slow"], 3)
-    assert hits[0].passage.contents == "x"
-    assert isinstance(fault, Fault)
-    assert fault.status == "timed_out"
-    build_index(corpus, tmp_path / "out", "shards")
-    good, bad = open_index(tmp_path / "out").outcomes(["x", "boom"], 3)
-    assert good[0].passage.id == "p0"
-    assert isinstance(bad, Fault)
-    assert (bad.status, str(bad)) == ("failed", "OSError: the disk is gone")
 
 
 def test_an_index_of_another_program_is_imported_with_its_corpus(plugin, corpus, tmp_path):

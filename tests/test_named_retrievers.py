@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import string
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play, rollout
+from tests.scripts import PAGE, TableSearch, play
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.protocol import (
     TEMPLATES,
     Action,
     escape,
-    list_retrievers,
     parse_action,
     render_passage,
     search_tag,
     template,
 )
 from srl.rollout.codec import Codec
-from srl.rollout.episode import EpisodeOptions
 from srl.serve.named_retrievers import NamedRetrievers
-from srl.trajectory import Hit, Passage, Search, current_episode
+from srl.trajectory import Hit, Passage, Search
 
 PAPER = Passage("paper", '"On lighthouses"\nOssa Trell built nine of them.')
 ASKS_WEB = '<think>I ask the web.</think><search engine="web"> lighthouse </search>'
@@ -138,40 +135,10 @@ def test_a_retriever_by_name_where_there_is_only_one_is_rejected(codec):
     assert trajectory.segments[2].text == TEMPLATES["search-r1"].feedback
 
 
-def test_a_search_by_name_where_search_is_off_is_no_action(codec):
-    trajectory = play(codec, [ASKS_WEB, ANSWERS], None)
-    assert [segment.kind for segment in trajectory.segments] == ["prompt", "policy", "feedback", "policy"]
-    assert (trajectory.searches, trajectory.valid_actions) == ([], 1)
-
-
 def test_a_fault_of_one_retriever_fails_the_episode_and_says_which(codec):
     web = TableSearch(outcomes=[Search("lighthouse", status="timed_out", error="no answer")])
     trajectory = play(codec, [ASKS_WEB, ANSWERS], NamedRetrievers(TableSearch(), {"web": web}))
     assert (trajectory.end, trajectory.searches[-1].retriever) == ("failed", "web")
-
-
-class WhoAsks(TableSearch):
-    """A search that notes which episode asked."""
-
-    async def search(self, query: str) -> Search:
-        self.queries.append(current_episode.get())
-        await asyncio.sleep(0)
-        return Search(query, self.hits)
-
-
-def test_a_searcher_knows_which_episode_asks(codec):
-    default, web = WhoAsks(), WhoAsks()
-    policy = RecordingEngine(codec, [ASKS_WEB, ASKS, ANSWERS])
-    questions = [replace(QUESTION, id=f"q/{number}") for number in range(2)]
-    asyncio.run(
-        rollout(
-            questions, policy, NamedRetrievers(default, {"web": web}), codec=codec, n=2, step=3,
-            template=TEMPLATES["search-r1"], options=EpisodeOptions(max_turn_tokens=200),
-        )
-    )  # fmt: skip
-    episodes = [f"train/3/q/{number}/{sample}/0" for number in range(2) for sample in range(2)]
-    assert sorted(default.queries) == sorted(web.queries) == episodes
-    assert current_episode.get() == ""
 
 
 # The router
@@ -205,12 +172,6 @@ def test_every_retriever_is_reached_closed_and_named_with_its_index():
 # The prompt
 
 
-def test_a_prompt_without_retrievers_is_search_r1s_to_the_letter():
-    (message,) = template("search-r1").messages("who")
-    assert message["content"].endswith("<answer> Beijing </answer>. Question: who?\n")
-    assert template("search-r1").naming({}) == template("search-r1")
-
-
 def test_the_retrievers_stand_before_the_question_each_with_what_it_is():
     told = template("search-r1").naming({"web": "live pages", "papers": ""})
     (message,) = told.messages("who")
@@ -220,13 +181,3 @@ def test_the_retrievers_stand_before_the_question_each_with_what_it_is():
         '<search engine="web"> query </search> (live pages) and <search engine="papers"> query </search>. '
     )
     assert message["content"] == plain.replace("Question: who", f"{sentence}Question: who")
-
-
-def test_a_template_file_says_where_its_retrievers_stand(tmp_path):
-    file = tmp_path / "mine.txt"
-    file.write_text("Use <search>.\n{retrievers}\nQuestion: {question}\n", encoding="utf-8")
-    named = {"web": "live pages"}
-    found = template(str(file))
-    assert found.messages("who")[0]["content"] == "Use <search>.\nQuestion: who?\n"
-    listed = found.naming(named).messages("who")[0]["content"]
-    assert listed == f"Use <search>.\n{list_retrievers(named)}\nQuestion: who?\n"

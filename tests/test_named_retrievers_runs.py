@@ -19,9 +19,7 @@ from srl.serve.named_retrievers import digest_of
 from srl.serve.server import create_app
 from srl.train import search as searching
 from srl.train.evaluate_model import evaluate_model
-from srl.train.load_components import load_policy
 from srl.train.model_settings import settings_of
-from srl.train.questions import load_questions, warn_about_unlisted_retrievers
 from srl.train.search import IndexDigests, load_search
 from srl.trajectory import Hit
 from srl.workspace import Workspace
@@ -147,20 +145,3 @@ def test_the_index_must_be_the_expected_one(place, tmp_path):
 
 
 # What the policy is told
-
-
-def untold(config: Config, tmp_path: Path) -> list[str]:
-    """What is said of the training prompts that leave retrievers out."""
-    said: list[str] = []
-    codec = load_policy(config.model, lambda text: None).codec
-    warn_about_unlisted_retrievers(
-        load_questions(config.data.train_files, config, codec, said.append), config, said.append
-    )
-    return said
-
-
-def test_prompts_as_the_files_have_them_leave_retrievers_out_and_that_is_said(place, tmp_path):
-    (said,) = untold(settings(place, data__template=None), tmp_path)
-    assert said.startswith("warning: 1 of 1 prompts do not name every retriever of search.retrievers")
-    assert untold(settings(place), tmp_path) == []
-    assert untold(settings(place, "search.retrievers={}", data__template=None), tmp_path) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -32,20 +31,6 @@ def test_of_one_source_the_draw_is_that_of_every_version_so_far(count, data):
     assert stratified(asked, size) == [asked[position] for position in drawn]
 
 
-@CALMLY
-@given(SOURCES, st.data())
-def test_every_source_has_its_share_and_the_order_stays(sources, data):
-    size = data.draw(st.integers(0, len(sources)))
-    asked = questions(sources)
-    drawn = stratified(asked, size)
-    assert len(drawn) == size
-    assert [item for item in asked if item in drawn] == drawn
-    found, known = Counter(item.data_source for item in drawn), Counter(sources)
-    for source, count in known.items():
-        assert abs(found[source] - Fraction(count * size, len(sources))) < 1
-    assert stratified(asked, size) == drawn
-
-
 def test_the_largest_remainders_are_rounded_up():
     """Hamilton's method by hand: 5.12, 2.56 and 2.32 of ten."""
     assert proportional({"a": 64, "b": 32, "c": 29}, 10) == {"a": 5, "b": 3, "c": 2}
@@ -70,9 +55,3 @@ def test_a_limit_by_source_draws_so_many_of_each_and_none_of_the_others():
 )
 def test_a_limit_is_a_number_or_one_for_each_source(texts, found):
     assert parse_limit(texts) == found
-
-
-@pytest.mark.parametrize("texts", [["0"], ["0.5"], ["2.5"], ["nq=0"], ["nq=3", "squad=.1"]])
-def test_a_limit_that_is_no_number_of_questions_is_refused(texts):
-    with pytest.raises(UserError, match=rf"--limit {' '.join(texts)}: expected whole numbers of questions"):
-        parse_limit(texts)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.store_builder import episode, question
@@ -82,16 +80,3 @@ def test_samples_of_a_question_count_as_their_mean() -> None:
 def test_a_question_that_was_not_asked_is_an_error_never_a_silent_score() -> None:
     with pytest.raises(KeyError, match="a1"):
         question_set_rows([result("a0")], draw({"a": asked("a", 2)}))
-
-
-def test_the_questions_used_are_written_beside_the_log(tmp_path: Path) -> None:
-    sets = {"a": asked("a", 40), "b": asked("b", 4)}
-    sample = draw(sets, 8)
-    path = sample.save(tmp_path, {"budget": 8})
-    saved = json.loads(path.read_text())
-    assert saved["format"] == 1
-    assert saved["budget"] == 8
-    assert saved["ids"] == {"a": sorted(sample.of("a").ids), "b": ["b0", "b1", "b2", "b3"]}
-    assert saved["strata"][0] == {"set": "a", "label": "", "size": 40, "drawn": 4}
-    assert path == sample.save(tmp_path, {"budget": 8})
-    assert draw(sets, 9).save(tmp_path, {"budget": 9}) != path

@@ -13,7 +13,7 @@ import srl.store
 from srl.answers import f1
 from srl.cli import main
 from srl.config import load_config, save_config
-from srl.evaluate.rescore import describe, rescore
+from srl.evaluate.rescore import rescore
 from srl.store import LogWriter, RunInfo, read_records
 from srl.store.batches import batches
 from srl.store.beside import rescore_files
@@ -83,24 +83,6 @@ def content(run: Path) -> dict[str, str]:
 # --- reading trajectories back ---
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_trajectories_are_read_in_batches_as_they_were_written(tmp_path, monkeypatch, size):
-    monkeypatch.setattr("srl.store.batches.SIZE", size)
-    log, written = LogWriter(tmp_path / "log", RunInfo("run")), []
-    for step in range(1, 6):
-        made = [
-            *episodes(step, "train"),
-            episode(9, step=step, passages=None),
-            episode(8, step=step, passages=()),
-        ]
-        written += made
-        log.write(step, "train", [record(item) for item in made], {})
-    with srl.store.open(tmp_path) as connection:
-        read = list(batches(connection))
-    assert [item.trajectory for batch in read for item, _ in batch.pairs] == written
-    assert all(0 < len(batch.pairs) <= size for batch in read)
-
-
 # --- rescoring ---
 
 
@@ -141,29 +123,6 @@ def test_the_same_again_is_not_computed_twice(run, capsys):
     assert main(["eval", "rescore", "last", "--reward", "f1"]) == 0
     head = capsys.readouterr().out.splitlines()[0]
     assert head.split()[:4] == ["phase", "step", "source", "episodes"]
-
-
-def test_only_what_the_log_has_got_since_is_computed(run):
-    rescore(run, ["f1"])
-    with LogWriter(run / "log", RunInfo(run.name)) as log:
-        log.write(3, "train", [record(item, advantage=None) for item in episodes(3, "train")], {})
-    found = rescore(run, ["f1"])
-    assert (found.scored, found.before) == (7, 28)
-    assert asked(
-        run, "SELECT count(*), count(DISTINCT trajectory_id) FROM rescores WHERE measure = 'f1'"
-    ) == [(35, 35)]
-
-
-def test_another_prompt_under_the_same_name_is_another_rescore(tmp_path):
-    pytest.importorskip("srl_reward_models")
-    prompt = tmp_path / "judge.txt"
-    sets = ["reward.judge.url=http://127.0.0.1:9", f"reward.judge.prompt={prompt}"]
-    config, found = load_config(sets=sets).config, []
-    for text in ("Right?", "Wrong?", "Right?"):
-        prompt.write_text(text)
-        found.append(describe("judge", config))
-    assert found[0] == found[2] != found[1]
-    assert found[0].startswith(f'judge (prompt="{prompt}", url=')
 
 
 @pytest.fixture
@@ -241,3 +200,21 @@ def of_source(number: int, source: str):
     from dataclasses import replace
 
     return replace(question(number, ("Bern",)), data_source=source)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_trajectories_are_read_in_batches_as_they_were_written(tmp_path, monkeypatch, size):
+    monkeypatch.setattr("srl.store.batches.SIZE", size)
+    log, written = LogWriter(tmp_path / "log", RunInfo("run")), []
+    for step in range(1, 6):
+        made = [
+            *episodes(step, "train"),
+            episode(9, step=step, passages=None),
+            episode(8, step=step, passages=()),
+        ]
+        written += made
+        log.write(step, "train", [record(item) for item in made], {})
+    with srl.store.open(tmp_path) as connection:
+        read = list(batches(connection))
+    assert [item.trajectory for batch in read for item, _ in batch.pairs] == written
+    assert all(0 < len(batch.pairs) <= size for batch in read)

@@ -66,27 +66,11 @@ def test_a_budget_gives_every_set_the_same_number_of_questions(sets: Mapping[str
     assert sample.size == sum(count for count, _ in KINDS.values())
 
 
-def test_a_set_smaller_than_its_part_is_used_whole_and_the_others_share_the_rest(
-    sets: Mapping[str, list[Question]],
-) -> None:
-    sample = draw(sets, 1400)
-    counts = {name: len(sample.of(name).ids) for name in KINDS}
-    assert counts["bamboogle"] == 125
-    assert {counts[name] for name in KINDS if name != "bamboogle"} <= {212, 213}
-    assert sum(counts.values()) == 1400
-
-
 def test_a_larger_budget_includes_the_questions_of_a_smaller_one(sets: Mapping[str, list[Question]]) -> None:
     draws = [set(draw(sets, budget).ids) for budget in (30, 31, 100, 400, 401, 2000, 5000)]
     assert all(smaller < larger for smaller, larger in pairwise(draws))
     shuffled = [item for name in reversed(sets) for item in reversed(sets[name])]
     assert set(Selection(400).draw(shuffled).ids) == draws[3]
-
-
-def test_the_draw_is_the_same_on_every_machine() -> None:
-    questions = [Question(f"q{i}", "Q?", ("a",)) for i in range(10)]
-    assert draw({"s": questions}, 4).ids == ["q3", "q9", "q0", "q2"]
-    assert draw({"s": questions}, 4, seed=1).ids != draw({"s": questions}, 4).ids
 
 
 @pytest.mark.parametrize(
@@ -171,12 +155,6 @@ def test_a_small_set_without_a_right_answer_does_not_make_the_mean_over_sets_cer
     assert found.interval == pytest.approx((0.0, sum(shares) / 3 + 1.96 * sqrt(spread)), rel=0.01)
 
 
-def test_a_question_without_a_result_is_an_error(sets: Mapping[str, list[Question]]) -> None:
-    sample = draw(sets, 100)
-    with pytest.raises(KeyError):
-        estimate(dict.fromkeys(sample.ids[1:], 1.0), sample)
-
-
 def shares_held(
     sets: Mapping[str, list[Question]], em: Mapping[str, float], budget: int, draws: int
 ) -> dict[str, float]:
@@ -202,3 +180,9 @@ def test_500_draws_hold_the_full_figure_as_often_as_stated(
     assert 0.935 <= held["sets"] <= 0.965
     assert 0.935 <= held["questions"] <= 0.965
     assert 0.935 <= fmean(held[name] for name in KINDS) <= 0.965
+
+
+def test_the_draw_is_the_same_on_every_machine() -> None:
+    questions = [Question(f"q{i}", "Q?", ("a",)) for i in range(10)]
+    assert draw({"s": questions}, 4).ids == ["q3", "q9", "q0", "q2"]
+    assert draw({"s": questions}, 4, seed=1).ids != draw({"s": questions}, 4).ids

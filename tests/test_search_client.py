@@ -104,47 +104,6 @@ def test_whatever_goes_wrong_is_an_outcome_and_what_may_pass_is_tried_again(
     assert outcomes([fault]) == [("ok", 3) if retried else (outcome, 1)]
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["result", "document", "id", "contents", "text", "score"]), inner, max_size=3
-        )
-    ),
-    max_leaves=12,
-)
-bodies = st.binary(max_size=60) | json_values.map(lambda value: json.dumps({"result": [[value]]}).encode())
-
-
-@given(st.integers(200, 599), bodies, st.sampled_from(["", "3", "soon"]), st.text(max_size=8))
-def test_no_answer_raises_and_none_is_silent(code, body, wait, query):
-    (found,) = ask(client(status(code, body, **{"Retry-After": wait}), ONE, retries=0), query)
-    assert found.query == query
-    assert bool(found.error) == (found.status not in ("ok", "empty"))
-    assert bool(found.hits) == (found.status == "ok")
-
-
-def test_a_slow_request_does_not_hold_up_the_next_and_closing_ends_it():
-    async def overtake() -> Search:
-        arrived = asyncio.Event()
-
-        async def serve(request: httpx.Request) -> httpx.Response:
-            if json.loads(request.content)["queries"] == ["slow"]:
-                arrived.set()
-                await asyncio.Event().wait()
-            return Site(one=200)(request)
-
-        search = HttpSearch(ONE, transport=httpx.MockTransport(serve), timeout_s=0.3, retries=0)
-        slow = asyncio.create_task(search.search("slow"))
-        await arrived.wait()
-        assert (await search.search("fast")).status == "ok"
-        await search.aclose()
-        return await slow
-
-    assert asyncio.run(overtake()).status == "timed_out"
-
-
 # A batch
 
 
@@ -158,13 +117,6 @@ def test_one_poisonous_query_does_not_spoil_the_batch(broken):
 
     found = ask(client(poisoned, ONE, retries=1), "a", "boom", "b")
     assert [search.status == "ok" for search in found] == [True, False, True]
-
-
-@pytest.mark.parametrize(("broken", "outcome"), [(httpx.ConnectError, "refused"), (429, "failed")])
-def test_a_dead_server_and_one_that_counts_requests_are_not_asked_query_by_query(broken, outcome):
-    site = Site(one=broken)
-    assert outcomes(ask(client(site, ONE, retries=1), *"abc")) == [(outcome, 2)] * 3
-    assert site.asked == ["one"] * 2
 
 
 # Several servers
@@ -243,45 +195,10 @@ def test_a_busy_server_is_asked_again_when_it_says_within_limits(code, wait, low
     assert low <= slept <= high
 
 
-def test_a_busy_server_is_spared_while_another_has_time():
-    site = Site(one=503, two=200)
-    site.headers["Retry-After"] = "60"
-    ask_in_turn(client(site), *"abcd")
-    assert site.asked == ["one", "two", "two", "two", "two"]
-
-
-def test_waits_grow_and_have_jitter():
-    clock = Clock()
-    ask(client(Site(one=500), ONE, clock=clock, retries=6), "a")
-    for slept, least in zip(clock.slept, (1, 2, 4, 8, 10, 10), strict=True):
-        assert least <= slept <= min(least + 1, MAX_WAIT_S)
-    assert len(set(clock.slept)) > 3
-
-
 def test_retry_after_may_be_a_date():
     assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
     assert retry_after("Wed, 21 Oct 2199 07:28:00 GMT") > 1e9
     assert [retry_after(value) for value in ("", "soon", "-3", "1.5")] == [None] * 4
-
-
-@pytest.mark.parametrize(("retries", "away_s"), [(3, 7), (5, 15), (8, 30)])
-def test_no_search_is_lost_while_the_only_server_is_started_again(retries, away_s):
-    clock = Clock()
-    back = clock.now + away_s
-    site = Site(one=httpx.ConnectError)
-
-    def serve(request: httpx.Request) -> httpx.Response:
-        site.statuses["one"] = 200 if clock.now >= back else httpx.ConnectError
-        return site(request)
-
-    search = client(serve, ONE, clock=clock, retries=retries, max_batch=1)
-
-    async def later(number: int) -> Search:
-        await clock.sleep(number * away_s / 40)
-        return await search.search(str(number))
-
-    found = asyncio.run(clock.gather(*map(later, range(40))))
-    assert {each.status for each in found} == {"ok"}
 
 
 conditions = st.sampled_from([200, 401, 422, 429, 500, 503, httpx.ConnectError, httpx.ReadError])
@@ -378,18 +295,6 @@ def test_the_servers_that_answer_no_searches_are_named_in_one_line(answer, metho
         connect(but(site, "two", method, answer), ONE, TWO, THREE)
     line = str(caught.value)
     assert (TWO in line, ONE in line, "\n" in line) == (True, False, False)
-
-
-def test_a_server_that_is_busy_is_one_and_one_with_another_index_is_not():
-    site = Site(one=200, two=200, three=200)
-    assert connect(but(site, "two", "POST", status(503)), ONE, TWO, THREE) == "d1"
-    site.digests["two"] = "d2"
-    for options in ({}, {"digest": "d1"}):
-        with pytest.raises(UserError, match=TWO) as caught:
-            connect(site, ONE, TWO, THREE, **options)
-        assert ONE not in str(caught.value)
-    with pytest.raises(UserError, match=ONE):
-        connect(site, ONE, digest="f" * 32)
 
 
 @pytest.fixture(scope="module")

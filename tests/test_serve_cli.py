@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from srl.cli import main
@@ -57,29 +55,6 @@ def test_it_serves_until_a_signal_and_ends_with_its_code(directory, sent, code, 
     assert "Traceback" not in err
     with bind(port=urlsplit(url).port):
         pass  # no worker holds the port
-
-
-def children(process: subprocess.Popen[str]) -> set[int]:
-    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
-    found = {int(child) for task in tasks for child in task.read_text().split()}
-    return {child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()}
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_is_started_again_and_metrics_are_of_all_workers(directory):
-    with serving(directory, "--workers", "2") as (process, url), httpx.Client(trust_env=False) as client:
-        before = children(process)
-        assert len(before) == 2
-        for _ in range(20):  # a connection each, so that both get some
-            httpx.post(
-                url, json={"query": "red"}, trust_env=False, headers={"Connection": "close"}, timeout=60
-            )
-        text = client.get(url.replace("/retrieve", "/metrics"), timeout=60).text
-        assert 'srl_search_queries_total{index="i"} 20.0' in text
-        os.kill(min(before), signal.SIGKILL)
-        while len(children(process)) < 2 or min(before) in children(process):
-            threading.Event().wait(0.05)
-        assert httpx.post(url, json={"query": "red"}, trust_env=False, timeout=60).status_code == 200
 
 
 def served(

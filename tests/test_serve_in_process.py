@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from srl.index.retriever import Fault
 from srl.serve import LocalSearch
 from srl.serve.in_process import LIVE_AT_ONCE
 from srl.trajectory import Hit, Passage, Search
@@ -61,40 +60,6 @@ def test_a_query_that_breaks_the_index_fails_alone(live):
     assert [search.status for search in found] == ["ok", "failed", "ok"]
     assert "\n" not in found[1].error
     assert found[1].is_fault
-
-
-def test_an_episode_that_is_cancelled_does_not_take_its_twin_along():
-    async def cancel_one() -> Search:
-        search = LocalSearch(Echo())
-        first, second = asyncio.create_task(search.search("a")), asyncio.create_task(search.search("a"))
-        await asyncio.sleep(0)
-        first.cancel()
-        return await second
-
-    assert asyncio.run(cancel_one()).status == "ok"
-
-
-class Typed(Echo):
-    """An index with typed faults: a query that is the name of a status gets it."""
-
-    def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
-        self.calls.append(queries)
-        faults = ("timed_out", "refused", "failed", "rejected")
-        return [
-            Fault(query, f"it {query},\nas asked", 3.0)
-            if query in faults
-            else [Hit(Passage(query, query), 1.0)]
-            for query in queries
-        ]
-
-
-def test_what_a_retriever_says_of_a_query_reaches_its_outcome():
-    index = Typed()
-    found = ask(LocalSearch(index), "timed_out", "a", "refused", "failed", "rejected")
-    assert [one.status for one in found] == ["timed_out", "ok", "refused", "failed", "rejected"]
-    assert [one.is_fault for one in found] == [True, False, True, True, False]
-    assert found[0].error == "it timed_out, as asked"
-    assert len(index.calls) == 1
 
 
 class Live(Echo):

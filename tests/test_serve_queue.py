@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-
-import pytest
 
 from srl.index import Fault
-from srl.serve.server.answers import AnswerCache, EncodedHits
+from srl.serve.server.answers import AnswerCache
 from srl.serve.server.queue import Answered, SearchQueue
 from srl.trajectory import Hit, Passage
 
@@ -76,23 +73,6 @@ def test_the_same_query_is_searched_once_whoever_asks():
     assert [one.shared for one in found] == [1, 1, 0]
 
 
-def test_a_query_that_is_being_searched_is_not_searched_again():
-    index = Index(is_open=False)
-
-    async def late() -> list[Answered]:
-        queue = SearchQueue(index)
-        first = asyncio.create_task(queue.search(["a"], 3))
-        await asyncio.to_thread(index.busy.wait, 60)
-        second = asyncio.create_task(queue.search(["a", "b"], 3))
-        await asyncio.sleep(0)
-        index.gate.set()
-        return [await first, await second]
-
-    first, second = asyncio.run(late())
-    assert index.batches == [(["a"], 3), (["b"], 3)]
-    assert (ids(first), ids(second), second.shared) == (["a"], ["a", "b"], 1)
-
-
 def test_a_fault_is_its_query_s_alone_and_is_asked_again():
     index, cache = Index(), AnswerCache(1 << 20)
     (found,) = in_line(index, (["a", "boom", "nan"], 3), cache=cache)
@@ -100,15 +80,6 @@ def test_a_fault_is_its_query_s_alone_and_is_asked_again():
     assert [fault.status for fault in found.outcomes[1:]] == ["failed", "failed"]
     in_line(index, (["a", "boom"], 3), cache=cache)
     assert index.batches[1:] == [(["boom"], 3)]
-
-
-@pytest.mark.parametrize("answer", [lambda queries, k: [], lambda queries, k: 1 / 0])
-def test_an_index_that_breaks_leaves_nobody_waiting(answer: Callable, caplog):
-    index = Index()
-    index.outcomes = answer  # type: ignore[method-assign]
-    (found,) = in_line(index, (["a", "b"], 3))
-    assert [fault.status for fault in found.outcomes] == ["failed", "failed"]
-    assert "a search failed" in caplog.text
 
 
 def test_a_full_line_refuses_at_once_and_says_when_to_come_back():
@@ -150,18 +121,3 @@ def test_answers_are_kept_for_each_digest_query_and_k():
     (other,) = in_line(index, (["a"], 3), cache=cache)
     assert other.cached == 0
     assert len(cache) == 3
-
-
-def answer(text: str) -> EncodedHits:
-    return EncodedHits((text.encode(),), (b"1.0",))
-
-
-def test_the_cache_forgets_what_was_asked_for_longest_ago():
-    size = 2 * (answer("x").size + 404)
-    cache = AnswerCache(size)
-    for query in "ab":
-        cache.put(("d", query, 3), answer(query))
-    assert cache.get(("d", "a", 3)) == answer("a")
-    cache.put(("d", "c", 3), answer("c"))
-    assert [cache.get(("d", query, 3)) for query in "abc"] == [answer("a"), None, answer("c")]
-    assert cache.bytes == size

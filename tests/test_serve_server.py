@@ -98,14 +98,6 @@ def test_k_has_many_names_and_a_default(client, asked, count):
     assert len(client.hits(queries=["fox"], **asked)[0]) == count
 
 
-@pytest.mark.parametrize("query", ["", "  ", "\t\n", "\u00a0"])
-def test_an_empty_query_is_answered_empty_and_said_to_be(client, query):
-    answer = client.post("/retrieve", json={"queries": ["fox", query], "topk": 1}).json()
-    assert [len(hits) for hits in answer["result"]] == [1, 0]
-    assert [error["query"] for error in answer["errors"]] == [1]
-    assert client.hits(queries=[]) == []
-
-
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -145,13 +137,6 @@ def test_a_bad_request_gets_its_status_and_one_short_line(client, body, status):
     assert client.hits(query="fox")
 
 
-def test_text_that_looks_like_tags_or_breaks_terminals_passes_unchanged(client):
-    """Escaping is the protocol's, at the place where a model reads; a server must not change a corpus."""
-    response = client.post("/retrieve/dogs", json={"query": "gold", "return_scores": True})
-    assert response.json()["result"][0][0]["document"] == {"id": "x", "contents": HOSTILE}
-    assert response.content.isascii()
-
-
 # Several indexes, pages
 
 
@@ -164,15 +149,6 @@ def test_an_index_is_chosen_by_address_or_by_name_and_the_first_is_the_default(c
         response = client.post(path, json={"query": "red", **body})
         assert [hit["id"] for hit in response.json()["result"][0]] == ([first] if first else [])
         assert response.headers["X-Index-Digest"] == indexes[name].digest
-
-
-def test_the_same_query_to_two_indexes_shares_no_answer_and_to_one_is_cached(client):
-    for _ in range(2):
-        assert (client.hits(query="red"), len(client.hits("/retrieve/dogs", query="red")[0])) == ([[]], 1)
-    text = client.get("/metrics").text
-    assert 'srl_search_cache_hits_total{index="foxes"} 1.0' in text
-    assert 'srl_search_queries_total{index="dogs"} 2.0' in text
-    assert 'srl_search_waiting{index="dogs"} 0.0' in text
 
 
 def test_pages_are_found_by_id_or_address_in_every_index_and_the_unknown_are_named(client):
@@ -239,15 +215,6 @@ def test_a_fault_has_its_status_and_is_never_an_empty_list(outside, query, statu
         assert "\n" not in response.json()["detail"]
         assert (response.headers.get("Retry-After") == "7") == (query == "busy")
     assert client.hits(query="a")[0][0]["id"] == "a"
-
-
-def test_a_live_index_is_asked_every_time(outside):
-    client = Client(create_app({"web": outside}))
-    for _ in range(2):
-        client.hits(query="a")
-    assert outside._retriever.asked == ["a", "a"]
-    assert client.get("/health").json()["live"] is True
-    assert client.post("/access", json={"urls": ["a"]}).json()["result"] == [None]
 
 
 # Who may ask

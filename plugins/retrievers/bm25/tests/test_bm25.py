@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from srl.testing import check_retriever
@@ -42,19 +41,6 @@ def test_lengths_are_exact_and_not_rounded_as_lucene_stores_them(tmp_path):
     (first, high), (second, low) = answers(opened(texts, tmp_path), "rare")
     assert (first, second) == ("p0", "p1")
     assert high > low
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
-def test_equal_scores_keep_the_order_of_the_corpus(tmp_path, k):
-    texts = ["red fox", "dog", "fox red", "red fox", "red fox red"]
-    found = answers(opened(texts, tmp_path), "fox", k)
-    assert [name for name, _ in found] == ["p0", "p2", "p3", "p4"][:k]
-
-
-def test_postings_are_mapped_not_read(tmp_path):
-    retriever = opened(THREE, tmp_path)
-    arrays = *retriever._postings, retriever._vocabulary._hashes, retriever._vocabulary._terms
-    assert [isinstance(array, np.memmap) for array in arrays] == [True] * 6
 
 
 def test_conforms_to_the_retriever_seam():

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
-from pathlib import Path
 from typing import get_args
 
 import pytest
-from bm25s import stopwords as lists
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srl.trajectory import Passage
 from srl_bm25.analysis import Analyzer, stop_words, words
 from srl_bm25.options import Stemmer, StopWords
-from srl_bm25.retriever import BM25Retriever
 
 
 @pytest.mark.parametrize(
@@ -76,27 +72,8 @@ def test_forms_of_a_word_meet_in_their_language(language, one, other):
     assert set(analyze(one)) & set(analyze(other))
 
 
-def test_english_has_lucenes_33_stop_words():
-    assert len(stop_words("english")) == 33
-    assert stop_words("english") == frozenset(lists.STOPWORDS_EN)
-    assert Analyzer()("a an and are as at be but by for if in into is it no not of on or") == []
-    assert Analyzer()("such that the their then there these they this to was will with who") == ["who"]
-
-
 def test_every_stemmer_and_list_of_stop_words_on_offer_is_there():
     for stemmer in get_args(Stemmer):
         assert Analyzer("none", stemmer)("1066 x") == ["1066", "x"]
     for name in get_args(StopWords):
         assert bool(stop_words(name)) == (name != "none")
-
-
-def test_chinese_question_finds_its_passage(tmp_path: Path):
-    passages = [
-        Passage("a", '"东京铁塔"\n东京铁塔是位于日本东京都港区的电视塔。'),
-        Passage("b", '"北京大学"\n北京大学是一所位于北京市海淀区的大学。'),
-        Passage("c", '"京东"\n京东是一家电子商务公司。'),
-    ]
-    BM25Retriever().build(passages, tmp_path, lambda done: None)
-    retriever = BM25Retriever().open(tmp_path)
-    for question, answer in (("东京铁塔在哪里?", "a"), ("北京大学位于哪个区", "b"), ("京东公司", "c")):
-        assert retriever.search([question], 1)[0][0].passage.id == answer

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from srl.errors import UserError
-from srl.index import Fault, build_index, open_index
+from srl.index import build_index, open_index
 from srl.testing import check_retriever
 from srl_e5.encoder import Encoder
 from srl_e5.model_settings import Settings, model_directory, resolve
@@ -52,13 +52,6 @@ def test_pooling_is_that_worked_out_from_the_token_vectors(encoder, pooling, nor
         if normalize:
             expected = expected / np.linalg.norm(expected)
         assert vector == pytest.approx(expected, abs=1e-5)
-
-
-def test_prefixes_are_put_before_the_text(encoder):
-    bare, prefixed = Encoder(encoder, PLAIN), Encoder(encoder, Settings("query: ", "passage: ", "mean", True))
-    assert (prefixed.queries(["red fox"]) == bare.queries(["query: red fox"])).all()
-    assert (prefixed.passages(["red fox"]) == bare.passages(["passage: red fox"])).all()
-    assert not np.allclose(prefixed.passages(["red fox"]), prefixed.queries(["red fox"]), atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -108,17 +101,6 @@ def test_the_models_own_prompts_beat_the_family(make_encoder, caplog, config, qu
     assert not caplog.records
 
 
-def test_explicit_settings_beat_the_family_and_the_models_files(make_encoder, caplog):
-    directory = make_encoder("e5-own")
-    (directory / "1_Pooling").mkdir()
-    switched = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False, "include_prompt": True}
-    (directory / "1_Pooling" / "config.json").write_text(json.dumps(switched))
-    assert settings_of(directory).pooling == "cls"
-    given = {"query_prefix": "", "passage_prefix": "p ", "pooling": "mean", "normalize": False}
-    assert settings_of(directory, **given) == Settings("", "p ", "mean", False)
-    assert not caplog.text
-
-
 def test_the_digest_is_that_of_the_encoder_and_not_of_its_place(encoder, another, corpus, tmp_path):
     copy = shutil.copytree(encoder, tmp_path / "elsewhere" / "tiny-e5")
     first = build_index(corpus, tmp_path / "1", "e5", {"model": str(encoder)})
@@ -146,14 +128,6 @@ def test_an_index_refuses_another_encoder(encoder, another, corpus, tmp_path):
             open_index(tmp_path / "index", change)
 
 
-def test_a_vector_that_is_not_finite_is_a_failure_and_no_ranking(encoder, corpus, tmp_path, monkeypatch):
-    build_index(corpus, tmp_path / "index", "e5", {"model": str(encoder)})
-    index = open_index(tmp_path / "index")
-    monkeypatch.setattr(Encoder, "_vectors", lambda self, ids: np.full((len(ids), 32), np.nan, np.float32))
-    (outcome,) = index.outcomes(["red fox"], 3)
-    assert isinstance(outcome, Fault)
-
-
 def without_weights(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
 
@@ -179,6 +153,13 @@ def test_a_model_that_is_missing_damaged_or_brings_code_is_one_line_before_anyth
         build_index(iter([]), tmp_path / "index", "e5", {"model": str(directory)})
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "index").exists()
+
+
+def test_prefixes_are_put_before_the_text(encoder):
+    bare, prefixed = Encoder(encoder, PLAIN), Encoder(encoder, Settings("query: ", "passage: ", "mean", True))
+    assert (prefixed.queries(["red fox"]) == bare.queries(["query: red fox"])).all()
+    assert (prefixed.passages(["red fox"]) == bare.passages(["passage: red fox"])).all()
+    assert not np.allclose(prefixed.passages(["red fox"]), prefixed.queries(["red fox"]), atol=1e-3)
 
 
 def test_a_name_on_the_hub_is_fetched_without_formats_that_run_code(encoder, monkeypatch, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import faiss
@@ -14,8 +13,6 @@ from srl.index import build_index, import_index, open_index
 from srl.trajectory import Passage
 from srl_e5 import embeddings
 from srl_e5.embeddings import Embeddings
-from srl_e5.encoder import Encoder
-from srl_e5.model_settings import Settings
 
 SHARD = 7
 
@@ -60,14 +57,6 @@ def killed_at(monkeypatch, where: object, name: str, after: int, *build_args, **
             build(*build_args, **options)
 
 
-def test_an_index_is_faisss_file_of_each_passages_vector_and_nothing_else_is_left(encoder, corpus, tmp_path):
-    build(tmp_path / "index", corpus, encoder)
-    one_by_one = Encoder(encoder, Settings("query: ", "passage: ", "mean", True), batch_size=1)
-    expected = one_by_one.passages([passage.contents for passage in corpus])
-    assert vectors(tmp_path / "index") == pytest.approx(expected, abs=2e-6)
-    assert sorted(os.listdir(tmp_path / "index" / "e5")) == ["e5.json", "index.faiss"]
-
-
 def test_equal_texts_have_equal_vectors_and_are_embedded_once(encoder, corpus, tmp_path, embedded):
     texts = [passage.contents for passage in corpus[:20]] + [
         corpus[row].contents for row in (3, 3, 19, 0)
@@ -93,12 +82,6 @@ def test_a_killed_build_goes_on_after_the_last_shard(
     assert embedded == [passage.contents for passage in corpus[SHARD * after :]]
     assert counts[0] == SHARD * after
     assert (vectors(out) == vectors(tmp_path / "whole")).all()
-
-
-def test_what_another_encoder_began_is_not_continued(encoder, another, corpus, tmp_path, monkeypatch):
-    killed_at(monkeypatch, Embeddings, "append", 2, tmp_path / "index", corpus, encoder)
-    with pytest.raises(UserError, match=r"index\.building"):
-        build(tmp_path / "index", corpus, another, query_prefix="query: ", passage_prefix="passage: ")
 
 
 @pytest.mark.parametrize("spec", ["HNSW8", "IVF4,Flat", "IVF4,PQ8x4", "PQ8x4", "SQfp16", "PCA16,IVF4,Flat"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from srl_e5.exact import TorchSearch, upload
 from srl_e5.options import Options
-from srl_e5.search import ApproximateSearch, ExactSearch, vector_search
+from srl_e5.search import ExactSearch, vector_search
 
 CPU = torch.device("cpu")
 
@@ -80,34 +80,6 @@ def test_vectors_rounded_to_half_find_what_exact_ones_find(dtype):
     expected = vector_search(flat(vectors), Options(), CPU).search(asked, 10)
     assert (rows == expected[1]).all()
     assert (scores == expected[0]).all()
-
-
-def test_candidates_are_asked_for_until_none_can_be_missing():
-    vectors = np.repeat(random_vectors(2), 500, axis=0)
-    asked: list[int] = []
-
-    def find(queries, k):
-        asked.append(k)
-        return flat(vectors).search(queries, k)
-
-    _, rows = ExactSearch(flat(vectors), find, 1e-5).search(vectors[-1:], 3)
-    assert rows.tolist() == [[500, 501, 502]]
-    assert asked == [11, 44, 176, 704]
-
-
-def test_an_approximate_search_puts_ties_in_order():
-    """Which vectors HNSW finds, and in which last digits their scores differ, depends on the processor."""
-    vectors = np.repeat(random_vectors(3), 4, axis=0)
-    index = faiss.index_factory(16, "HNSW8", faiss.METRIC_INNER_PRODUCT)
-    index.add(vectors)
-    search = vector_search(index, Options(index="HNSW8"), CPU)
-    assert isinstance(search, ApproximateSearch)
-    scores, rows = search.search(vectors[4:5], 3)
-    keys = [(-score, row) for score, row in zip(scores[0], rows[0], strict=True)]
-    assert keys == sorted(keys)
-
-    tied = ApproximateSearch(index, lambda queries, k: (np.full((1, 4), 0.5), np.array([[6, 4, 7, 5]])))
-    assert tied.search(vectors[4:5], 3)[1].tolist() == [[4, 5, 6]]
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,6 @@ def test_scores_are_the_exact_sums_rounded(found, weights, constant):
         assert score > 0
 
 
-@given(rankings, constant, st.integers(1, 10))
-def test_fewer_hits_are_the_first_of_more(found, constant, k):
-    scores = fuse(found, EQUAL, constant)
-    assert best(scores, k, ord) == best(scores, 100, ord)[:k]
-    assert best(scores, 100, ord) == sorted(scores, key=lambda name: (-scores[name], ord(name)))
-
-
 @given(rankings, weights, constant, st.integers(1, 8))
 def test_what_is_not_fused_follows_by_its_best_rank_with_a_lower_score(found, weights, constant, depth):
     first = fuse({name: ids[:depth] for name, ids in found.items()}, weights, constant)

@@ -13,7 +13,7 @@ from hybrid_parts import PASSAGES, TEXTS, cross_encoder, tokenizer
 from transformers import BertForSequenceClassification
 
 from srl.errors import UserError
-from srl.index import Fault, build_index, live_index, open_index
+from srl.index import build_index, live_index, open_index
 from srl.testing import check_retriever
 from srl.trajectory import Passage
 from srl_hybrid.cross_encoder import CrossEncoder, model_directory
@@ -139,26 +139,6 @@ def test_what_is_found_outside_is_reranked_too(letters, options, tmp_path):
     index = open_index(tmp_path / "one")
     assert (index.live, index.digest) == (True, manifest.digest)
     assert index.search(["genoa"], 2) == live.search(["genoa"], 2)
-
-
-def test_a_fault_of_the_retriever_is_the_querys_and_no_others(letters, options, tmp_path):
-    build_index(PASSAGES, tmp_path / "one", "rerank", {**options, "retrievers": ["letters"]})
-    index = open_index(tmp_path / "one")
-    good, bad, other = index.outcomes(["radium", "radium boom", "volcano"], 3)
-    assert isinstance(bad, Fault)
-    assert (bad.status, bad.retry_after_s) == ("timed_out", 2.0)
-    assert [ids(good), ids(other)] == [ids(hits) for hits in index.search(["radium", "volcano"], 3)]
-    assert index.manifest.identity.keys() == {"cross-encoder", "letters encoder"}
-
-
-def test_a_score_that_is_no_number_is_a_fault_and_not_a_ranking(options, tmp_path, monkeypatch):
-    build_index(PASSAGES, tmp_path / "one", "rerank", options)
-    index = open_index(tmp_path / "one")
-    logits = CrossEncoder._logits
-    monkeypatch.setattr(CrossEncoder, "_logits", lambda self, batch: logits(self, batch) * np.nan)
-    (fault,) = index.outcomes(["radium"], 3)
-    assert isinstance(fault, Fault)
-    assert fault.status == "failed"
 
 
 def test_a_name_is_fetched_from_the_hub_without_code_or_pickles_and_a_path_never(model, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import get_args
 
@@ -159,16 +158,6 @@ def test_documents_keep_the_order_of_the_passages_over_many_segments(tmp_path, m
     monkeypatch.setattr(lucene, "_BUFFER_MB", 0.1)  # many segments, to be merged in order
     many = opened(passages, tmp_path / "many", n_threads=3)
     assert shown(one.search(asked, 100)) == shown(many.search(asked, 100))
-
-
-def test_indexes_searched_at_once_are_not_mixed_up(tmp_path):
-    retrievers = [opened(made(300, seed), tmp_path / str(seed)) for seed in range(4)]
-    asked = queries(40)
-    alone = [shown(retriever.search(asked, 5)) for retriever in retrievers]
-    with ThreadPoolExecutor(8) as pool:
-        jobs = [(n, pool.submit(retrievers[n].search, asked, 5)) for _ in range(25) for n in range(4)]
-        for n, job in jobs:
-            assert shown(job.result()) == alone[n]
 
 
 @pytest.mark.parametrize("language", [name for name in get_args(Language) if name != "th"])

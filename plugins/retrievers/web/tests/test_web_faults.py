@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from threading import Barrier
 
 import httpx
 import pytest
@@ -15,7 +12,7 @@ from web_answers import fault_of, good, in_turn
 
 from srl.index.retriever import Fault
 from srl_web import caller
-from srl_web.caller import MAX_BYTES, Caller, Limits
+from srl_web.caller import MAX_BYTES, Caller
 from srl_web.options import Options
 
 
@@ -102,16 +99,6 @@ def asked(answer, monkeypatch, backoff_s=1.0, retry_s=100.0, **options):
         return fault, [wait for wait in waits if wait]
 
 
-def test_waits_double_as_long_as_there_are_attempts_and_time(monkeypatch):
-    def waits(attempts, retry_s):
-        return asked(in_turn(httpx.Response(500)), monkeypatch, retry_s=retry_s, attempts=attempts)[1]
-
-    assert waits(4, 100) == [1, 2, 4]
-    assert waits(20, 10) == [1, 2, 4]
-    assert waits(20, 15) == [1, 2, 4, 8]
-    assert waits(1, 15) == waits(5, 0) == []
-
-
 def test_retry_after_is_honoured_in_seconds_and_as_a_date_unless_it_makes_no_sense(monkeypatch):
     def waits(value):
         response = httpx.Response(429, headers=[(b"Retry-After", value.encode("latin-1"))])
@@ -121,42 +108,6 @@ def test_retry_after_is_honoured_in_seconds_and_as_a_date_unless_it_makes_no_sen
     (wait,) = waits(format_datetime(datetime.now(UTC) + timedelta(seconds=15), usegmt=True))
     assert 5 < wait <= 15
     assert waits("soon") == waits("-5") == waits("") == waits("²") == waits("1.5") == [1]
-
-
-def test_an_api_that_wants_to_be_left_alone_is_left_alone_and_the_fault_says_how_long(monkeypatch):
-    fault, waits = asked(in_turn(httpx.Response(429, headers={"Retry-After": "3600"})), monkeypatch)
-    assert (fault.status, fault.retry_after_s, waits) == ("refused", 3600, [])
-
-
-def test_requests_are_as_far_apart_as_the_rate_says_and_end_at_the_cap():
-    now = [100.0]
-    limits = Limits(4, 5, lambda: now[0])
-    assert [limits.take() for _ in range(4)] == [0, 0.25, 0.5, 0.75]
-    now[0] += 10
-    assert limits.take() == 0
-    with pytest.raises(Fault):
-        limits.take()
-    assert limits.spent == 5
-
-
-def test_no_more_requests_are_on_their_way_than_allowed(web):
-    together, lock, most, running = Barrier(3), threading.Lock(), [0], [0]
-
-    def answer(request):
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-        together.wait(60)  # three are on their way at once
-        with lock:
-            running[0] -= 1
-        together.wait(60)
-        return good()
-
-    retriever = web(answer, concurrency=3)
-    with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(retriever.search, [f"{call} {n}" for n in range(6)], 1) for call in range(2)]
-        assert [len(call.result(60)) for call in calls] == [6, 6]
-    assert most == [3]
 
 
 def test_the_spending_cap_counts_retries_refuses_and_sends_nothing_more(web):

@@ -53,22 +53,6 @@ def test_the_key_is_in_no_log_error_or_file(web, caplog, capfd, tmp_path, provid
     assert clear(*(path.read_bytes().decode("latin-1") for path in tmp_path.iterdir() if path.is_file()))
 
 
-def test_the_key_is_in_no_log_when_a_real_server_redirects(web, loopback, caplog, key):
-    caplog.set_level(logging.DEBUG)
-
-    def handle(connection):
-        path = connection.recv(65536).split(b" ")[1]
-        head = b"HTTP/1.1 301 Moved\r\nLocation: https://elsewhere.test%s\r\nContent-Length: 0\r\n\r\n"
-        connection.sendall(head % path)
-        connection.close()
-
-    api = {"url": loopback(handle).url, "params": {"q": "{query}", "api_key": "{key}"}, "key_env": "MY_KEY"}
-    (fault,) = web(api=api).outcomes(["x"], 3)
-    assert fault.status == "failed"
-    assert "HTTP Request: GET" in caplog.text
-    assert clear(caplog.text, fault)
-
-
 def test_an_index_has_no_key_and_is_the_same_whatever_variable_has_it(tmp_path):
     def build(name, **options):
         return build_index(None, tmp_path / name, "web", {"provider": "google", **options})

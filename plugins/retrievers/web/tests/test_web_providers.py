@@ -16,7 +16,6 @@ from srl.plugins import manager
 from srl.testing import check_provider
 from srl_web.api import read_answers, read_results
 from srl_web.hits import cleaned, hits_of
-from srl_web.options import provided
 from srl_web.providers import PROVIDERS
 
 QUESTION = "where is the lighthouse?"
@@ -87,15 +86,6 @@ def test_results_are_hits_in_the_form_of_passages(web, provider):
     assert (first.score, second.score) == (1.0, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("provider", "contents", "count"),
-    [("serpapi", '"Genoa"\nSince 1128', 4), ("serper", '"Genoa"\n1128', 4), ("tavily", '"x"\nIn 1128.', 3)],
-)
-def test_a_direct_answer_comes_first_when_it_is_wanted(web, provider, contents, count):
-    (hits,) = web(replies(ANSWERS[provider]), provider=provider, answers=True).search(["x"], 9)
-    assert (hits[0].passage.contents, len(hits)) == (contents, count)
-
-
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_no_results_are_an_empty_list_and_json_of_another_shape_is_a_fault(web, provider):
     assert web(replies(EMPTY[provider]), provider=provider).outcomes(["x"], 3) == [[]]
@@ -104,22 +94,6 @@ def test_no_results_are_an_empty_list_and_json_of_another_shape_is_a_fault(web, 
         assert isinstance(fault, Fault), payload
         assert fault.status == "failed"
         assert "we broke" in str(fault) or payload != {"error": "we broke"}
-
-
-def test_no_more_hits_than_asked_for_no_url_twice_and_an_id_without_one(web):
-    entries = [{"title": "t", "snippet": "s", "link": f"https://{n // 2}.test/"} for n in range(14)]
-    retriever = web(replies({"organic": entries}))
-    assert [hit.passage.id for hit in retriever.search(["x"], 2)[0]] == ["https://0.test/", "https://1.test/"]
-    scores = [hit.score for hit in retriever.search(["x"], 100)[0]]
-    assert (len(scores), scores) == (7, sorted(set(scores), reverse=True))
-    nameless = [
-        {"title": "a", "snippet": "1"},
-        {"title": "a", "snippet": "2"},
-        {"title": "a", "snippet": "1"},
-    ]
-    (hits,) = web(replies({"organic": nameless})).search(["x"], 5)
-    assert [hit.passage.text for hit in hits] == ["1", "2"]
-    assert len({hit.passage.id for hit in hits}) == 2
 
 
 @pytest.mark.parametrize(
@@ -225,18 +199,3 @@ def test_options_that_do_not_fit_are_one_line_without_the_key(options):
 def test_every_provider_conforms_and_is_a_plugin(name):
     check_provider(name)
     assert manager.load("provider", name) is PROVIDERS[name]
-
-
-def test_a_provider_of_the_users_own_module_is_asked_and_fixes_the_identity(web, tmp_path, monkeypatch):
-    source = "from srl_web.api import Api\nown = Api(url='https://own.test/', params={'q': '{query}'})"
-    (tmp_path / "provider_of_a_test.py").write_text(source)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    answer = replies({"results": [{"title": "T", "snippet": "S", "link": "https://t.test"}]})
-    retriever = web(answer, provider="provider_of_a_test:own")
-    ((hit,),) = retriever.search(["lighthouse"], 3)
-    assert hit.passage.id == "https://t.test"
-    assert str(retriever.asked[0].url) == "https://own.test/?q=lighthouse"
-    assert list(retriever.identity()) == ["provider"]
-    assert web(answer).identity() == {}
-    with pytest.raises(UserError):
-        provided("sys:path")

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 
 import httpx
 import pytest
 from web_answers import replies
 
-from srl.errors import CheckFailed, UserError
+from srl.errors import UserError
 from srl.index import build_index, open_index
 from srl.index.open import live_index
 from srl.index.retriever import Fault
-from srl.testing import check_retriever
 from srl.testing.retrievers import CHECKS, CORPUS, Trial
-from srl_web.options import Options
-from srl_web.retriever import WebRetriever
 
 
 def echo(request):
@@ -68,26 +64,6 @@ def test_an_empty_answer_is_kept_and_a_fault_is_not(web, tmp_path):
     assert all(isinstance(broken.outcomes(["broken"], 3)[0], Fault) for _ in range(2))
     assert len(broken.asked) == 2
     assert texts(web(echo, cache=cache), ["broken"]) == [["broken"]]
-
-
-def test_a_cache_that_breaks_costs_money_and_no_answer(web, tmp_path, caplog):
-    retriever = web(echo, cache=tmp_path / "cache.sqlite")
-    sqlite3.connect(tmp_path / "cache.sqlite").execute("DROP TABLE kept")
-    assert texts(retriever, ["x"]) == texts(retriever, ["x"]) == [["x"]]
-    assert len(retriever.asked) == 2
-    assert len(caplog.records) == 1
-
-
-@pytest.mark.parametrize("harm", ["no database", "newer", "below a file"])
-def test_a_file_that_is_no_cache_is_refused(web, tmp_path, harm):
-    path = tmp_path / "notes.txt"
-    if harm == "newer":
-        with sqlite3.connect(path) as connection:
-            connection.execute("PRAGMA user_version=2")
-    else:
-        path.write_text("these are my notes, and no database at all " * 20)
-    with pytest.raises(UserError, match=r"notes\.txt"):
-        web(echo, cache=path / "below" if harm == "below a file" else path)
 
 
 def test_an_index_of_the_web_is_built_opened_and_searched(loopback, tmp_path):
@@ -145,17 +121,3 @@ NOT_LIVE = {
 def test_conforms_to_the_retriever_seam_as_far_as_a_live_one_can(web, tmp_path, check):
     retriever = web(kit_corpus)
     check(Live(lambda: retriever, tmp_path, retriever))
-
-
-def test_the_kit_checks_a_live_retriever_and_asks_nobody(monkeypatch):
-    assert check_retriever("web", {"provider": "serper"})
-
-    class Asks(WebRetriever):
-        def outcomes(self, queries, k):
-            return [[] for _ in queries]
-
-    with pytest.raises(CheckFailed):
-        check_retriever(Asks(Options(provider="serper", cache=None)))
-    monkeypatch.delenv("SERPER_API_KEY")
-    with pytest.raises(CheckFailed, match="SERPER_API_KEY"):
-        check_retriever("web", {"provider": "serper"})
