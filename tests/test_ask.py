@@ -22,8 +22,6 @@ from tests.tiny_models import byte_level_tokenizer
 
 import srl.train.ask
 from srl.cli.episode_view import EpisodeView
-from srl.cli.eval.shared import check_search
-from srl.config import load_config
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.rollout.engine import EngineFault, ScriptedEngine
@@ -92,17 +90,6 @@ def test_what_is_written_is_shown_before_the_turn_has_ended(capsys):
     shown(capsys, engine=Listening)
     assert len([text for text in seen if text]) > 8
     assert "".join(seen).startswith("think   I look it up")
-
-
-def test_an_episode_that_nobody_watches_asks_no_engine_to_tell_tokens():
-    engine = RecordingEngine(CODEC, TURNS)
-    asyncio.run(
-        run_episode(
-            QUESTION, engine, TableSearch(), codec=CODEC, template=TEMPLATES["search-r1"],
-            options=EpisodeOptions(max_turn_tokens=200),
-        )
-    )  # fmt: skip
-    assert [sampling.on_tokens for sampling in engine.samplings] == [None, None]
 
 
 ATTACK = "[bold]x[/bold] \x1b[31mred \x07\u202e"
@@ -198,21 +185,6 @@ def test_each_line_of_stdin_is_a_question_and_one_that_fails_ends_nothing(shell,
     assert "the server is away" in err
     assert "data.max_prompt_length" in err
     assert "2 questions" in err.splitlines()[-1]
-
-
-def test_a_model_that_never_stops_is_cut_off(shell, place):
-    limits = (
-        "rollout.max_turn_tokens=16",
-        "rollout.max_obs_length=24",
-        "data.max_prompt_length=64",
-        "data.max_response_length=64",
-    )
-    sets = [part for item in (*limits, "data.template=tiny") for part in ("--set", item)]
-    code, out, err = ask(shell, place, "what flag has velmar", "--max-turns", "1", "--json", *sets)
-    assert code == 0, err
-    found = json.loads(out)
-    assert found["answer"] is None
-    assert 16 <= found["tokens"] <= 32
 
 
 def test_card_gives_the_template_and_another_index_is_said(shell, place, monkeypatch, tmp_path):
@@ -348,12 +320,3 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_the_conversation(place, tmp_path):
         terminal.process.kill()
         terminal.process.wait()
         os.close(terminal.ours)
-
-
-@pytest.mark.parametrize(
-    ("searches", "typed", "warned"), [(False, "i", True), (False, None, False), (True, "i", False)]
-)
-def test_an_index_for_a_model_that_was_trained_without_search_is_warned_of(capsys, searches, typed, warned):
-    settings = load_config(sets=["search.index=i", f"rollout.search={str(searches).lower()}"]).config
-    check_search(settings, typed=typed)
-    assert ("was trained without search" in capsys.readouterr().err) == warned

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play, rollout
+from tests.scripts import EXAMPLES, PAGE, QUESTION, RecordingEngine, TableSearch, play, rollout
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 from srl.cli import main
@@ -23,10 +23,8 @@ from srl.errors import UserError
 from srl.index import build_index
 from srl.models.weights import save_model
 from srl.protocol import (
-    EXAMPLES,
     TEMPLATES,
     examples_in,
-    parse_action,
     read_examples,
     render_information,
     render_passage,
@@ -37,7 +35,7 @@ from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions, PromptTooLongError
 from srl.rollout.observation import fit_information
-from srl.train.baselines import BASELINES, baseline_config, chosen_baselines
+from srl.train.baselines import BASELINES, baseline_config
 from srl.train.questions import choose_template, load_questions
 from srl.train.sft import with_prompts
 from srl.trajectory import Hit, Passage, Search, Trajectory
@@ -77,12 +75,6 @@ def test_rag_has_the_passages_before_the_question_in_the_prompt_and_nowhere_in_t
     assert trajectory.question == QUESTION, "a question in the log is the one that was asked"
 
 
-def test_rag_without_a_hit_says_so(codec):
-    trajectory = play(codec, [ANSWER], TableSearch(passages=()), template=RAG, options=AT_ONCE)
-    assert "<information>No results found.</information>" in trajectory.segments[0].text
-    assert trajectory.end == "answered"
-
-
 def test_a_failed_search_of_rag_is_a_fault_and_nothing_is_generated(codec):
     down = Search(QUESTION.text, status="timed_out", error="no answer in 30 s")
     engine = RecordingEngine(codec, [ANSWER])
@@ -103,13 +95,6 @@ def test_rag_is_tried_once_more_after_a_failed_search(codec, faults, end):
         )
     )  # fmt: skip
     assert (trajectory.end, trajectory.attempt, len(search.queries)) == (end, 1, 2)
-
-
-def test_a_question_that_is_no_query_finds_nothing(codec):
-    rejected = Search(QUESTION.text, status="rejected", error="longer than search.max_query_chars")
-    trajectory = play(codec, [ANSWER], TableSearch(outcomes=[rejected]), template=RAG, options=AT_ONCE)
-    assert "No results found." in trajectory.segments[0].text
-    assert (trajectory.end, trajectory.valid_searches, len(trajectory.searches)) == ("answered", 0, 1)
 
 
 def test_the_passages_of_rag_lose_whole_passages_first(codec):
@@ -145,19 +130,6 @@ def test_a_prompt_with_passages_never_exceeds_its_limit(codec, room, longest, wo
     assert len(inside) == 1
     assert len(codec.encode_text(f"\n{inside[0]}\n")) <= longest
     assert trajectory.end == "answered"
-
-
-def test_a_question_that_rag_has_no_room_for_is_left_out_before_a_run_begins(codec):
-    """Every question that is asked gets a prompt, whatever it retrieves."""
-    long = [replace(QUESTION, id=f"q/{n}", text="Who " + "was " * n + "it?") for n in range(0, 400, 4)]
-    sets = ["data.template=rag", "rollout.max_turns=0", "data.filter_overlong_prompts=true"]
-    config = load_config(sets=[*sets, "data.max_prompt_length=300"]).config
-    asked = load_questions((), config, codec, str, read=long)
-    assert 0 < len(asked) < len(long)
-    page = Passage("1", "Title\n" + "The sea is near. " * 50)
-    for question in asked:
-        limits = {**AT_ONCE, "max_prompt_length": 300}
-        assert play(codec, [ANSWER], TableSearch([page]), template=RAG, question=question, options=limits)
 
 
 def test_passages_that_do_not_fit_at_all_are_one_clear_line(codec):
@@ -249,26 +221,6 @@ def _is_well_formed(trajectory: Trajectory) -> bool:
     return bool(structure.is_well_formed(trajectory))
 
 
-def test_there_are_three_examples_of_one_and_two_searches():
-    assert [len(parts) // 2 for _, parts in _examples()] == [1, 2, 2]
-
-
-def test_the_few_shot_prompt_is_the_search_prompt_with_examples_as_chat_turns():
-    plain, few = (TEMPLATES[name].messages("Who?") for name in ("search-r1", "few-shot"))
-    assert [message["role"] for message in few] == ["user", "assistant"] * 3 + ["user"]
-    assert few[0]["content"] == plain[0]["content"].replace("Who?", next(_examples())[0])
-    assert few[-1]["content"] == "Question: Who?\n"
-    said = "".join(message["content"] for message in few)
-    assert [line for line in EXAMPLES.splitlines() if line.strip() not in said] == []
-
-
-def test_a_model_without_chat_template_reads_the_examples_as_one_text(codec):
-    text = codec.encode_prompt(TEMPLATES["closed-book"].messages("Who?"))[2]
-    assert text.endswith(
-        "explanation. Question: What is the capital of China?\n\n<answer> Beijing </answer>\nQuestion: Who?\n"
-    )
-
-
 CHAT = "{% for message in messages %}<|end|>{{ message.role }}:{{ CONTENT }}{% endfor %}<|end|>assistant:"
 
 
@@ -294,34 +246,12 @@ def test_examples_are_one_message_where_the_chat_template_drops_thoughts(place, 
     assert all(says in text for _, says in examples_in(EXAMPLES))
 
 
-def test_own_examples_stand_in_the_place_of_ours(tmp_path):
-    own = "Question: Who?\n<search> who </search>\n\n<answer> me </answer>"
-    (tmp_path / "own.txt").write_text(f"{own}\n\nQuestion: What?\n<answer> it </answer>\n", encoding="utf-8")
-    sets = ["data.template=few-shot", f"data.examples={tmp_path / 'own.txt'}"]
-    config = load_config(sets=sets).config
-    prompt = choose_template(config).messages("Where?")
-    assert [message["content"] for message in prompt[1:]] == [
-        "<search> who </search>\n\n<answer> me </answer>", "Question: What?\n", "<answer> it </answer>",
-        "Question: Where?\n",
-    ]  # fmt: skip
-    for name in ("search-r1", "closed-book"):
-        other = {"data.template": name, "rollout.search": TEMPLATES[name].searches}
-        assert choose_template(config.with_settings(other)) == TEMPLATES[name]
-
-
 @pytest.mark.parametrize("text", ["<answer> x </answer>", "Question: Who?\n<search> x </search>", None])
 def test_a_file_without_examples_is_named(tmp_path, text):
     if text is not None:
         (tmp_path / "own.txt").write_text(text)
     with pytest.raises(UserError, match=r"own\.txt"):
         read_examples(tmp_path / "own.txt")
-
-
-@pytest.mark.parametrize("name", ["closed-book", "cot", "rag", "few-shot", "r1"])
-def test_a_prompt_shows_how_an_answer_is_written(name):
-    prompt = "".join(message["content"] for message in TEMPLATES[name].messages("Who?"))
-    shown = [parse_action(line) for line in re.findall(r"<answer> \w[^<]*</answer>", prompt)]
-    assert "Beijing" in {action.content for action in shown if action}
 
 
 @pytest.mark.parametrize("preset", [None, "tiny", "one-gpu"])
@@ -339,33 +269,6 @@ def _tokens(config: Config, question: str) -> int:
     """The length of a prompt where a token is three characters, the most that a usual text takes."""
     messages = choose_template(config).messages(question, render_information([]))
     return sum(-(-len(message["content"]) // 3) for message in messages)
-
-
-@pytest.mark.parametrize("name", ["closed-book", "cot", "rag"])
-def test_what_answers_at_once_generates_once(name):
-    own = load_config(sets=["rollout.max_turns=3", "rollout.max_turn_tokens=99"]).config
-    changed = baseline_config(own, name)
-    assert (changed.rollout.max_turns, changed.data.max_response_length) == (0, 99)
-    assert changed.data.max_episode_tokens <= own.data.max_episode_tokens
-
-
-def test_everything_else_is_as_in_the_own_setting():
-    own = load_config().config
-    for name in BASELINES:
-        changed = baseline_config(own, name).with_settings(
-            {"data.template": own.data.template, "data.max_prompt_length": own.data.max_prompt_length,
-             "data.max_response_length": own.data.max_response_length,
-             "rollout.max_turns": own.rollout.max_turns, "rollout.search": own.rollout.search}
-        )  # fmt: skip
-        assert changed == own
-
-
-def test_baselines_are_named_once_and_in_order():
-    assert chosen_baselines(["rag", "closed-book", "rag"]) == ["closed-book", "rag"]
-    assert chosen_baselines(["r1", "all"]) == list(BASELINES)
-    assert chosen_baselines([]) == []
-    with pytest.raises(UserError, match=r"no baseline 'closedbook'.*did you mean 'closed-book'"):
-        chosen_baselines(["closedbook"])
 
 
 def test_prompts_with_passages_are_not_prepared_ahead(tmp_path: Path):
@@ -465,60 +368,3 @@ def test_baselines_are_columns_of_one_table_and_rows_of_json(place, typed):
     assert head.split("  closed-book")[0].strip() == "with search"
     gain = next(row for row in rows if "gain over closed-book" in row)
     assert gain.split()[3:] == ["+0.750", "-0.250", "+0.750", "+0.750", "-0.250"]
-
-
-def test_a_baseline_that_is_added_later_leaves_the_other_answers_as_they_are(place, typed):
-    searching = ("--index", str(place / "index"), "--json")
-    first = json.loads(typed(*searching, "--baseline", "rag")[1])
-    report = json.loads(typed(*searching, "--baseline", "few-shot", "--baseline", "rag", "--run", "last")[1])
-    assert [report[name]["generated"] for name in ("search", "rag", "few-shot")] == [0, 0, 4]
-    assert report["rag"]["run"] == first["rag"]["run"]
-
-
-def test_without_closed_book_there_is_no_gain(place, typed):
-    code, out, _ = typed("--index", str(place / "index"), "--baseline", "r1")
-    assert code == 0
-    assert "gain" not in out
-
-
-def test_what_searches_nothing_needs_no_index(typed):
-    code, out, _ = typed("--set", "rollout.search=false", "--template", "r1", "--baseline", "closed-book")
-    assert code == 0
-    assert out.splitlines()[0].split() == ["without", "search", "closed-book"]
-
-
-def test_a_model_without_search_is_compared_with_baselines_that_search(place, typed):
-    plain = ("--set", "rollout.search=false", "--template", "r1", "--json")
-    report = json.loads(typed(*plain, "--index", str(place / "index"), "--baseline", "rag")[1])
-    assert (report["no_search"]["metrics"]["em"], report["rag"]["metrics"]["em"]) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--baseline", "ragg"], "no baseline 'ragg': there are closed-book, cot, rag, few-shot, r1"),
-        (["--examples", "FILE", "--baseline", "rag"], "--examples are for the prompt few-shot: add"),
-        (["--examples", "nowhere.txt", "--baseline", "few-shot"], "nowhere.txt"),
-        (["--set", "rollout.search=false", "--template", "r1", "--baseline", "rag"],
-         "--baseline rag has nothing to search: give --index DIR or --url URL"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line_and_exit_code_2(typed, tmp_path, arguments, complaint):
-    (tmp_path / "own.txt").write_text("Question: Who?\n<answer> me </answer>")
-    code, out, err = typed(*(str(tmp_path / "own.txt") if item == "FILE" else item for item in arguments))
-    assert (code, out) == (2, "")
-    assert complaint in err
-    assert sum(line.startswith("srl:") for line in err.splitlines()) == 1
-
-
-def test_faults_of_rag_fail_the_check(place, typed, monkeypatch):
-    async def down(self, query, *more):
-        return Search(query, status="failed", error="the index is gone")
-
-    monkeypatch.setattr("srl.serve.in_process.LocalSearch.search", down)
-    code, out, err = typed(
-        "--index", str(place / "index"), "--baseline", "rag", "--set", "rollout.max_turns=0"
-    )
-    assert code == 1
-    assert "search failed in 100.0% of the episodes" in err
-    assert "lost to faults" in out

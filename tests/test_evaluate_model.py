@@ -20,7 +20,7 @@ from srl.cli import main
 from srl.config import load_config
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
-from srl.errors import CheckFailed, UserError
+from srl.errors import CheckFailed
 from srl.evaluate import wilson_interval
 from srl.files import ABOUT, write_json
 from srl.index import build_index, open_index
@@ -41,7 +41,7 @@ from srl.train.evaluate_model import (
 )
 from srl.train.evaluation_run import generate
 from srl.train.model_card import card_of_run, write_card
-from srl.train.model_settings import local_settings, settings_of
+from srl.train.model_settings import settings_of
 from srl.train.named_checkpoint import model_directory
 from srl.train.questions import load_template
 from srl.train.search import IndexDigests
@@ -149,12 +149,6 @@ def test_several_samples_give_pass_at_k() -> None:
     assert (metrics["eval/pass@2"], metrics["eval/pass@4"]) == (0.25, 0.25)
 
 
-def test_without_search_a_search_is_an_invalid_action() -> None:
-    metrics = play(SCRIPT, None).metrics
-    assert metrics["eval/env/number_of_valid_search"] == 0
-    assert metrics["eval/em"] == 0.5
-
-
 def test_lost_searches_fail_the_check_after_everything_is_measured() -> None:
     found = play(SCRIPT, Library(down=("Velmar",)))
     assert found.metrics["eval/em"] == 0.25
@@ -165,13 +159,6 @@ def test_lost_searches_fail_the_check_after_everything_is_measured() -> None:
         CheckFailed, match=r"25\.0% of the episodes and 50\.0% of the searches.*0\.01.*timed_out"
     ):
         check_failures(report, 0.01)
-
-
-def test_few_lost_episodes_are_many_when_few_searched() -> None:
-    script = {town: ["<answer>x</answer>"] for town in TOWERS} | {"Velmar": look_up("Velmar", "x")}
-    report = ModelReport("m", (), 4, 1, 0.0, {}, "", "", {"search": play(script, Library(down=("Velmar",)))})
-    with pytest.raises(CheckFailed, match=r"100\.0% of the searches"):
-        check_failures(report, 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -227,18 +214,13 @@ def test_report_of_a_model_with_and_without_search(place: Path, capsys: pytest.C
     assert report["no_search"]["metrics"]["env/number_of_valid_search"] == 0
 
 
-def test_a_setting_of_a_file_that_the_models_card_overrides_is_noted(place: Path, tmp_path: Path) -> None:
-    file, notes = tmp_path / "mine.yaml", list[str]()
+def test_a_file_decides_over_the_models_card_where_it_names_the_prompt(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
     model = shutil.copytree(place / "model", tmp_path / "model")
-    write_card(model / ABOUT, {"template": "search-r1", "search": True})
-    file.write_text("data: {template: r1}\nrollout: {max_turns: 1}\n")
-    given = (model, None, file, {"search.index": place / "index", "data.template": None})
-    config = local_settings(*given, SMALL, Workspace.resolve(), notes.append)
-    assert (config.data.template, config.rollout.max_turns) == ("search-r1", 1)
-    assert len(notes) == 1
-    assert f"data.template = r1 of {file}" in notes[0]
-    local_settings(*given, [*SMALL, "data.template=r1"], Workspace.resolve(), notes.append)
-    assert len(notes) == 1
+    write_card(model / ABOUT, {"template": "few-shot", "search": True})
+    for text, name in (("rollout: {max_turns: 1}", "few-shot"), ("data: {template: short}", "short")):
+        file.write_text(text)
+        assert settings_of(model, None, file, {"data.template": None}, SMALL).data.template == name
 
 
 def test_the_tokenizer_of_a_file_is_used_where_a_server_generates(tmp_path):
@@ -307,29 +289,6 @@ class Actor(ScriptedEngine):
         return Completion(ids, (0.0,) * len(ids), "stop")
 
 
-def test_search_and_no_search_run_on_the_same_questions_with_their_own_prompts(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "srl.train.load_components.load_engine", lambda config, policy, note: Actor(policy.codec)
-    )
-    config = settings_of(place / "model", None, None, {"search.index": place / "index"}, SMALL)
-    report = evaluate_model(
-        config, [str(place / "test.parquet")], Workspace.resolve(), no_search_too=True, limit=3
-    )
-    search, plain = report.settings["search"], report.settings["no_search"]
-    assert (search.metrics["eval/em"], plain.metrics["eval/em"]) == (1, 0)
-    assert (search.metrics["eval/env/number_of_valid_search"], plain.metrics["eval/env/finish_ratio"]) == (
-        1,
-        1,
-    )
-    assert plain.metrics["eval/env/ratio_of_valid_action"] == 0.5
-    asked = [[item.question_id for item in found.results] for found in (search, plain)]
-    assert asked[0] == asked[1]
-    starts = [logged(found)[0].segments[0].text[:50] for found in (search, plain)]
-    assert starts == [template(name).prompt[:50] for name in ("search-r1", "r1")]
-
-
 def test_another_index_than_in_training_is_said_aloud(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -344,35 +303,12 @@ def test_another_index_than_in_training_is_said_aloud(
     assert "trained with" not in run(place, capsys, "--index", str(place / "index"), model=str(model))[2]
 
 
-def test_prompts_are_those_of_the_models_template(place: Path, tmp_path: Path) -> None:
-    model = _copy_of(place / "model", tmp_path / "model")
-    (tmp_path / "short.txt").write_text("<search> allowed. Q: {question}", encoding="utf-8")
-    known = {"format": 1, "template": str(tmp_path / "short.txt"), "search": True}
-    write_json(model / "srl.json", known)
-    config = settings_of(model, None, None, {"search.index": place / "index"}, SMALL)
-    report = evaluate_model(config, [str(place / "test.parquet")], Workspace.resolve(), limit=1)
-    [trajectory] = logged(report.settings["search"])
-    assert trajectory.segments[0].text.startswith("<search> allowed. Q: Who built")
-    own = settings_of(model, None, None, {"data.template": "search-r1"}, SMALL)
-    assert own.data.template == "search-r1"
-
-
 def test_questions_without_prompts_get_the_default_one(place: Path, tmp_path: Path) -> None:
     rows = [{"id": q.id, "question": q.text, "golden_answers": list(q.golden_answers)} for q in QUESTIONS]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     config = settings_of(place / "model", None, None, {"search.index": place / "index"}, SMALL)
     report = evaluate_model(config, [str(tmp_path / "test.jsonl")], Workspace.resolve())
     assert logged(report.settings["search"])[0].segments[0].text.startswith("Answer the given question.")
-
-
-def test_a_model_of_a_run_without_search_is_measured_without(place: Path, tmp_path: Path) -> None:
-    model = _copy_of(place / "model", tmp_path / "model")
-    write_json(model / "srl.json", {"format": 1, "template": "r1", "search": False})
-    config = settings_of(model, None, None, {}, SMALL)
-    report = evaluate_model(
-        config, [str(place / "test.parquet")], Workspace.resolve(), no_search_too=True, limit=1
-    )
-    assert list(report.settings) == ["no_search"]
 
 
 def test_settings_are_those_of_the_models_run_but_for_what_was_searched(place: Path, tmp_path: Path) -> None:
@@ -445,17 +381,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert (code, out) == (2, "")
     assert complaint in err
     assert sum(line.startswith("srl:") for line in err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [("{", "not JSON"), ("[]", "JSON object"), ('{"format": 2}', "format 2"), ("{}", "format")],
-)
-def test_a_broken_srl_json_is_named(place: Path, tmp_path: Path, text: str, complaint: str) -> None:
-    model = _copy_of(place / "model", tmp_path / "model")
-    (model / "srl.json").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=rf"srl\.json.*{complaint}"):
-        settings_of(model, None, None, {}, [])
 
 
 def test_a_dead_search_is_exit_code_1_after_the_table(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, EngineFault, Sampling, ScriptedEngine
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
-from srl.store import LogWriter, RunInfo, read_records, rows
+from srl.store import LogWriter, RunInfo, read_records
 from srl.train import evaluation_run
 from srl.train.evaluate_model import Evaluation, ModelReport, evaluate_model
 from srl.train.evaluation_run import generate
@@ -247,13 +246,6 @@ def test_what_is_no_evaluation_does_not_go_on(place: Place) -> None:
     assert caught.value.key == "run"
 
 
-def test_a_workspace_that_cannot_be_written_is_one_line(place: Place, workspace: Path) -> None:
-    workspace.mkdir()
-    (workspace / "runs").write_text("", encoding="utf-8")
-    with pytest.raises((UserError, OSError), match=r"runs"):
-        place.evaluate()
-
-
 def test_each_setting_is_a_run_and_each_names_the_evaluation(place: Place) -> None:
     found = place.evaluate(no_search_too=True, limit=5).settings
     runs = [item.run for item in found.values()]
@@ -333,47 +325,3 @@ def test_the_last_run_of_the_training_commands_is_no_evaluation(
     assert main(["train", "--resume", "--run", str(evaluation)]) == 2
     said = capsys.readouterr().err.splitlines()
     assert f"{evaluation.name} is an evaluation" in said[-1]
-
-
-def test_runs_and_trajectories_of_an_evaluation_are_listed(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = place.evaluate().settings["search"].run
-    assert main(["inspect", "runs", "--json"]) == 0
-    [row] = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (row["run_id"], row["status"], row["algo"], row["setting"]) == (
-        run.name,
-        "finished",
-        "eval",
-        "search",
-    )
-    assert row["eval_em"] == pytest.approx(1 / 3)
-    assert main(["inspect", "trajectories", "--json", "--em", "1"]) == 0
-    found = list(map(json.loads, capsys.readouterr().out.splitlines()))
-    assert [item["answer"] for item in found] == ["Ada Brix"] * 4
-    assert main(["inspect", "show", found[0]["id"]]) == 0
-    assert "<answer>Ada Brix</answer>" in capsys.readouterr().out
-
-
-def test_a_log_adds_to_a_step_of_an_earlier_writer_only_if_it_says_so(tmp_path: Path) -> None:
-    trajectories = [Trajectory(item, phase="eval", end="answered", answer="x") for item in QUESTIONS[:3]]
-    kept = []
-    for adds in (True, False):
-        for trajectory in trajectories:
-            with LogWriter(tmp_path / str(adds), RunInfo("run"), adds=adds) as log:
-                log.write(0, "eval", [srl.store.Record(trajectory)], {})
-        with srl.store.open(tmp_path / str(adds)) as log:
-            kept.append(len(rows(log, "FROM trajectories")))
-    assert kept == [3, 1]
-
-
-def test_dropped_trajectories_are_in_no_table(tmp_path: Path) -> None:
-    trajectories = [Trajectory(item, phase="eval", end="answered", answer="x") for item in QUESTIONS[:6]]
-    with LogWriter(tmp_path / "log", RunInfo("run"), adds=True) as log:
-        for start in (0, 3):
-            log.write(0, "eval", [srl.store.Record(item) for item in trajectories[start : start + 3]], {})
-        log.drop_trajectories({trajectories[1].id, trajectories[5].id})
-    with srl.store.open(tmp_path) as log:
-        kept = {row["id"] for row in rows(log, "SELECT id FROM trajectories")}
-        assert kept == {trajectories[place].id for place in (0, 2, 3, 4)}
-        assert log.execute("SELECT trajectories FROM steps").fetchall() == [(4,)]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 
 import httpx
 import pytest
-from tests.fake_openai import MODEL, FakeServer, Reply, completion, listing
+from tests.fake_openai import MODEL, Reply, completion, listing
 from tests.scripts import QUESTION, TableSearch, rollout
 from tests.tiny_models import byte_level_tokenizer
 
@@ -163,26 +162,6 @@ def test_a_refusal_of_what_a_turn_cannot_do_without_ends_the_run(why):
     assert len(made.sent) == 1
 
 
-def test_at_most_max_concurrent_requests_are_under_way():
-    running, most = 0, 0
-
-    async def answer(path: str, body: dict, headers: dict) -> Reply:
-        nonlocal running, most
-        running, most = running + 1, max(most, running + 1)
-        await asyncio.sleep(0)
-        running -= 1
-        return completion("x")
-
-    async def many(url: str) -> None:
-        server = OpenAiServer(url, MODEL, max_concurrent=4)
-        engine = OpenAiEngine(CODEC, server, token_ids=False, max_model_len=2000)
-        await asyncio.gather(*(engine.generate(str(n), [5, 6], Sampling(max_tokens=4)) for n in range(20)))
-
-    with FakeServer(answer).running() as url:
-        asyncio.run(many(url))
-    assert 1 <= most <= 4
-
-
 def test_retry_after_that_one_request_meets_holds_for_all_and_is_forgotten():
     made = Made(BUSY, completion("x"), retries=0)
     with pytest.raises(UserError):
@@ -197,13 +176,6 @@ def test_requests_per_minute_space_the_requests():
     for _ in range(4):
         made.turn()
     assert made.waits == [2.0, 2.0, 2.0]
-
-
-def test_a_fault_that_passes_costs_nothing_but_a_wait():
-    made = Made(BROKEN, Reply(b"{", 200), BUSY, completion("<answer>x</answer>"), retries=3)
-    assert made.said() == "<answer>x</answer>"
-    assert sum(made.waits) >= 7
-    assert made.server.used()["failed_requests"] == 3
 
 
 @pytest.mark.parametrize(("status", "requests"), [(401, 1), (404, 1), (302, 1), (429, 3)])
@@ -277,19 +249,6 @@ def test_answer_that_never_ends_is_a_fault_after_the_time_out():
         made.turn()
 
 
-def test_server_that_is_not_there_is_asked_once():
-    made = Made(httpx.ConnectError("refused"))
-    with pytest.raises(UserError):
-        made.turn()
-    assert len(made.sent) == 1
-
-
-def test_a_large_body_of_an_error_is_read_at_its_beginning():
-    with pytest.raises(EngineFault) as caught:
-        Made(Reply(b"a." * 30_000 + b"://", 500)).turn()
-    assert len(str(caught.value)) < 500
-
-
 @pytest.mark.parametrize("reply", [BROKEN, Reply({"model": MODEL, "choices": []})])
 def test_a_server_that_fails_turn_after_turn_is_given_up(reply):
     last = FAILED_IN_A_ROW - 1
@@ -313,25 +272,6 @@ def play(made: Made, *questions: Question):
             options=EpisodeOptions(max_turn_tokens=200, max_response_length=900, temperature=0.0),
         )
     )  # fmt: skip
-
-
-def test_episode_whose_engine_failed_is_sampled_again_once_and_then_failed():
-    made = Made(BROKEN, retries=0)
-    (trajectory,) = play(made)
-    assert (trajectory.end, trajectory.valid, trajectory.attempt) == ("failed", False, 1)
-    assert "HTTP 500: oops" in trajectory.error
-    assert len(made.sent) == 2
-    (trajectory,) = play(Made(BROKEN, completion("<answer>Ossa Trell"), retries=0))
-    assert (trajectory.end, trajectory.answer, trajectory.attempt) == ("answered", "Ossa Trell", 1)
-
-
-def test_other_episodes_go_on_when_one_fails():
-    def answer(body: dict) -> Reply:
-        return BROKEN if "Quillon" in body["prompt"] else completion("<answer>Ossa Trell")
-
-    other = replace(QUESTION, id="q/1", text="Who built Quillon?")
-    ends = [trajectory.end for trajectory in play(Made(answer), QUESTION, other, QUESTION)]
-    assert ends == ["answered", "failed", "answered"]
 
 
 def test_episode_over_text_searches_and_answers():
@@ -419,11 +359,6 @@ def test_model_is_the_one_named_or_the_only_one(replies, model, name):
 )
 def test_server_is_asked_whether_it_returns_ids(reply, answer):
     assert asyncio.run(returns_ids(Made(reply).server, CODEC)) is answer
-
-
-def test_server_that_is_busy_is_not_taken_for_one_without_token_ids():
-    with pytest.raises(EngineFault):
-        asyncio.run(returns_ids(Made(Reply(b"later", 503)).server, CODEC))
 
 
 @pytest.mark.parametrize("text", ["", "a", "ab", "abc", "who built it?", "Straße 是 👩‍🚀", "x" * 100])

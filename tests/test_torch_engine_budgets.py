@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 
 import numpy as np
@@ -18,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from srl.errors import UserError
 from srl.models.new import new_model
 from srl.models.weights import add_lora
-from srl.rollout import rollout_weights, torch_engine
+from srl.rollout import rollout_weights
 from srl.rollout.attention import slot_attention
 from srl.rollout.cached_forward import CachedForward
 from srl.rollout.codec import Codec
@@ -181,15 +180,6 @@ def test_body_of_a_graph_has_its_budget_of_operations_and_reads_nothing():
     assert not READS & set(operations.names)
 
 
-def test_a_step_that_reads_from_the_gpu_is_seen_by_such_a_run():
-    model = new_model("llama", vocab_size=400, layers=1, width=32, heads=4, ffn=48)
-    model.model.layers[0].register_forward_pre_hook(lambda module, given: float(given[0].sum()) or None)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        forward = CachedForward(model, ROWS, 256, graphs=True, in_place=False)
-        with slot_attention(model, forward.cache.access), pytest.raises(UserError):
-            forward._step(torch.zeros(6, ROWS, dtype=torch.float64), 128, Draws(True, True, True, True))
-
-
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 def test_steps_with_static_shapes_draw_the_same_tokens(kind, caplog):
     """Rows leave, come back with new ids and change their kind of draw; buckets are filled up."""
@@ -282,31 +272,6 @@ def test_merged_adapter_computes_the_same_and_leaves_the_weights_as_they_were_to
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_rollout_generates_with_the_adapter_and_returns_the_weights_after_success_and_failure():
-    model = model_with(lora=True)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    engine = new_engine(model)
-    turns = converse(engine)
-    assert any(not torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()), "merged"
-    engine.sleep()
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    for ids, turn in turns:
-        whole = torch.tensor([[*ids, *turn.token_ids]])
-        with torch.no_grad():
-            expected = torch.log_softmax(model(whole).logits[0, len(ids) - 1 : -1], -1)
-        expected = expected.gather(1, torch.tensor(turn.token_ids)[:, None])[:, 0]
-        assert float((torch.tensor(turn.logprobs) - expected).abs().mean()) <= 1e-5
-
-    def broken(table, rows):
-        raise RuntimeError("out of luck")
-
-    engine._forward.feed = broken
-    with pytest.raises(RuntimeError, match="out of luck"):
-        converse(engine)
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert not any(getattr(module, "merged_adapters", None) for module in model.modules())
-
-
 @pytest.mark.parametrize(("small", "kept"), [(0, False), (2**26, True)])
 def test_engine_that_sleeps_keeps_only_a_small_cache(monkeypatch, small, kept):
     monkeypatch.setattr("srl.rollout.torch_engine.SMALL_CACHE", small)
@@ -316,18 +281,6 @@ def test_engine_that_sleeps_keeps_only_a_small_cache(monkeypatch, small, kept):
     engine.sleep()
     assert (engine._forward.nbytes > 0) is kept
     assert [turn.token_ids for _, turn in converse(engine)] == [turn.token_ids for _, turn in before]
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
-def test_sampled_logprobs_differ_from_the_trainers_by_less_than_a_hundred_thousandth(kind):
-    model = tiny_model(kind)
-    differences = []
-    for ids, turn in converse(new_engine(model), count=12, length=40):
-        with torch.no_grad():
-            logits = model(torch.tensor([[*ids, *turn.token_ids]])).logits[0, len(ids) - 1 : -1]
-        expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(turn.token_ids)[:, None])[:, 0]
-        differences.append((torch.tensor(turn.logprobs) - expected).abs())
-    assert float(torch.cat(differences).mean()) <= 1e-5
 
 
 def wide_model():
@@ -356,50 +309,3 @@ def test_library_is_chosen_by_the_maker_of_the_processor(monkeypatch, tmp_path, 
     with Operations() as operations:
         asyncio.run(engine.generate("a", [5, 6, 7], Sampling(max_tokens=2)))
     assert (operations.names["_linear_pointwise"] > 0) is ours
-
-
-REDUCED = ("allow_tf32", "allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
-
-
-@pytest.fixture
-def reduced_precision():
-    """cuBLAS and cuDNN may round, until the test has ended."""
-    holders = [(torch.backends.cuda.matmul, name) for name in REDUCED] + [
-        (torch.backends.cudnn, "allow_tf32")
-    ]
-    before = [getattr(holder, name) for holder, name in holders]
-    for holder, name in holders:
-        setattr(holder, name, True)
-    yield holders
-    for (holder, name), value in zip(holders, before, strict=True):
-        setattr(holder, name, value)
-
-
-def test_deterministic_engine_on_a_gpu_sets_what_it_needs_or_says_that_it_cannot(
-    monkeypatch, reduced_precision
-):
-    asked = []
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *a, **k: asked.append((a, k)))
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    torch_engine.make_cuda_deterministic()
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert asked == [((True,), {"warn_only": True})]
-    assert not any(getattr(holder, name) for holder, name in reduced_precision)
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
-    with pytest.raises(UserError, match="unset it, or set it to :4096:8"):
-        torch_engine.make_cuda_deterministic()
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
-def test_model_set_to_flash_attention_decodes_with_ours(kind):
-    """The probe's reference needs the model's own kernel, which is for GPUs; it is replaced here."""
-    model, ids = tiny_model(kind), torch.arange(20)[None] + 3
-    with torch.no_grad():
-        expected = model(ids).logits[:, -1]
-    model.config._attn_implementation_internal = "flash_attention_2"
-    forward, table = CachedForward(model, 2, 100), SlotTable(2)
-    table.begin(0, ids[0].tolist(), Sampling(9), 0)
-    with torch.no_grad():
-        logits = forward.feed(table, np.array([0]))
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-    assert model.config._attn_implementation == "flash_attention_2"

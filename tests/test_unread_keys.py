@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli_mistakes import evaluate, fine_tune, place, train
+from tests.scripts import EXAMPLES
 
 import srl.config
 from srl.cli import main
@@ -18,7 +19,6 @@ from srl.config.load import typed_keys, with_changes
 from srl.config.sections import Section
 from srl.config.unread import KINDS, Backend, Kind, unread
 from srl.errors import UserError
-from srl.protocol import EXAMPLES
 from srl.train import model_settings
 
 __all__ = ["place"]

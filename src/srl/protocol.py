@@ -6,6 +6,7 @@ Pure text in, text out. The tags and the default prompt are Search-R1's (arXiv 2
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,8 +88,8 @@ class Template:
         if not retrievers or not self.searches:
             return self
         prompt = self.prompt.replace("{retrievers}", list_retrievers(retrievers))
-        feedback = self.feedback.replace(_SEARCH_FEEDBACK, _search_feedback(retrievers))
-        return replace(self, prompt=prompt, feedback=feedback)
+        named = f"<search> (for another search engine: {', '.join(map(search_tag, retrievers))}) and"
+        return replace(self, prompt=prompt, feedback=self.feedback.replace("<search> and", named))
 
 
 _NO_RETRIEVERS = re.compile(r"\{retrievers\}[ \n]?")
@@ -130,78 +131,6 @@ def _series(items: Sequence[str]) -> str:
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
-def _search_feedback(retrievers: Iterable[str] = ()) -> str:
-    """Search-R1's words, and which retrievers can be named, where there are any."""
-    named = [search_tag(name) for name in retrievers]
-    more = f" (for another search engine: {', '.join(named)})" if named else ""
-    return (
-        f"\nMy previous action is invalid. If I want to search, I should put the query between <search>{more}"
-        " and </search>. If I want to give the final answer, I should put the answer between <answer> and "
-        "</answer>. Let me try again.\n"
-    )
-
-
-_SEARCH_FEEDBACK = _search_feedback()
-_ANSWER_FEEDBACK = (
-    "\nMy previous action is invalid. I should put the answer between <answer> and </answer>. "
-    "Let me try again.\n"
-)
-
-_SEARCH_PROMPT = (
-    "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you "
-    "get new information. After reasoning, if you find you lack some knowledge, you can call a search engine "
-    "by <search> query </search> and it will return the top searched results between <information> and "
-    "</information>. You can search as many times as your want. If you find no further external knowledge "
-    "needed, you can directly provide the answer inside <answer> and </answer>, without detailed "
-    "illustrations. For example, <answer> Beijing </answer>. {retrievers} "
-)
-
-EXAMPLES = """\
-Question: Who designed the Harrow Street Bridge in Quenton?
-<think> I do not know who designed this bridge. I search for it. </think>
-<search> Harrow Street Bridge Quenton designer </search>
-
-<information>Doc 1(Title: "Harrow Street Bridge") The Harrow Street Bridge crosses the Lenn in Quenton. It \
-was designed by Mira Oswin and opened in 1931.
-Doc 2(Title: "Quenton") Quenton is a market town on the Lenn with 8,000 inhabitants.</information>
-
-<think> Doc 1 says that Mira Oswin designed it. </think>
-<answer> Mira Oswin </answer>
-
-Question: In which country was the director of the film The Glass Orchard born?
-<think> First I need to know who directed the film. </think>
-<search> The Glass Orchard film director </search>
-
-<information>Doc 1(Title: "The Glass Orchard") The Glass Orchard is a 1957 drama film directed by Tovan Hesk.
-Doc 2(Title: "Orchard (disambiguation)") Orchard may refer to a garden of fruit trees.</information>
-
-<think> The director is Tovan Hesk. Now I need to know where he was born. </think>
-<search> Tovan Hesk place of birth </search>
-
-<information>Doc 1(Title: "Tovan Hesk") Tovan Hesk (1911 to 1984) was a film director, born in Faro, \
-Portugal.</information>
-
-<think> Tovan Hesk was born in Faro, which is in Portugal. </think>
-<answer> Portugal </answer>
-
-Question: Which magazine was founded first, Tidewater Review or Northern Loom?
-<think> I need to know when each magazine was founded. </think>
-<search> Tidewater Review magazine founded </search>
-
-<information>Doc 1(Title: "Tidewater Review") Tidewater Review was a quarterly magazine, founded in \
-1902.</information>
-
-<think> Tidewater Review was founded in 1902. Now I search for the other one. </think>
-<search> Northern Loom magazine founded </search>
-
-<information>Doc 1(Title: "Northern Loom") Northern Loom is a magazine about weaving, founded in \
-1888.</information>
-
-<think> 1888 is before 1902, so Northern Loom was founded first. </think>
-<answer> Northern Loom </answer>"""
-"""Worked examples of the protocol: one hop, two hops, a comparison. All people and things are made up."""
-
-
 def examples_in(text: str) -> tuple[tuple[str, str], ...]:
     """The examples in a text, each a line `Question: …` and, below it, what the policy writes and reads."""
     _, *found = re.split(r"^Question:", text, flags=re.MULTILINE)
@@ -209,74 +138,24 @@ def examples_in(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((question.strip(), says.strip()) for question, _, says in split)
 
 
-TEMPLATES = {
-    template.name: template
-    for template in (
-        Template(name="search-r1", prompt=_SEARCH_PROMPT + _QUESTION, feedback=_SEARCH_FEEDBACK),
-        Template(
-            name="short",
-            prompt="Answer the question. To look something up, write <search> query </search>; the results "
-            "come between <information> and </information>. When you know the answer, write <answer> answer "
-            "</answer>. {retrievers}\n" + _QUESTION,
-            feedback="\nThat was neither a search nor an answer. Write <search> query </search> or "
-            "<answer> answer </answer>.\n",
-        ),
-        Template(
-            name="r1",
-            prompt="Answer the given question. You should first have a reasoning process in mind and then "
-            "provide the answer. Show your reasoning in <think> </think> tags and return the final answer in "
-            "<answer> </answer> tags, for example <answer> Beijing </answer>. Question: {question}\n",
-            feedback=_ANSWER_FEEDBACK,
-            searches=False,
-        ),
-        Template(
-            name="closed-book",
-            prompt="Answer the given question from your own knowledge. Return only the answer, in a few "
-            "words, inside <answer> and </answer>, without any explanation. " + _QUESTION,
-            feedback=_ANSWER_FEEDBACK,
-            searches=False,
-            untagged="text",
-            examples=(("What is the capital of China?", "<answer> Beijing </answer>"),),
-        ),
-        Template(
-            name="cot",
-            prompt="Answer the given question from your own knowledge. Let's think step by step: write your "
-            "reasoning first, and then return the final answer, in a few words, inside <answer> and "
-            "</answer>. " + _QUESTION,
-            feedback=_ANSWER_FEEDBACK,
-            searches=False,
-            untagged="phrase",
-            examples=(
-                (
-                    "What is the capital of the country in which the Great Wall stands?",
-                    "The Great Wall stands in China. The capital of China is Beijing. So the answer is "
-                    "<answer> Beijing </answer>",
-                ),
-            ),
-        ),
-        Template(
-            name="rag",
-            prompt="Answer the given question based on the documents between <information> and "
-            "</information>. Return only the answer, in a few words, inside <answer> and </answer>, without "
-            "any explanation. For example, <answer> Beijing </answer>.\n\n{information}\n\n"
-            "Question: {question}\n",
-            feedback=_ANSWER_FEEDBACK,
-            untagged="text",
-        ),
-        Template(
-            name="few-shot",
-            prompt=_SEARCH_PROMPT + _QUESTION,
-            feedback=_SEARCH_FEEDBACK,
-            examples=examples_in(EXAMPLES),
-        ),
-        Template(name="tiny", prompt="{retrievers} Question : {question}", feedback=" try again . "),
-        Template(name="tiny-r1", prompt="Question : {question}", feedback=" try again . ", searches=False),
-    )
-}
+def _built_in() -> tuple[dict[str, Template], dict[str, str]]:
+    """The templates of `templates.toml` by name, and for each with search the corresponding one without."""
+    templates, without = dict[str, Template](), dict[str, str]()
+    for name, fields in tomllib.loads(_FILE.read_text(encoding="utf-8")).items():
+        if "without_search" in fields:
+            without[name] = fields.pop("without_search")
+        if "feedback_like" in fields:
+            fields["feedback"] = templates[fields.pop("feedback_like")].feedback
+        if "like" in fields:
+            like = templates[fields.pop("like")]
+            fields = {"prompt": like.prompt, "feedback": like.feedback} | fields
+        examples = examples_in(fields.pop("examples", ""))
+        templates[name] = Template(name=name, examples=examples, **fields)
+    return templates, without
 
 
-WITHOUT_SEARCH = {"search-r1": "r1", "short": "r1", "few-shot": "r1", "rag": "closed-book", "tiny": "tiny-r1"}
-"""For each template with search, the corresponding one without."""
+_FILE = Path(__file__).parent / "templates.toml"
+TEMPLATES, WITHOUT_SEARCH = _built_in()
 
 
 def template(name: str) -> Template:
@@ -298,7 +177,7 @@ def template(name: str) -> Template:
     if "{question}" not in text:
         raise UserError(f"{path}: a template must contain {{question}}")
     searches = "<search>" in text or INFORMATION in text
-    feedback = _SEARCH_FEEDBACK if "<search>" in text else _ANSWER_FEEDBACK
+    feedback = TEMPLATES["search-r1" if "<search>" in text else "r1"].feedback
     return Template(name=name, prompt=text, feedback=feedback, searches=searches)
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from srl.errors import UserError, error_line
 from srl.models.check import attempt, kept_logits
 from srl.rollout.attention import slot_attention
-from srl.rollout.decode_graphs import DecodeGraphs
+from srl.rollout.decode_graphs import FEED_COST, DecodeGraphs
 from srl.rollout.kv_cache import SlotCache, Span
 from srl.rollout.sampling import Draws, draw
 from srl.rollout.slot_table import Rows, SlotTable
@@ -81,7 +81,8 @@ class CachedForward(Forward):
 
     @property
     def feed_cost(self) -> float:  # type: ignore[override]
-        return 1.0 if self._graphs is None else self._graphs.feed_cost
+        on_gpu = self.model.device.type == "cuda"
+        return FEED_COST if on_gpu and self._graphs is not None else 1.0
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]

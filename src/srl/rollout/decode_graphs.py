@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,8 @@ from srl.rollout.sampling import Draws
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """A graph's rows are one of these, or a multiple of 64."""
+FEED_COST = 4.0
+"""What the start of an eager pass costs in replays: 6 to 8 with a small model, about 1 with a large one."""
 WIDTH = 128
 """A graph attends to a multiple of this many positions."""
 
@@ -48,7 +49,6 @@ class DecodeGraphs:
         """Forget all graphs: the memory that they use is no longer what it was."""
         self._graphs: dict[tuple[int, int, Draws], _Graph] = {}
         self._pool: Any = None
-        self.feed_cost = 1.0
 
     def step(self, inputs: NDArray[np.float64], longest: int, draws: Draws) -> NDArray[np.float64]:
         """(2, B) for `inputs` (6, B) of rows with at most `longest` ids.
@@ -79,35 +79,24 @@ class DecodeGraphs:
 
         if not on_gpu:
             return _Graph(host, inputs, out, run)
-        eager_s = self._warm_up(run)
+        self._warm_up(run)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             run()
         self._pool = graph.pool()
-        if eager_s is not None:
-            self.feed_cost = max(1.0, eager_s / _seconds(graph.replay))
         return _Graph(host, inputs, out, graph.replay)
 
-    def _warm_up(self, run: Callable[[], None]) -> float | None:
-        """Run the step eagerly, on a stream of its own; before the first graph, the seconds of a second run,
-        which raises RuntimeError where it waits for the GPU."""
-        side, seconds = torch.cuda.Stream(), None
+    def _warm_up(self, run: Callable[[], None]) -> None:
+        """Run the step eagerly, on a stream of its own; before the first graph a second time, which raises
+        RuntimeError where it waits for the GPU."""
+        side, mode = torch.cuda.Stream(), torch.cuda.get_sync_debug_mode()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()
-            if not self._graphs:
-                seconds = _seconds(run, checked=True)
+        try:
+            with torch.cuda.stream(side):
+                run()
+                if not self._graphs:
+                    torch.cuda.set_sync_debug_mode("error")
+                    run()
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
         torch.cuda.current_stream().wait_stream(side)
-        return seconds
-
-
-def _seconds(run: Callable[[], None], checked: bool = False) -> float:
-    torch.cuda.synchronize()
-    began, mode = time.perf_counter(), torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error" if checked else mode)
-    try:
-        run()
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
-    torch.cuda.synchronize()
-    return time.perf_counter() - began

@@ -8,17 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from srl.errors import UserError
-from srl.protocol import (
-    NO_INFORMATION,
-    STOP_STRINGS,
-    Action,
-    Template,
-    parse_action,
-    unknown_retriever,
-)
+from srl.protocol import NO_INFORMATION, STOP_STRINGS, Action, Template, unknown_retriever
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Engine, EngineFault, Sampling
-from srl.rollout.observation import Information, fit_information
+from srl.rollout.engine import Engine, EngineFault, Sampling
+from srl.rollout.tags import Tags
 from srl.trajectory import (
     EndReason,
     NamedSearchTool,
@@ -93,7 +86,7 @@ async def run_episode(
     with each token of an engine that tells them. Raises PromptTooLongError.
     """
     trajectory = Trajectory(question, sample=sample, step=step, phase=phase, attempt=attempt)
-    episode = _Episode(trajectory, engine, search, codec, template, options, on_progress)
+    episode = _Episode(trajectory, engine, search, Tags(codec, template), options, on_progress)
     request = f"{phase}/{step}/{question.id}/{sample}/{attempt}"
     key = (seed, phase, step, question.id, sample, attempt)
     current_episode.set(request)
@@ -115,23 +108,17 @@ class _Episode:
         trajectory: Trajectory,
         engine: Engine,
         search: SearchTool | None,
-        codec: Codec,
-        template: Template,
+        protocol: Tags,
         options: EpisodeOptions,
         on_progress: OnProgress | None,
     ) -> None:
         self.trajectory, self.engine, self.search = trajectory, engine, search
-        self.codec, self.template, self.options = codec, template, options
-        self.on_progress = on_progress
+        self.protocol, self.options, self.on_progress = protocol, options, on_progress
         self.ids: list[int] = []
         self.prompt_length = 0
 
     async def run(self, request: str, key: tuple[int | str, ...]) -> EndReason:
-        question = self.trajectory.question
-        if self.template.retrieves:
-            self._start(await self._retrieve())
-        else:
-            self._start(question.prompt or self.template.messages(question.text))
+        await self._start()
         if self._failed():
             return "failed"
         for turn in range(self.options.max_turns + 1):
@@ -140,14 +127,17 @@ class _Episode:
             except EngineFault as fault:
                 self.trajectory.error = str(fault)
                 return "failed"
-            text = self._add_policy(completion, turn)
-            action = parse_action(text)
+            text, action = self.protocol.read(completion.token_ids)
+            self._add(Segment("policy", completion.token_ids, text, turn, completion.logprobs))
             if action is not None and action.kind == "answer":
                 self.trajectory.answer = action.content
                 self.trajectory.valid_actions += 1
                 return "answered"
             if turn == self.options.max_turns:
-                return self._last_turn(completion, text, action)
+                if completion.stop_reason == "length":
+                    return "truncated"
+                self.trajectory.answer = self.protocol.answer(text) if action is None else None
+                return "unanswered" if self.trajectory.answer is None else "answered"
             if action is None or self.search is None:
                 fits = self._feed_back(turn)
             else:
@@ -156,56 +146,49 @@ class _Episode:
                 return "failed" if self._failed() else "truncated"
         raise AssertionError("unreachable: the last turn always returns")
 
-    def _last_turn(self, completion: Completion, text: str, action: Action | None) -> EndReason:
-        """How the episode ends with a last turn that has no answer between tags."""
-        if completion.stop_reason == "length":
-            return "truncated"
-        self.trajectory.answer = self.template.untagged_answer(text) if action is None else None
-        return "unanswered" if self.trajectory.answer is None else "answered"
+    async def _start(self) -> None:
+        """Add the prompt, with what was retrieved for it. Raises PromptTooLongError."""
+        question, longest = self.trajectory.question, self.options.max_prompt_length
+        template = self.protocol.template
+        messages: Messages = question.prompt or template.messages(question.text)
+        if template.retrieves:
+            messages = template.messages(question.text, await self._retrieve())
+        ids, self.trajectory.think_is_open, text = self.protocol.prompt(messages)
+        if len(ids) > longest:
+            raise PromptTooLongError(
+                f"question {question.id}: its prompt has {len(ids)} tokens, more than "
+                f"data.max_prompt_length={longest}; raise it",
+                key="data.max_prompt_length",
+            )
+        self.prompt_length = len(ids)
+        self._add(Segment("prompt", tuple(ids), text, turn=0))
 
-    async def _retrieve(self) -> Messages:
-        """Search for the question as it is; the prompt with the passages that fit, without any after a fault.
+    async def _retrieve(self) -> str:
+        """Search for the question as it is: the passages that fit into the prompt, none after a fault.
 
         A query that the search tool rejects finds nothing. Raises PromptTooLongError if not even a word fits.
         """
         question, options = self.trajectory.question, self.options
-        without = self.template.messages(question.text, NO_INFORMATION)
         result = replace(await self._ask(question.text, ""), shown=0)
         self.trajectory.searches.append(result)
         if result.is_fault:
-            return without
+            return NO_INFORMATION
         self.trajectory.valid_searches += result.status != "rejected"
-        room = options.max_prompt_length - len(self.codec.encode_prompt(without)[0])
-        fitted = self._show(result, min(room, options.max_obs_length))
-        if fitted is None:
+        without, *_ = self.protocol.prompt(self.protocol.template.messages(question.text, NO_INFORMATION))
+        shown = self._show(result, min(options.max_prompt_length - len(without), options.max_obs_length))
+        if shown is None:
             raise PromptTooLongError(
                 f"question {question.id}: no passage fits into its prompt; raise data.max_prompt_length="
-                f"{options.max_prompt_length} or rollout.max_obs_length={options.max_obs_length}"
+                f"{options.max_prompt_length} or rollout.max_obs_length={options.max_obs_length}",
+                key="data.max_prompt_length",
             )
-        return self.template.messages(question.text, fitted.text)
-
-    def _start(self, messages: Messages) -> None:
-        question = self.trajectory.question
-        ids, think_is_open, text = self.codec.encode_prompt(messages)
-        if len(ids) > self.options.max_prompt_length:
-            raise PromptTooLongError(
-                f"question {question.id}: its prompt has {len(ids)} tokens, "
-                f"more than data.max_prompt_length={self.options.max_prompt_length}; raise it"
-            )
-        self.trajectory.think_is_open = think_is_open
-        self.prompt_length = len(ids)
-        self._add(Segment("prompt", tuple(ids), text, turn=0))
+        return shown[0]
 
     def _add(self, segment: Segment) -> None:
         self.trajectory.segments.append(segment)
         self.ids.extend(segment.token_ids)
         if self.on_progress is not None:
             self.on_progress(self.trajectory, ())
-
-    def _add_policy(self, completion: Completion, turn: int) -> str:
-        text = self.codec.decode(completion.token_ids)
-        self._add(Segment("policy", completion.token_ids, text, turn, completion.logprobs))
-        return text
 
     def _remaining(self) -> int:
         return self.options.max_response_length - (len(self.ids) - self.prompt_length)
@@ -244,22 +227,23 @@ class _Episode:
         self.trajectory.valid_actions += 1
         self.trajectory.valid_searches += 1
         budget = min(self.options.max_obs_length, self._remaining() - self.options.min_answer_tokens)
-        fitted = self._show(result, budget)
-        if fitted is None:
+        shown = self._show(result, budget)
+        if shown is None:
             return False
-        self._add(Segment("observation", tuple(fitted.token_ids), fitted.text, turn))
+        self._add(Segment("observation", tuple(shown[1]), shown[0], turn))
         return True
 
-    def _show(self, found: Search, budget: int) -> Information | None:
+    def _show(self, found: Search, budget: int) -> tuple[str, list[int]] | None:
         """What fits of `found`, the last search, which then says which of its hits are shown."""
-        fitted = fit_information(found.hits, budget, self.codec, self.ids or None)
-        if fitted is not None:
-            self.trajectory.searches[-1] = replace(found, shown=fitted.shown, cut=fitted.cut)
-        return fitted
+        fitted = self.protocol.observation(found.hits, budget, self.ids)
+        if fitted is None:
+            return None
+        self.trajectory.searches[-1] = replace(found, shown=fitted.shown, cut=fitted.cut)
+        return fitted.text, fitted.token_ids
 
     def _feed_back(self, turn: int) -> bool:
-        ids = self.codec.encode_text(self.template.feedback, after=self.ids)
+        text, ids = self.protocol.feedback(self.ids)
         if len(ids) + self.options.min_answer_tokens > self._remaining():
             return False
-        self._add(Segment("feedback", tuple(ids), self.template.feedback, turn))
+        self._add(Segment("feedback", tuple(ids), text, turn))
         return True

@@ -407,23 +407,19 @@ def load_state(model: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy the weights `state` into `model`.
 
     Raises SrlError and leaves the model unchanged unless names and shapes match, no weight is missing (a tied
-    weight may have any of its names) and the values of tied weights are equal.
+    one may have any of its names) and the values of tied weights are equal.
     """
     own = model.state_dict()
-    _refuse("unknown weights", [name for name in state if name not in own])
-    _refuse("weights with another shape", [name for name in state if state[name].shape != own[name].shape])
-    given: dict[int, Tensor] = {}
-    for name, tensor in state.items():
-        first = given.setdefault(own[name].data_ptr(), tensor)
-        agree = first is tensor or torch.equal(first, tensor)
-        _refuse("different values for a tied weight", [] if agree else [name])
-    _refuse("no value for", [name for name, tensor in own.items() if tensor.data_ptr() not in given])
+    wrong = [name for name in state if name not in own or state[name].shape != own[name].shape]
+    held = {own[name].data_ptr(): tensor for name, tensor in state.items() if name not in wrong}
+    wrong += [name for name, tensor in own.items() if tensor.data_ptr() not in held]
+    wrong += [
+        name
+        for name in state
+        if name not in wrong and not torch.equal(state[name], held[own[name].data_ptr()])
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise SrlError(f"the trainer's weights do not fit the rollout: {', '.join(sorted(wrong)[:3])}{more}")
     for name, tensor in state.items():
         own[name].copy_(tensor)
-
-
-def _refuse(what: str, names: Iterable[str]) -> None:
-    found = sorted(names)
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        raise SrlError(f"the trainer's weights do not fit the rollout: {what} {', '.join(found[:3])}{more}")

@@ -12,7 +12,7 @@ from srl import process
 from srl.answers import exact_match
 from srl.config import Config
 from srl.errors import CheckFailed, UserError
-from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise, wilson_interval
+from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise
 from srl.evaluate.coverage import WrittenCoverage, coverage_metrics, write_coverage
 from srl.evaluate.sample import Sample, Selection
 from srl.progress import Count, counted
@@ -297,24 +297,17 @@ def _window(config: Config, episodes: int, n: int, copies: int) -> int:
 
 
 class _RunningEm:
-    """Shows the progress of an evaluation, with the exact match so far and Wilson's interval of it.
+    """Shows the progress of an evaluation, with the exact match so far."""
 
-    The interval has as many trials as questions, to be quick; that of the table counts samples and documents.
-    """
-
-    def __init__(self, count: Count, done: Sequence[tuple[str, float]]) -> None:
-        self._count, self._questions = count, {question for question, _ in done}
-        self._ems = [em for _, em in done]
+    def __init__(self, count: Count, done: Sequence[float]) -> None:
+        self._count, self._ems = count, list(done)
         count(len(done))
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> None:
         for item in trajectories:
-            self._questions.add(item.question.id)
             right = exact_match(item.answer, item.question.golden_answers) if item.valid else 0.0
             self._ems.append(right)
-        mean = sum(self._ems) / len(self._ems)
-        low, high = wilson_interval(mean, len(self._questions))
-        self._count(len(self._ems), f"EM {mean:.3f} ({low:.3f} to {high:.3f})")
+        self._count(len(self._ems), f"EM {sum(self._ems) / len(self._ems):.3f}")
 
 
 def check_samples(n: int, temperature: float) -> None:

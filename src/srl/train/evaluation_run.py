@@ -108,11 +108,11 @@ def run_info(run: Path, setting: str, model: str, config: Config, digests: Index
 
 
 class Plan(NamedTuple):
-    """The episodes to sample, the trajectories that they replace, and (question id, em) of the others."""
+    """The episodes to sample, the trajectories that they replace, and the exact match of the others."""
 
     wanted: list[tuple[Question, int]]
     replaced: set[str]
-    done: list[tuple[str, float]]
+    done: list[float]
 
     @classmethod
     def of(cls, runs: Sequence[Path], questions: Sequence[Question], n: int, warn: Note) -> Plan:
@@ -132,7 +132,7 @@ class Plan(NamedTuple):
             for sample in range(n):
                 key = (question.id, sample)
                 if key in valid:
-                    plan.done.append((question.id, valid[key]))
+                    plan.done.append(valid[key])
                 else:
                     plan.wanted.append((question, sample))
                     plan.replaced.update({failed[key]} if key in failed else ())

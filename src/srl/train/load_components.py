@@ -6,7 +6,7 @@ Questions and prompt templates are loaded in `srl.train.questions`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,19 +92,10 @@ def load_algorithm(config: Config) -> Algorithm:
 
 
 def episode_options(config: Config) -> EpisodeOptions:
-    """The budgets and sampling of the sections `rollout` and `data`."""
-    rollout = config.rollout
-    return EpisodeOptions(
-        max_turns=rollout.max_turns,
-        max_turn_tokens=rollout.max_turn_tokens,
-        max_obs_length=rollout.max_obs_length,
-        max_prompt_length=config.data.max_prompt_length,
-        max_response_length=config.data.max_response_length,
-        min_answer_tokens=rollout.min_answer_tokens,
-        stop_at_answer=rollout.stop_at_answer,
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-    )
+    """The budgets and sampling: each is a key of the same name in the section `rollout` or `data`."""
+    names = [item.name for item in fields(EpisodeOptions)]
+    sections = {name: config.rollout if hasattr(config.rollout, name) else config.data for name in names}
+    return EpisodeOptions(**{name: getattr(section, name) for name, section in sections.items()})
 
 
 def load_environment(
@@ -133,7 +124,7 @@ def engine_name(config: Config) -> str:
     """
     if config.rollout.engine != "auto":
         return config.rollout.engine
-    return "vllm" if _is_for_vllm(config) and util.find_spec("vllm") is not None else "torch"
+    return "vllm" if _is_for_vllm(config) and util.find_spec("vllm") else "torch"
 
 
 def _is_for_vllm(config: Config) -> bool:
@@ -216,8 +207,13 @@ def load_engine(config: Config, policy: LoadedModel, note: Note) -> Engine:
         raise UserError(error)
     rollout, longest = config.rollout, config.data.max_episode_tokens
     if rollout.engine == "vllm" or (rollout.engine == "auto" and _is_for_vllm(config)):
+        from srl.rollout.vllm_engine import VllmEngine
+
         try:
-            return _load_vllm(config, policy)
+            return VllmEngine(
+                policy.model, policy.codec, max_num_seqs=rollout.max_num_seqs, max_model_len=longest,
+                seed=config.trainer.seed, gpu_memory_utilization=rollout.gpu_memory_utilization,
+            )  # fmt: skip
         except UserError as error:
             if rollout.engine == "vllm":
                 raise UserError(f"rollout.engine = vllm: {error}") from error
@@ -225,16 +221,6 @@ def load_engine(config: Config, policy: LoadedModel, note: Note) -> Engine:
     return TorchEngine(
         policy.model, policy.codec, max_num_seqs=rollout.max_num_seqs, max_model_len=longest,
         deterministic=rollout.deterministic,
-    )  # fmt: skip
-
-
-def _load_vllm(config: Config, policy: LoadedModel) -> Engine:
-    from srl.rollout.vllm_engine import VllmEngine
-
-    return VllmEngine(
-        policy.model, policy.codec, max_num_seqs=config.rollout.max_num_seqs,
-        max_model_len=config.data.max_episode_tokens, seed=config.trainer.seed,
-        gpu_memory_utilization=config.rollout.gpu_memory_utilization,
     )  # fmt: skip
 
 
@@ -300,13 +286,12 @@ def load_optimisers(config: Config, learner: Learner, questions: int | None = No
     networks: dict[Network, nn.Module] = {"actor": learner.actor}
     if learner.critic is not None:
         networks["critic"] = learner.critic
-    return {name: _optimiser(config, name, model, questions) for name, model in networks.items()}
-
-
-def _optimiser(config: Config, network: Network, model: nn.Module, questions: int | None) -> Optimiser:
-    section = getattr(config, network)
-    optim = section.optim
-    return Optimiser(
-        model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, eps=optim.eps,
-        grad_clip=section.grad_clip, schedule=rate_factor(config, network, questions=questions),
-    )  # fmt: skip
+    optimisers: dict[str, Optimiser] = {}
+    for name, model in networks.items():
+        section = getattr(config, name)
+        optim, schedule = section.optim, rate_factor(config, name, questions=questions)
+        optimisers[name] = Optimiser(
+            model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay,
+            eps=optim.eps, grad_clip=section.grad_clip, schedule=schedule,
+        )  # fmt: skip
+    return optimisers

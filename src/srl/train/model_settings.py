@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from srl.config import Config, load_config
 from srl.config.cross_checks import algorithm_plugin
-from srl.config.keys import plain
 from srl.config.load import SAVED, read_layers, typed_keys
 from srl.config.unread import Kind, unread, unread_lines
 from srl.protocol import TEMPLATES
@@ -48,23 +46,9 @@ def local_settings(
         known = settings_of(Path(str(local.model.path)), preset, file, flags, sets)
         local = with_local_models(known, workspace, note)
     typed = typed_keys(flags, sets)
-    ignored = unread(local, typed, kind, backend, algorithm_plugin(local.algorithm.name))
-    for line in [*unread_lines(ignored), *_not_of_the_file(preset, file, local, typed)]:
+    for line in unread_lines(unread(local, typed, kind, backend, algorithm_plugin(local.algorithm.name))):
         note(f"warning: {line}")
     return local
-
-
-def _not_of_the_file(
-    preset: str | None, file: Path | None, config: Config, typed: Sequence[str]
-) -> Iterator[str]:
-    """A line for each setting of `file` that the model's card overrides; not for those `typed`."""
-    if file is None:
-        return
-    given = {".".join(setting.path): setting.value for setting in read_layers(preset, file)[-1].settings}
-    for key in ("data.template", "rollout.search"):
-        asked, used = given.get(key), attrgetter(key)(config)
-        if key in given and asked != used and key not in typed:
-            yield f"{key} = {plain(asked)} of {file} is not used: the model was trained with {plain(used)}"
 
 
 def preset_name(model: Path | None, preset: str | None, file: Path | None) -> str:
@@ -91,17 +75,20 @@ def settings_of(
     """The configuration to measure `model` with: that of `file`, of `preset`, or of the model's own run.
 
     Without any of these it is the defaults, Search-R1's sizes. Without a `model`, a server's is measured. The
-    template is the model's, if its `srl.json` names one. An index or a server in `flags` replaces whatever
-    was searched in training. The cassette and the expected digest of the model's run do not apply.
+    template is the model's, if its `srl.json` names one and `file` does not. An index or a server in `flags`
+    replaces whatever was searched in training. The cassette and the expected digest of the model's run do not
+    apply.
     """
-    run = _run_of(model)
+    run, typed = _run_of(model), file
     cleared = ["model.lora_rank=0", "model.gradient_checkpointing=false"]
     cleared += [] if model is None else ["model.tokenizer=null"]
     if file is None and preset is None and run is not None and (run / SAVED).is_file():
         file = run / SAVED
         cleared += ["search.cassette=null", "search.digest=null"]
-    known = {} if model is None else read_card(model)
-    talk = {"data.template": _template_of(known), "rollout.search": known.get("search")}
+    card = {} if model is None else read_card(model)
+    talk = {"data.template": _template_of(card), "rollout.search": card.get("search")}
+    for setting in [] if typed is None else read_layers(preset, typed)[-1].settings:
+        talk.pop(".".join(setting.path), None)
     given = {key: value for key, value in flags.items() if value is not None}
     if given.keys() & _SEARCHED:
         cleared += ["data.corpus=null", *(f"{key}=null" for key in sorted(_SEARCHED - given.keys()))]

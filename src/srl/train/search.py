@@ -11,7 +11,7 @@ from typing import Any
 from srl import process
 from srl.config import Config
 from srl.errors import UserError
-from srl.index import Index, check_corpus, live_index, open_index, read_index_manifest
+from srl.index import check_corpus, live_index, open_index, read_index_manifest
 from srl.index.open import check_may_import
 from srl.plugins import manager
 from srl.plugins.options import runtime_options
@@ -32,42 +32,48 @@ def load_search(config: Config, workspace: Workspace, note: Note) -> SearchTool 
     """
     if not config.rollout.search:
         return None
-    mode, file = config.search.cassette_use or ("", "")
-    topk = config.search.topk
-    search = _replayed(config, file) if mode == "replay" else _retrievers(config, workspace, note)
+    section = config.search
+    mode, file = section.cassette_use or ("", "")
+    if mode == "replay":
+        search: SearchTool = Replay(file, topk=section.topk)
+        if lacking := sorted({*getattr(search, "retrievers", ())} - section.retrievers.keys()):
+            raise UserError(
+                f"the cassette {file} was recorded with the retrievers {', '.join(lacking)}, and "
+                "search.retrievers does not name them",
+                key="search.retrievers",
+                hint="set them as in the run that recorded it",
+            )
+    else:
+        search = _default(config, workspace, note)
+        if named := {name: _named(config, name) for name in section.retrievers}:
+            search = NamedRetrievers(search, named)
     process.run_async(_reach(search))
-    _check_digest(config, search)
-    return Recorder(search, file, topk=topk, append=True) if mode == "record" else search
-
-
-def _replayed(config: Config, file: str) -> Replay:
-    """The cassette. Raises UserError if it has named retrievers that the configuration lacks."""
-    search = Replay(file, topk=config.search.topk)
-    lacking = sorted({*getattr(search, "retrievers", ())} - config.search.retrievers.keys())
-    if lacking:
+    if section.digest is not None and not digest_of(search).startswith(section.digest):
         raise UserError(
-            f"the cassette {file} was recorded with the retrievers {', '.join(lacking)}, and "
-            "search.retrievers does not name them; set them as in the run that recorded it"
+            f"search.digest: expected digest {section.digest}, found {digest_of(search) or 'none'}",
+            key="search.digest",
+            hint="search the expected index, or set search.digest=null",
         )
-    return search
-
-
-def _retrievers(config: Config, workspace: Workspace, note: Note) -> SearchTool:
-    """The default retriever, together with the named ones if there are any."""
-    default = _default(config, workspace, note)
-    named = {name: _named(config, name) for name in config.search.retrievers}
-    return NamedRetrievers(default, named) if named else default
+    return Recorder(search, file, topk=section.topk, append=True) if mode == "record" else search
 
 
 def _default(config: Config, workspace: Workspace, note: Note) -> SearchTool:
-    """The retriever of `search.url`, `search.index` or `data.corpus`."""
+    """The retriever of `search.url`, `search.index` or `data.corpus`.
+
+    Of its configured options those count that may differ from the build's, such as threads and devices.
+    """
     if config.search.url is not None:
         return _server(config, config.search.url, config.search.topk, config.search.digest or "")
     path = find_or_build_index(config, workspace, note)
-    index = open_index(path, _runtime_options(config, path))
+    manifest = read_index_manifest(path)
+    check_may_import(path, manifest)
+    model = manager.options_model("retriever", manifest.retriever)
+    names = runtime_options(model) if model else set()
+    options = config.retriever.options(manifest.retriever)
+    index = open_index(path, {name: value for name, value in options.items() if name in names})
     if config.search.index is not None and config.data.corpus is not None and not index.live:
         check_corpus(path, Path(config.data.corpus))
-    return _local(config, index, config.search.topk)
+    return LocalSearch(index, config.search.topk, max_query_chars=config.search.max_query_chars)
 
 
 def _named(config: Config, name: str) -> SearchTool:
@@ -76,10 +82,13 @@ def _named(config: Config, name: str) -> SearchTool:
     topk = retriever.topk or config.search.topk
     if retriever.url is not None:
         return _server(config, retriever.url, topk)
-    if retriever.index is not None:
-        return _local(config, open_index(retriever.index, retriever.options), topk)
-    assert retriever.retriever is not None, "the configuration is checked: one of the three is there"
-    return _local(config, live_index(retriever.retriever, retriever.options), topk)
+    assert retriever.index or retriever.retriever, "the configuration is checked: one of the three is there"
+    index = (
+        open_index(retriever.index, retriever.options)
+        if retriever.index is not None
+        else live_index(str(retriever.retriever), retriever.options)
+    )
+    return LocalSearch(index, topk, max_query_chars=config.search.max_query_chars)
 
 
 def _server(config: Config, url: tuple[str, ...], topk: int, digest: str = "") -> HttpSearch:
@@ -90,33 +99,10 @@ def _server(config: Config, url: tuple[str, ...], topk: int, digest: str = "") -
     )  # fmt: skip
 
 
-def _local(config: Config, index: Index, topk: int) -> LocalSearch:
-    return LocalSearch(index, topk, max_query_chars=config.search.max_query_chars)
-
-
-def _runtime_options(config: Config, index: Path) -> dict[str, Any]:
-    """The configured retriever options that may differ from the build's, such as threads and devices."""
-    manifest = read_index_manifest(index)
-    check_may_import(index, manifest)
-    retriever = manifest.retriever
-    model = manager.options_model("retriever", retriever)
-    names = runtime_options(model) if model else set()
-    return {name: value for name, value in config.retriever.options(retriever).items() if name in names}
-
-
 async def _reach(search: SearchTool) -> None:
     """Ask the servers for the digests of their indexes. Raises UserError if a server does not answer."""
     await connect(search)
     await aclose(search)
-
-
-def _check_digest(config: Config, search: SearchTool) -> None:
-    expected, found = config.search.digest, digest_of(search)
-    if expected is not None and not found.startswith(expected):
-        raise UserError(
-            f"search.digest: expected digest {expected}, found {found or 'none'}; search the expected index, "
-            "or set search.digest=null"
-        )
 
 
 def without_cassette(config: Config) -> Config:
@@ -155,30 +141,25 @@ def retriever_settings(config: Config, search: SearchTool | None) -> tuple[Retri
 def new_cassette(config: Config) -> Iterator[None]:
     """Create the cassette that `config` records to, empty; remove it if the body fails.
 
-    Raises UserError if the file exists already, or cannot be created.
+    It is created exclusively: of two runs that start at the same time, one gets it. Raises UserError.
     """
     mode, file = config.search.cassette_use or ("", "")
     if mode != "record" or not config.rollout.search:
         yield
         return
-    _claim(Path(file))
-    try:
-        yield
-    except BaseException:
-        Path(file).unlink(missing_ok=True)
-        raise
-
-
-def _claim(cassette: Path) -> None:
-    """Create the file exclusively: of two runs that start at the same time, one gets the cassette."""
+    cassette = Path(file)
     try:
         cassette.parent.mkdir(parents=True, exist_ok=True)
         cassette.open("x").close()
     except OSError as error:
-        why = f"cannot be created: {error.strerror}"
-        if cassette.exists():
-            why = "exists already; name another file, or remove it first"
-        raise UserError(f"search.cassette: the cassette {cassette} {why}") from error
+        why = "exists already" if cassette.exists() else f"cannot be created: {error.strerror}"
+        hint = "name another file, or remove it first"
+        raise UserError(f"the cassette {cassette} {why}", key="search.cassette", hint=hint) from error
+    try:
+        yield
+    except BaseException:
+        cassette.unlink(missing_ok=True)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
