@@ -71,7 +71,6 @@ RetrieverSettings = Annotated[
         callback=whole_settings,
     ),
 ]
-QuestionFiles = Annotated[list[Path], typer.Option(help="Questions, Parquet or JSON lines (repeatable).")]
 ModelToRun = Annotated[
     str | None,
     typer.Argument(

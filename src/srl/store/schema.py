@@ -12,8 +12,6 @@ import pyarrow as pa
 
 from srl.store.verdict import VERDICT_SQL
 
-FORMAT = 1
-
 _TEXTS = pa.list_(pa.string())
 _FLOATS = pa.list_(pa.float32())
 _NUMBERS = pa.map_(pa.string(), pa.float64())
