@@ -49,7 +49,12 @@ def packages(monkeypatch):
         return known[distribution_name]
 
     monkeypatch.setattr(metadata, "version", version)
-    monkeypatch.setattr(metadata, "distribution", version)
+    discover = metadata.Distribution.discover
+
+    def found(**given: str) -> object:
+        return [name for name in known if name == given["name"]] if "name" in given else discover(**given)
+
+    monkeypatch.setattr(metadata.Distribution, "discover", found)
     return known
 
 

@@ -1,11 +1,8 @@
 """verl on a machine without a GPU: everything that it needs, and that no other machine does.
 
-verl has no platform for a CPU, and neither vLLM nor SGLang generate on one as they are installed. Here are
-verl's settings for such a machine, a platform of tensors on the CPU, a rollout server around our torch
-engine, and patches of verl and of vLLM's build for CPUs.
-
-Nothing imports this module: `srl.train.verl.job.device_support` loads it by name, verl finds `ServerAdapter`
-by its class path, and vLLM `plugin` by an entry point. It imports neither Ray nor verl, which saves a rollout
+Settings, a platform of tensors on the CPU, a rollout server around our torch engine, patches of verl and of
+vLLM's build for CPUs. `srl.train.verl.job.device_support` loads this module by name, verl `ServerAdapter` by
+its class path, and vLLM `plugin` by an entry point. It imports neither Ray nor verl, which saves a rollout
 server's process ten seconds.
 """
 
@@ -14,7 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial, wraps
 from importlib import metadata
 from itertools import count
@@ -35,10 +32,6 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = {"VERL_PLATFORM": "cpu", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Selects our platform; without the second variable all processes of vLLM bind to the same core."""
-VLLM_CACHE_BYTES = 2**30
-"""Key-value cache of each copy of the model in vLLM, which would otherwise take a share of the memory."""
-SMALLEST_BUCKET = 64
-"""Mebibytes of shared memory in which weights travel to vLLM."""
 NAME = "cpu"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _FSDP = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")
@@ -49,8 +42,9 @@ def settings(config: Config, job: Job) -> Iterator[Row]:
     from srl.config.cross_checks import algorithm_plugin
 
     sizes = model_config(config.model.path)
-    text = sizes.get("text_config", sizes)  # the largest weight, in float32, which verl does not cut
+    text = sizes.get("text_config", sizes)
     rows = max(text.get("vocab_size", 0), text.get("intermediate_size", 0))
+    largest = -(-4 * rows * text.get("hidden_size", 0) // 2**20)  # MiB of a weight, which verl does not cut
     networks = _FSDP if algorithm_plugin(config.algorithm.name).needs_critic else _FSDP[:2]
     values: dict[str, Any] = {
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
@@ -58,14 +52,13 @@ def settings(config: Config, job: Job) -> Iterator[Row]:
         **{f"{network}.use_torch_compile": False for network in networks},
         f"{_ROLLOUT}.load_format": "auto", f"{_ROLLOUT}.free_cache_engine": False,
         f"{_ROLLOUT}.enforce_eager": True, f"{_ROLLOUT}.enable_sleep_mode": False,
-        f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes":
-            max(SMALLEST_BUCKET, -(-4 * rows * text.get("hidden_size", 0) // 2**20)),
+        f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": max(64, largest),
     }  # fmt: skip
     if config.cluster.address is None:
         values["ray_kwargs.ray_init.num_cpus"] = 16 + 8 * job.gpus_per_node
         values["ray_kwargs.ray_init.num_gpus"] = job.gpus_per_node
-    if config.cluster.rollout == "vllm":
-        values[f"{_ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes"] = VLLM_CACHE_BYTES
+    if config.cluster.rollout == "vllm":  # which would take a share of the memory
+        values[f"{_ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes"] = 2**30
     yield from ((key, value, "") for key, value in values.items())
 
 
@@ -125,12 +118,11 @@ def _answer(value: object) -> Any:
 def _device_module() -> ModuleType:
     """The module verl uses in place of `torch.cuda`: `torch.cpu`, with the functions it lacks."""
     module = ModuleType(f"{__name__}.device")
-    vars(module).update({name: getattr(torch.cpu, name) for name in torch.cpu.__all__})
-    for name in ("empty_cache", "ipc_collect", "set_per_process_memory_fraction"):
-        setattr(module, name, _answer(None))
-    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
-        setattr(module, name, _answer(0))
+    nothing = ("empty_cache", "ipc_collect", "set_per_process_memory_fraction")
+    no_bytes = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
     vars(module).update(
+        {name: getattr(torch.cpu, name) for name in torch.cpu.__all__}
+        | dict.fromkeys(nothing, _answer(None)) | dict.fromkeys(no_bytes, _answer(0)),
         mem_get_info=_answer((0, 0)), get_device_name=_answer(NAME),
         get_rng_state=torch.get_rng_state, set_rng_state=torch.set_rng_state,
     )  # fmt: skip
@@ -138,10 +130,7 @@ def _device_module() -> ModuleType:
 
 
 class TorchServer:
-    """One copy of the policy on the CPU; `TorchReplica` makes a Ray actor of it. Each turn is one request.
-
-    `threads` None keeps torch's number. Raises UserError if there is no model.
-    """
+    """One copy of the policy on the CPU; `TorchReplica` makes a Ray actor of it. Each turn is one request."""
 
     def __init__(
         self, model: str, tokenizer: str, max_num_seqs: int, max_model_len: int, dtype: str = "float32",
@@ -165,8 +154,7 @@ class TorchServer:
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **media: Any
     ) -> Any:
-        """One turn, as `VerlEngine` requests it, in the fields of verl's `TokenOutput`; `srl_stop` is why it
-        ended (`stop`, `eos`, `length`)."""
+        """One turn, as `VerlEngine` requests it, with the fields of verl's `TokenOutput`."""
         step, name = self.global_steps, f"{request_id}/{next(self.numbers)}"
         sampling = Sampling(
             max_tokens=sampling_params["max_tokens"], temperature=sampling_params["temperature"],
@@ -220,7 +208,7 @@ class TorchReplica:
         node = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
         server: Any = ray.remote(TorchServer).options(
             num_cpus=0,  # it works while the training worker waits
-            name=server_name(self.replica_rank),
+            name=f"{TORCH}_server_{self.replica_rank}",
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
             max_concurrency=self.max_concurrency,
         ).remote(
@@ -229,13 +217,8 @@ class TorchReplica:
             (rollout.engine_kwargs.get(TORCH) or {}).get("threads"), bool(model.get("trust_remote_code")),
         )  # fmt: skip
         await server.__ray_ready__.remote()
-        self.servers = [server]
-        self._server_handle, self._server_address = server, server_name(self.replica_rank)
-
-
-def server_name(rank: int) -> str:
-    """The name of a replica's Ray actor, by which the training worker finds it."""
-    return f"{TORCH}_server_{rank}"
+        self.servers, self._server_handle = [server], server
+        self._server_address = f"{TORCH}_server_{self.replica_rank}"  # by which verl's client knows it
 
 
 class ServerAdapter:
@@ -249,7 +232,7 @@ class ServerAdapter:
         """The server's actor, which starts after this worker."""
         import ray
 
-        return ray.get_actor(server_name(self.rank))
+        return ray.get_actor(f"{TORCH}_server_{self.rank}")
 
     async def resume(self, tags: list[str]) -> None:
         await self.server.wake_up.remote(tags=tags)
@@ -294,11 +277,8 @@ def reference_is_not_offloaded() -> None:
 
 def vllm_cpu_is_installed() -> bool:
     """Whether the installed module `vllm` is the build for CPUs, the package `vllm-cpu`."""
-    here = set()
-    for package in ("vllm", "vllm-cpu"):
-        with suppress(metadata.PackageNotFoundError):
-            here.add(metadata.distribution(package) and package)
-    return here == {"vllm-cpu"}
+    found = [bool(list(metadata.Distribution.discover(name=name))) for name in ("vllm", "vllm-cpu")]
+    return found == [False, True]
 
 
 def vllm_cpu_counts_as_vllm() -> None:
