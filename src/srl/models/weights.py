@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from operator import attrgetter
 from pathlib import Path
@@ -312,22 +313,29 @@ def model_digest(model: PreTrainedModel | str | Path) -> str:
     """32 hex digits (blake2b-128) of the weights: names, dtypes, shapes and bytes.
 
     A model (any LoRA merged in) and the directory that `save_model` makes of it have the same, where
-    the architecture is stored under the names of its parameters, as Qwen2 and Llama are.
+    the architecture is stored under the names of its parameters, as Qwen2 and Llama are. A process reads a
+    directory once as long as its files are the same.
     """
-    digest = blake2b(digest_size=16)
+    if not isinstance(model, (str, Path)):
+        return _digest(merged_weights(model))
+    files = [(file.name, file.stat()) for file in sorted(Path(model).glob("*.safetensors"))]
+    if not files:
+        raise UserError(f"{model} contains no *.safetensors file, so there are no weights to digest")
+    return _directory_digest(Path(model).absolute(), *((name, s.st_size, s.st_mtime_ns) for name, s in files))
+
+
+@cache
+def _directory_digest(directory: Path, *files: tuple[str, int, int]) -> str:
     with ExitStack() as stack:
-        if isinstance(model, (str, Path)):
-            files = _opened(Path(model), stack)
-            weights: Iterable[tuple[str, Tensor]] = (
-                (name, files[name].get_tensor(name)) for name in sorted(files)
-            )
-            if not files:
-                raise UserError(f"{model} contains no *.safetensors file, so there are no weights to digest")
-        else:
-            weights = merged_weights(model)
-        for name, tensor in weights:
-            digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        opened = _opened(directory, stack)
+        return _digest((name, opened[name].get_tensor(name)) for name in sorted(opened))
+
+
+def _digest(weights: Iterable[tuple[str, Tensor]]) -> str:
+    digest = blake2b(digest_size=16)
+    for name, tensor in weights:
+        digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

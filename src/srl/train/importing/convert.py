@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin
 from srl.config import load_config
 from srl.config.cross_checks import algorithm_plugin
 from srl.config.keys import facts, flat, keys, place, plain
-from srl.config.sections import ACTOR, KL, ROLLOUT, Rollout, RolloutCorrection, Trainer
+from srl.config.sections import ACTOR, KL, ROLLOUT, LossMode, Rollout, RolloutCorrection, Trainer
 from srl.config.yaml12 import dump, parse
 from srl.errors import UserError, parsing
 from srl.files import FORMAT
@@ -385,7 +385,7 @@ def _verl(theirs: Conversion) -> None:
     why = f"{tool} is not read" if tool else "the source does not say what to search"
     notes.append(f"{why}: set search.url or search.index, or rollout.search=false")
     mode = theirs.get(f"{ACTOR}.policy_loss.loss_mode", "vanilla")
-    if mode in ("vanilla", "gspo", "cispo"):
+    if mode in get_args(LossMode):
         ours["actor.policy_loss.loss_mode"] = mode
     else:
         ours[f"verl.{ACTOR}.policy_loss.loss_mode"] = mode
