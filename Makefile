@@ -8,7 +8,7 @@ KERNELS := $(wildcard $(addprefix tests/test_, actor_update* advantage* batch* b
 	evaluate_model* kl* logprobs* losses* model* odd_policies* optimiser* packing* rollout_correction* sft* \
 	torch_engine*)) $(addprefix plugins/, algos retrievers/bm25 retrievers/e5 retrievers/hybrid rewards/models)
 
-.PHONY: demo test test-portable test-slow test-browser test-vllm lint resolve docs bench bench-real bench-speed bench-verl bench-retrieval setup clean
+.PHONY: demo test test-portable test-slow test-browser test-vllm lint resolve docs bench bench-real bench-speed bench-retrieval setup clean
 
 demo: .venv/.ready
 	$(BIN)/srl train --algo ppo
@@ -71,13 +71,8 @@ bench-real: .venv/.ready-dev
 	$(BIN)/python docs/draw_real_learning.py
 	$(BIN)/python bench/tables.py
 
-# `make bench-speed SPEED="--against DIR"` measures another version of srl, in DIR, beside this one.
 bench-speed: .venv/.ready-oracles
 	$(BIN)/python bench/speed $(SPEED)
-	$(BIN)/python bench/tables.py
-
-bench-verl: .venv/.ready-oracles
-	$(BIN)/python bench/verl_learning.py
 	$(BIN)/python bench/tables.py
 
 # bench/server.py needs wrk: on Debian, apt-get install wrk.

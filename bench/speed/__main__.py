@@ -5,7 +5,7 @@
     python bench/speed --smoke               small sizes, to test the scripts; writes nothing
 
 Contenders run in processes of their own and take turns in one run; a ratio is the median over the rounds of
-two times of the same round. `--against` measures another version of `srl` beside this one.
+two times of the same round.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=POINTS)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--smoke", action="store_true", help="small sizes; writes nothing")
-    parser.add_argument("--against", type=Path, help="checkout of another version, measured beside this one")
     parser.add_argument("--model", default=os.environ.get("SRL_BENCH_MODEL", ""),
                         help="directory of SmolLM2-135M; default $SRL_BENCH_MODEL, else fetched")  # fmt: skip
     beside = os.environ.get("SRL_SHARED_DATA") or ROOT.parent / "shared" / "data"
@@ -63,7 +62,6 @@ def main() -> int:
             cache=temporary if given.smoke else str(given.cache.absolute()),
             model=given.model,
             data=str(given.data) if given.data.is_dir() else "",
-            against=str(given.against.absolute()) if given.against else "",
             vllm_python=str(given.vllm_python) if given.vllm_python.is_file() else "",
             rounds=1 if given.smoke else given.rounds,
             smoke=given.smoke,

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -26,7 +26,6 @@ from typing import Any, TextIO
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("torch", "transformers", "trl", "vllm")
 FORMAT = 1
-BEFORE = ", before"
 LIMIT_S = 900.0
 """A contender that takes longer to set up, or for a round, is ended."""
 
@@ -41,8 +40,6 @@ class Options:
     """The directory of the real model; empty: fetched, else random weights of its shape."""
     data: str = ""
     """The folder of published data sets; empty: the made-up world."""
-    against: str = ""
-    """The checkout of another version of `srl`, measured beside this one; empty: none."""
     vllm_python: str = ""
     """The interpreter that has vLLM; empty: none."""
     rounds: int = 3
@@ -91,14 +88,13 @@ def peak_mib() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A contender in a comparison. `checkout` is where its `srl` comes from, empty: this one."""
+    """A contender in a comparison."""
 
     name: str
     function: str
     threads: int
     settings: dict[str, Any] = field(default_factory=dict)
     python: str = sys.executable
-    checkout: str = ""
 
 
 class Child:
@@ -109,7 +105,7 @@ class Child:
         arguments = [subject, entry.function, json.dumps(asdict(options)), json.dumps(entry.settings)]
         self._process = subprocess.Popen(
             [entry.python, str(Path(__file__)), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env=environment(entry.threads, options, entry.checkout),
+            text=True, env=environment(entry.threads, options),
         )  # fmt: skip
         try:
             self.ready = self._answer()
@@ -148,9 +144,9 @@ class ChildError(RuntimeError):
     """A contender's process ended before it answered."""
 
 
-def environment(threads: int, options: Options, checkout: str = "") -> dict[str, str]:
+def environment(threads: int, options: Options) -> dict[str, str]:
     """The child's: this many threads, no network, compiled code under the bench's cache."""
-    paths = [str(ROOT), str(Path(checkout or ROOT) / "src"), os.environ.get("PYTHONPATH")]
+    paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]
     return {
         **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1" if options.smoke else str(threads),
@@ -237,12 +233,6 @@ def round_off(value: float) -> float:
 
 def said(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def with_before(entry: Entry, options: Options) -> list[Entry]:
-    """One of ours, and the same of the other version where there is one."""
-    before = replace(entry, name=f"{entry.name}{BEFORE}", checkout=options.against)
-    return [entry, before] if options.against else [entry]
 
 
 def provenance(command: Sequence[str], material: Mapping[str, str]) -> dict[str, Any]:

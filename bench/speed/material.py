@@ -26,7 +26,6 @@ import torch  # noqa: E402
 from bench.speed.harness import Options  # noqa: E402
 
 from srl.config import Config, load_config  # noqa: E402
-from srl.config.settings import defaults  # noqa: E402
 from srl.data.corpus import write_corpus  # noqa: E402
 from srl.data.parquet import write_questions  # noqa: E402
 from srl.data.sources import SOURCES  # noqa: E402
@@ -190,13 +189,7 @@ def settings_of(shape: str, options: Options, more: dict[str, Any] | None = None
     """The configuration of a step on the shape `real` or `tiny`; everything not named is the default."""
     tiny = shape == "tiny"
     flags = tiny_settings(options.smoke) if tiny else real_settings(options.material, options.smoke)
-    return load_config("tiny" if tiny else None, None, "grpo", known({**flags, **(more or {})})).config
-
-
-def known(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings without the keys that a version measured beside this one does not have."""
-    keys = {".".join(path) for path in defaults()}
-    return {key: value for key, value in settings.items() if key in keys}
+    return load_config("tiny" if tiny else None, None, "grpo", {**flags, **(more or {})}).config
 
 
 def taught(cache: Path, found: dict[str, str], options: Options) -> Path:

@@ -11,13 +11,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from bench.speed.harness import (
-    BEFORE,
     Entry,
     Options,
     Rounds,
@@ -25,7 +23,6 @@ from bench.speed.harness import (
     medians,
     ratio,
     said,
-    with_before,
 )
 
 EPISODES, GROUP = {"real": 32, "tiny": 128}, {"real": 4, "tiny": 8}
@@ -177,18 +174,12 @@ def timed(run: Any, plans: Sequence[EpisodePlan]) -> dict[str, float]:
     return {"seconds": seconds, "tokens_per_s": written(plans) / seconds}
 
 
-def loaded_engine(config: Any, policy: Any) -> Any:
-    """The engine that `srl train` would load; a version measured beside this one may take fewer arguments."""
-    from srl.train.load_components import load_engine
-
-    given: Any = (config, policy, said)
-    return load_engine(*given[: len(signature(load_engine).parameters)])
-
-
 def engine(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
     """The engine that training loads, or the one that the settings name."""
+    from srl.train.load_components import load_engine
+
     made = Setting(options, settings)
-    answer(made, partial(engine_rollout, loaded_engine(made.config, made.policy)), rounds)
+    answer(made, partial(engine_rollout, load_engine(made.config, made.policy, said)), rounds)
 
 
 def lockstep(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
@@ -214,7 +205,7 @@ def entries_of(shape: str, threads: int, options: Options) -> list[Entry]:
     found = []
     for dtype in dtypes:
         settings = {"shape": shape, "dtype": dtype}
-        found += with_before(Entry(f"{OURS}, {dtype}", "engine", threads, settings), options)
+        found.append(Entry(f"{OURS}, {dtype}", "engine", threads, settings))
         found.append(Entry(f"{LOCKSTEP}, {dtype}", "lockstep", threads, settings))
     if shape == "real" and options.vllm_python:
         settings = {"shape": shape, "dtype": "bfloat16", "engine": "vllm"}
@@ -229,7 +220,7 @@ def run(options: Options) -> dict[str, Any]:
         for threads in (2, 1):
             entries = entries_of(shape, threads, options)
             runs, _ = interleaved("rollout", entries, options, options.rounds + more)
-            ours = [name for name in runs if name.startswith(OURS) and not name.endswith(BEFORE)]
+            ours = [name for name in runs if name.startswith(OURS)]
             fastest = min(ours, key=lambda name: medians(runs[name])["seconds"])
             found[f"{shape}, {threads} threads"] = {
                 name: {**medians(results), "times_ours": ratio(results, runs[fastest], "seconds")}

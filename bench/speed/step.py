@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
-from bench.speed.harness import Entry, Options, Rounds, in_pairs, medians, round_off, with_before
+from bench.speed.harness import Entry, Options, Rounds, in_pairs, medians, round_off
 
 if TYPE_CHECKING:
     from srl.config import Config
@@ -259,7 +259,7 @@ TRL: dict[str, dict[str, Any]] = {
 
 
 def entries_of(shape: str, options: Options) -> list[Entry]:
-    """Ours at the precision that is its fastest, the same before, and the others."""
+    """Ours at the precision that is its fastest, and the others."""
     dtypes = ["bfloat16", "float32"] if shape == "real" else ["float32"]
     first, *more = [
         Entry(f"srl, {dtype}", "ours", 2, {"shape": shape, "keys": {"model.dtype": dtype}})
@@ -267,7 +267,7 @@ def entries_of(shape: str, options: Options) -> list[Entry]:
     ]
     named = list(TRL.items())[: 2 if shape == "real" else 1]
     trl = [Entry(name, "trl", 2, {"shape": shape, **settings}) for name, settings in named]
-    return [first, *trl, *more, *with_before(first, options)[1:]]
+    return [first, *trl, *more]
 
 
 def run(options: Options) -> dict[str, Any]:
