@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from tests.rows import experience, gradients, trajectory
 from tests.training import config, write_setting
 from torch import Tensor, nn
 
+from srl.config import sections
 from srl.models.new import new_model
 from srl.train.rl import update
-from srl.update import logits
+from srl.update import logits, losses
 from srl.update.actor import (
     ActorLoss,
     accumulate_actor,
@@ -373,3 +375,9 @@ def test_without_a_pass_for_old_log_probs_entropy_is_that_of_the_rows_read(tmp_p
     assert after.old_logprobs.any(dim=1).tolist() == [False, False, True, True]
     assert metrics["actor/entropy"] == pytest.approx(float(expected), rel=1e-5)
     assert metrics["actor/no_gradient_share"] == 0.5
+
+
+def test_the_configuration_names_every_loss_and_every_way_to_divide_it():
+    """It may not import them: it comes before every stage."""
+    assert get_args(sections.LossMode) == get_args(losses.LossMode)
+    assert get_args(sections.Actor.model_fields["loss_agg_mode"].annotation) == get_args(losses.LossAggMode)
