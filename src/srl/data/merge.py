@@ -95,9 +95,10 @@ class GoldPassages:
         and a question that has ids alone gets their titles.
         """
         if named := _ids(question):
-            found = {name: self._find(name, question.data_source) for name in named}
+            by_text = {name: self._by_text(name) for name in named}
+            found = {name: new or self._by_title_of(name, question) for name, new in by_text.items()}
             by: GoldBy = (
-                "missing" if None in found.values() else "title" if self._by_titles(found) else "text"
+                "missing" if None in found.values() else "title" if None in by_text.values() else "text"
             )
             self.counts[by] += 1
             question = renamed(question, {name: new for name, new in found.items() if new is not None})
@@ -118,19 +119,14 @@ class GoldPassages:
             return question
         return replace(question, metadata={**question.metadata, "supporting_titles": known})
 
-    def _find(self, name: str, source: str) -> str | None:
-        """The id in the corpus of the gold passage `name`, by its text or else by its title."""
-        return self._by_text(name) or (
-            self._titled(self._gold[name].title, source) if name in self._gold else None
-        )
-
     def _by_text(self, name: str) -> str | None:
+        """The id in the corpus of the gold passage `name`, by its text."""
         if name in self._ids:
             return name
         return self._by_key.get(self._gold[name].key) if name in self._gold else None
 
-    def _by_titles(self, names: Iterable[str]) -> bool:
-        return any(self._by_text(name) is None for name in names)
+    def _by_title_of(self, name: str, question: Question) -> str | None:
+        return self._titled(self._gold[name].title, question.data_source) if name in self._gold else None
 
     def _titled(self, title: str, source: str) -> str | None:
         """The one passage with this title; of several, the one from `source`."""

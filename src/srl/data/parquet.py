@@ -89,22 +89,17 @@ def read_questions(path: Path | str, template: str | None = None) -> list[Questi
     Raises UserError with the row on a malformed one, on two with one id, and when there are none.
     """
     path = Path(path)
-    questions = _unique(path, _read_parquet(path) if _is_verls(path) else _read_rows(path))
-    if template is None:
-        return questions
-    chosen = template_of(template)
-    return [replace(question, prompt=chosen.messages(question.text)) for question in questions]
-
-
-def _unique(path: Path, rows: Iterable[tuple[Record, Question]]) -> list[Question]:
     questions: dict[str, Question] = {}
-    for record, question in rows:
+    for record, question in _read_parquet(path) if _is_verls(path) else _read_rows(path):
         if question.id in questions:
             raise record.error("an id that no earlier question has", repr(question.id))
         questions[question.id] = question
     if not questions:
         raise UserError(f"{path}: expected questions, found none")
-    return list(questions.values())
+    if template is None:
+        return list(questions.values())
+    chosen = template_of(template)
+    return [replace(question, prompt=chosen.messages(question.text)) for question in questions.values()]
 
 
 def _read_rows(path: Path) -> Iterator[tuple[Record, Question]]:

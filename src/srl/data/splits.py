@@ -84,26 +84,22 @@ def split_off(
     for question in questions:
         by_source[question.data_source][_key(question)] += 1
     sizes = {source: keys.total() for source, keys in by_source.items()}
-    parts = _parts(sizes, amount)
+    if isinstance(amount, Mapping):
+        check_sources(amount, sizes, "--val")
+        parts = {name: _number(amount.get(name, 0.0), size) for name, size in sizes.items()}
+    else:
+        parts = proportional(sizes, _number(amount, len(questions)))
     keys = {key for source, part in parts.items() for key in _held_out_keys(by_source[source], part)}
     held = [replace(question, split="validation") for question in questions if _key(question) in keys]
     rest = [question for question in questions if _key(question) not in keys]
     if not held or not rest:
         what = "leaves none for training" if held else "sets none aside"
         raise UserError(
-            f"a validation set of {_amount(amount)} out of {len(questions)} questions {what} "
+            f"a validation set of {sum(parts.values())} out of {len(questions)} questions {what} "
             "(those about one paragraph stay together)",
             hint="choose another size, or name a file of validation questions",
         )
     return rest, held
-
-
-def _parts(sizes: Mapping[str, int], amount: float | Mapping[str, float]) -> dict[str, int]:
-    """The number of questions that each data source gives. Raises UserError."""
-    if not isinstance(amount, Mapping):
-        return proportional(sizes, _number(amount, sum(sizes.values())))
-    check_sources(amount, sizes, "--val")
-    return {name: _number(amount.get(name, 0.0), size) for name, size in sizes.items()}
 
 
 def _number(amount: float, size: int) -> int:
@@ -118,12 +114,6 @@ def check_sources(amounts: Iterable[str], sizes: Iterable[str], option: str) -> 
             f"{option} {unknown[0]}=…: no question has this data source; there are {', '.join(sorted(sizes))}"
             f"{nearest(unknown[0], list(sizes))}"
         )
-
-
-def _amount(amount: float | Mapping[str, float]) -> str:
-    if isinstance(amount, Mapping):
-        return ", ".join(f"{name}={number:g}" for name, number in amount.items())
-    return f"{amount:g}"
 
 
 def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
