@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -49,24 +49,6 @@ def test_training_goes_on_while_a_step_is_written_and_its_numbers_are_kept():
     log.may[1].set()
     run.wait_for_log()
     assert log.written == [(1, "train", {"em": 0.5})]
-
-
-def test_steps_are_written_in_order_and_one_waits_at_most():
-    log = Log(2, 3)
-    run = runner(log)
-
-    def steps():
-        for step in (1, 2, 3):
-            run.record(step, "train", [], {})
-
-    training = Thread(target=steps)
-    training.start()
-    assert log.begun[1].wait(60)
-    assert not log.begun[2].is_set()
-    log.may[1].set()
-    training.join(60)
-    run.wait_for_log()
-    assert [step for step, *_ in log.written] == [1, 2, 3]
 
 
 def test_failed_write_ends_the_next_step_and_nothing_is_written_after_it():

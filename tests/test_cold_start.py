@@ -16,7 +16,6 @@ from tests.training import config, write_setting
 from srl.config import Config
 from srl.config.keys import flat, keys
 from srl.data.corpus import write_corpus
-from srl.index import RetrieverBase
 from srl.models.weights import model_digest
 from srl.rollout.episode import EpisodeOptions
 from srl.train import cold_start, make_missing
@@ -25,7 +24,6 @@ from srl.train.load_components import episode_options
 from srl.train.make_missing import find_or_build_index
 from srl.trajectory import Passage
 from srl.workspace import Workspace
-from srl_bm25.options import Options
 
 SETTINGS = {
     "model.path": None,
@@ -248,34 +246,3 @@ def test_a_cold_start_with_adapters_is_the_same_in_every_workspace(place, tmp_pa
         torch.manual_seed(stir)
         made(place, tmp_path / str(stir), model__lora_rank=2)
     assert len({model_digest(path) for path in tmp_path.glob("*/models/cold-start-*")}) == 1
-
-
-def test_demonstrations_that_are_left_out_are_said(place, tmp_path):
-    rows = [demonstration(word, True) for word in WORDS]
-    rows[0]["turns"] = [f"<answer> {'born ' * 90} </answer>"]
-    (tmp_path / "mine.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    said: list[str] = []
-    chosen = configured(place, {"sft.train_files": tmp_path / "mine.jsonl", "sft.epochs": 1.0})
-    cold_started(chosen, Workspace(tmp_path / "ws"), said.append)
-    (warning,) = (text for text in said if text.startswith("warning"))
-    assert "1 of 4 demonstrations do not play as they are written; the first is 'mine/1'" in warning
-    (started,) = (text for text in said if text.startswith("cold start: "))
-    assert started.startswith("cold start: up to ")
-
-
-def test_threads_of_the_search_do_not_build_the_index_again(place, tmp_path):
-    def found(changes: Mapping[str, object]) -> Path:
-        return find_or_build_index(configured(place, changes), Workspace(tmp_path), lambda text: None)
-
-    usual = found({})
-    for same in ({"retriever.bm25": {"n_threads": 2}}, {"retriever.bm25": {"k1": Options().k1}}):
-        assert found(same) == usual
-    assert found({"retriever.bm25": {"k1": 1.5}}) != usual
-
-
-def test_other_weights_of_an_encoder_are_another_index(place, tmp_path, monkeypatch):
-    found = set()
-    for encoder in ("one", "another"):
-        monkeypatch.setattr(RetrieverBase, "identity", lambda engine, encoder=encoder: {"encoder": encoder})
-        found.add(find_or_build_index(configured(place), Workspace(tmp_path), lambda text: None))
-    assert len(found) == 2

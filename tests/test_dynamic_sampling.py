@@ -12,13 +12,13 @@ from tests.rows import trajectory
 from tests.training import Said, config, questions, train, write_setting
 
 import srl.store
-from srl.config.sections import Data, FilterGroups
+from srl.config.sections import FilterGroups
 from srl.errors import UserError
 from srl.plugins import manager
 from srl.reward import RewardMix
 from srl.store import read_records
 from srl.train.dynamic_sampling import REWARD, Sampled, compared, differ, with_metric
-from srl.train.question_order import QuestionOrder, order_of
+from srl.train.question_order import QuestionOrder
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
 from srl.trajectory import Score
@@ -113,12 +113,6 @@ def differs(name, turns):
     return differ([compared(Score(sum(each), {}, each), "reward", turn_level) for each in turns])
 
 
-@pytest.mark.parametrize("name", GROUPED)
-def test_equal_totals_of_other_turns_differ_where_the_algorithm_credits_turns(name):
-    turns = [(0.5, 0.5), (0.0, 1.0)]
-    assert differs(name, turns) == bool(advantages(name, turns).any()) == (name == "turn_rloo")
-
-
 @pytest.mark.parametrize(
     ("turns", "expected"),
     [
@@ -142,19 +136,9 @@ def test_a_group_differs_exactly_where_it_has_an_advantage(name, data):
     assert differs(name, turns) == bool((advantages(name, turns).abs() > 1e-5).any())
 
 
-def test_rewards_of_a_turn_that_differ_by_rounding_are_equal():
-    assert not differs("turn_rloo", [(0.1 + 0.2, 0.2), (0.3, 0.2)])
-
-
 def test_totals_that_differ_by_rounding_are_equal():
     for turn_level in (True, False):
         assert not differ([compared(Score(total), REWARD, turn_level) for total in (0.1 + 0.2, 0.3)])
-
-
-def test_turns_count_only_where_the_metric_is_the_reward():
-    score = Score(1.0, {"em": 1.0}, (0.5, 0.5))
-    assert compared(score, "reward", True) == (1.0, 0.5)
-    assert compared(score, "em", True) == compared(score, "reward", False) == (1.0,)
 
 
 @settings(deadline=None, max_examples=40)
@@ -182,17 +166,6 @@ def test_where_nothing_is_replaced_a_step_asks_the_questions_of_its_batch(count,
     order = QuestionOrder(questions("train", count), size, 0)
     position = (step - 1) * order.batch_size
     assert order.further(position, order.batch_size) == (order.batch(step), position + order.batch_size)
-
-
-def test_with_a_mix_what_is_asked_further_keeps_the_shares():
-    data = Data(train_batch_size=4, mix={"1": 3.0, "2": 1.0})
-    order = order_of(questions("train", 24), data, 0)
-    asked, position = set[str](), 0
-    for count in (4, 3, 5):
-        found, position = order.further(position, count, asked)
-        asked |= {question.id for question in found}
-    assert (len(asked), position) == (12, 12)
-    assert sum(int(name.rpartition("/")[2]) % 2 for name in asked) == 3, "a quarter has two hops"
 
 
 @pytest.fixture(scope="module")
@@ -280,27 +253,6 @@ def test_a_resumed_run_asks_and_learns_what_it_would_have(setting, tmp_path, mon
     assert weights[0] == weights[1]
 
 
-def test_failed_episodes_are_counted_over_the_step_and_not_over_a_generation_batch(
-    setting, workspace, monkeypatch
-):
-    """One of the four episodes of the second batch fails: of the step's that is at most one in eight."""
-    asked: dict[str, int] = {}
-
-    def value(item):
-        if item.phase != "train":
-            return 0.0
-        place = asked.setdefault(item.question.id, len(asked))
-        if (place, item.sample) == (2, 1):
-            item.end, item.error = "failed", "search failed"
-        return float(place > 1 and item.sample == 0)
-
-    made_rewards(monkeypatch, value)
-    limits = {"trainer__total_training_steps": 1, "search__max_failed": 0.2}
-    ((records, metrics),) = trained(run_of(setting, workspace, **limits)).values()
-    assert metrics["train/num_gen_batches"] > 1
-    assert sum(not record.trajectory.valid for record in records) == 1
-
-
 def test_a_run_without_a_group_that_differs_stops_and_trains_nothing(setting, workspace, monkeypatch):
     made_rewards(monkeypatch, lambda item: 0.0)
     with pytest.raises(UserError, match="6 questions") as caught:
@@ -310,55 +262,3 @@ def test_a_run_without_a_group_that_differs_stops_and_trains_nothing(setting, wo
     assert not checkpoints(run)
     with srl.store.open(run) as log:
         assert log.execute("SELECT count(*) FROM trajectories WHERE phase = 'train'").fetchone() == (12,)
-
-
-def test_a_run_that_has_nothing_more_to_learn_names_the_checkpoint_that_it_is_stopped_with(
-    setting, workspace, monkeypatch
-):
-    """Resumed, it would ask the same again, since it keeps its settings."""
-    made_rewards(monkeypatch, lambda item: odd(item) if item.step == 1 else 0.0)
-    with pytest.raises(UserError, match="in step 2") as caught:
-        run_of(setting, workspace, trainer__save_freq=3)
-    (run,) = Workspace(workspace).all_runs()
-    (newest,) = checkpoints(run).values()
-    assert newest.name == "step-000001"
-    command = f"train --config {run}/config.yaml --model {newest} --set rollout.n=4"
-    assert str(caught.value).endswith(command)
-
-
-def test_a_run_with_credit_by_turn_learns_from_equal_totals(setting, workspace, monkeypatch):
-    """Every reward is 1: in the first turn of some episodes, and in the last one of the others."""
-
-    def value(item):
-        place = 0 if item.sample % 2 else item.turns - 1
-        return tuple(float(turn == place) for turn in range(item.turns))
-
-    made_rewards(monkeypatch, value)
-    run = run_of(setting, workspace, "turn_rloo", rollout__n=4)
-    for records, _ in trained(run).values():
-        assert any(any(record.advantages) for record in records if not record.left_out)
-
-
-def test_a_pool_that_runs_dry_fills_up_with_groups_that_agree(setting, workspace, monkeypatch):
-    """Eight questions in batches of four: after two batches all are asked."""
-    made_rewards(monkeypatch, lambda item: float(item.question.id.endswith("3") and item.sample))
-    steps = trained(run_of(setting, workspace, data__train_batch_size=4, actor__ppo_mini_batch_size=4))
-    for records, _ in steps.values():
-        names = [record.trajectory.question.id for record in records[::2]]
-        assert len(names) == len(set(names))
-        assert sum(not record.left_out for record in records) == 8
-    assert any(metrics["train/num_gen_batches"] < 3 for _, metrics in steps.values())
-
-
-def test_the_metric_is_not_read_where_groups_are_not_chosen(setting, workspace):
-    off = {"enable": False, "metric": "em"}
-    run = run_of(
-        setting, workspace, algorithm__filter_groups=off, reward__weights={"f1": 1.0},
-        trainer__total_training_steps=1,
-    )  # fmt: skip
-    assert len(list((run / "checkpoints").iterdir())) == 1
-
-
-def test_groups_of_one_are_refused(setting):
-    with pytest.raises(UserError, match=r"filter_groups.enable.* compares .*rollout.n = 1.*set rollout.n=5"):
-        config(setting, "grpo", **SETS | {"rollout__n": 1})

@@ -108,14 +108,6 @@ def test_a_score_lies_on_the_last_token_of_the_policy():
         assert rewards[row].tolist() == expected
 
 
-def test_scores_by_turn_lie_on_the_last_token_of_each_turn():
-    given = [Score(1.0, per_turn=(0.25, 0.75)), Score(0.5, per_turn=(0.5, 0.0)), *scores()[2:]]
-    rewards = rewards_of(episodes(), given, collate(episodes()).response_mask)
-    assert rewards[0].tolist() == [0, 0, 0, 0.25, 0, 0, 0, 0.75]
-    assert rewards[1].tolist() == [0, 0, 0.5, 0, 0, 0, 0, 0]
-    assert rewards[3].tolist() == [0, 0, 0, 0, 0, 0, -1, 0]
-
-
 def test_kl_in_the_reward_lands_on_policy_tokens_only():
     them = learner("rloo", kl=0.5)
     experience, metrics = make_experience(them, episodes(), scores())
@@ -130,35 +122,6 @@ def test_kl_in_the_reward_lands_on_policy_tokens_only():
     assert metrics["critic/kl"] == pytest.approx(float(mean), rel=1e-5)
     assert metrics["critic/rewards/mean"] == pytest.approx(float((plain - 0.5 * kl).sum(1).mean()), rel=1e-5)
     assert metrics["critic/score/mean"] == pytest.approx(sum(SCORES) / 4)
-
-
-def test_kl_in_the_loss_leaves_the_rewards_alone():
-    them = learner("grpo", kl=0.5)
-    experience, metrics = make_experience(them, episodes(), scores())
-    asked = them.algorithm.estimator.asked
-    assert torch.equal(asked["token_level_rewards"], rewards_of(episodes(), scores(), experience.mask))
-    assert experience.ref_logprobs is not None
-    assert "critic/kl" not in metrics
-    kl = kl_penalty(experience.old_logprobs, experience.ref_logprobs, "k3")
-    expected = float((kl * experience.mask).sum() / experience.mask.sum())
-    assert metrics["actor/ref_kl"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_without_kl_no_reference_is_asked():
-    them = learner("grpo", reference=False, actor__use_kl_loss=False)
-    experience, metrics = make_experience(them, episodes(), scores())
-    assert experience.ref_logprobs is None
-    assert "actor/ref_kl" not in metrics
-
-
-def test_groups_are_questions():
-    them = learner()
-    make_experience(them, episodes(), scores())
-    asked = them.algorithm.estimator.asked
-    groups = asked["group_ids"].tolist()
-    assert groups[0] == groups[2]
-    assert len(set(groups)) == 3
-    assert asked["group_size"] == them.config.rollout.n == 5
 
 
 def test_rows_whose_search_failed_are_out_of_everything():
@@ -176,13 +139,6 @@ def test_rows_whose_search_failed_are_out_of_everything():
     for name in ("mask", "loss_mask", "advantages", "returns", "old_logprobs", "ref_logprobs"):
         torch.testing.assert_close(getattr(found, name)[kept], getattr(expected, name), msg=name)
     assert metrics == pytest.approx(few_metrics, rel=1e-5)
-
-
-def test_all_rows_may_fail():
-    experience, metrics = make_experience(learner("rloo"), episodes(failed=range(4)), scores())
-    assert not experience.mask.any()
-    assert "critic/score/mean" not in metrics
-    assert all(value == value for value in metrics.values())
 
 
 def test_the_adaptive_controller_moves_after_the_step_it_is_used_in():
@@ -260,19 +216,6 @@ def test_the_reference_of_an_adapter_is_the_policy_without_it():
     bare = batched_stats(policy(), batch, batch.response_mask, max_tokens=1000)
     torch.testing.assert_close(experience.ref_logprobs, bare.logprobs)
     assert not torch.allclose(experience.old_logprobs, bare.logprobs)
-
-
-def test_nothing_is_learnt_while_an_experience_is_made():
-    them = learner("ppo", critic=True)
-    experience, _ = make_experience(them, episodes(), scores())
-    for tensor in (
-        experience.old_logprobs,
-        experience.ref_logprobs,
-        experience.values,
-        experience.advantages,
-    ):
-        assert not tensor.requires_grad
-    assert all(parameter.grad is None for parameter in them.actor.parameters())
 
 
 @pytest.mark.parametrize("algo", ["ppo", "grpo", "rloo", "reinforce", "reinforce_plus_plus"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tests import training
@@ -15,7 +14,7 @@ from tests.training import Said, config, questions, search_is_down, train, write
 import srl.store
 from srl.data.demonstration_file import write_demonstrations
 from srl.errors import UserError
-from srl.train import disk_space, fine_tuning
+from srl.train import fine_tuning
 from srl.train.episodes import EpisodeRunner
 from srl.train.named_checkpoint import model_directory
 from srl.train.run import resume
@@ -80,24 +79,6 @@ def test_the_schedule_warms_up_and_ends_at_the_last_step(whole: tuple[Path, str]
     """0.34 of 6 steps are 2 of warm-up; the other four fall to 0 in the step after the last."""
     rates = logged(whole[0], "SELECT value FROM metrics WHERE name = 'sft/lr' ORDER BY step")
     assert [rate for (rate,) in rates] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
-
-
-@pytest.mark.parametrize(
-    ("left_out", "said"),
-    [
-        (
-            ("data__train_files", "data__val_files", "data__test_files", "data__corpus"),
-            "without data.train_files",
-        ),
-        (("sft__train_files",), "without sft.train_files"),
-    ],
-)
-def test_users_files_are_not_mixed_with_the_made_up_world(
-    setting: Path, tmp_path: Path, left_out: tuple[str, ...], said: str
-) -> None:
-    with pytest.raises(UserError, match=said):
-        train(chosen(setting, **dict.fromkeys(left_out)), tmp_path, "sft")
-    assert not (tmp_path / "runs").exists()
 
 
 class Stop:
@@ -218,23 +199,6 @@ def test_with_patience_the_best_is_saved(setting: Path, workspace: Path) -> None
     assert model_directory(f"{run.name}@best", Workspace(workspace)).name == "step-000001"
 
 
-@pytest.mark.parametrize(("algo", "patience", "count"), [("sft", None, 1), ("sft", 2, 2), ("grpo", 2, 1)])
-def test_the_warning_about_the_disk_counts_what_patience_saves(
-    setting: Path,
-    workspace: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    algo: str,
-    patience: int | None,
-    count: int,
-) -> None:
-    """Each of two steps is validated, and may be the best so far."""
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    often = {"trainer__save_freq": 0, "trainer__test_freq": 1, "trainer__total_training_steps": 2}
-    said = Said()
-    train(chosen(setting, sft__steps=2, sft__patience=patience, **often), workspace, algo, said)
-    assert f"MiB ({count} of " in said.text
-
-
 def test_patience_needs_validations(setting: Path, workspace: Path) -> None:
     for changed, why in (
         ({"trainer__test_freq": 0}, r"there are none: trainer\.test_freq = 0"),
@@ -242,12 +206,3 @@ def test_patience_needs_validations(setting: Path, workspace: Path) -> None:
     ):
         with pytest.raises(UserError, match=why):
             train(chosen(setting, sft__patience=1, **changed), workspace, "sft")
-
-
-def test_a_mix_that_does_not_fit_is_refused_before_the_first_validation(
-    setting: Path, workspace: Path
-) -> None:
-    said = Said()
-    with pytest.raises(UserError, match=r"sft\.mix has no share"):
-        train(chosen(setting, sft__mix={"unheard": 1.0}), workspace, "sft", said)
-    assert "val at step" not in said.text

@@ -114,24 +114,6 @@ SECOND = "srl.train.episodes:aclose:1"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("moment", "sent", "code", "ignored"),
-    [
-        ("sampling", "TERM", 143, ()),
-        ("saving the optimiser", "HUP", 129, ()),
-        ("finishing the log", "TERM", 143, (signal.SIGINT,)),  # as in the background
-    ],
-)
-def test_a_run_that_is_terminated_says_how_to_go_on(
-    shell: Shell, place: Path, workspace: Path, moment, sent, code, ignored
-) -> None:
-    ended, err = interrupt(MOMENTS[moment], *train(place, "--steps", STEPS), sent=sent, ignored=ignored)
-    (run,) = (workspace / "runs").iterdir()
-    assert (ended, err.count("\n"), err.endswith(f"{going_on(run)}\n")) == (code, 1, True)
-    assert shell.hidden() == []
-
-
-@pytest.mark.slow
 def test_a_second_signal_does_not_disturb_what_the_first_one_ends(
     shell: Shell, place: Path, workspace: Path
 ) -> None:
@@ -143,26 +125,6 @@ def test_a_second_signal_does_not_disturb_what_the_first_one_ends(
     assert shell.typed("-q", "train", "--resume")[0] == 0
     (run,) = (workspace / "runs").iterdir()
     assert steps_of(run) == [(step, 8) for step in range(1, STEPS + 1)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("after", [0.05, 0.2])
-def test_the_first_moments_of_a_command_are_no_exception(shell: Shell, after: float) -> None:
-    """From where `srl` begins, whatever it is importing; before that Python itself is interrupted."""
-    code = (
-        "import os; from srl.cli import exit_codes; begin = exit_codes._guarded; "
-        "exit_codes._guarded = lambda given: [os.write(1, b'.'), begin(given)][1]; "
-        "os._exit(exit_codes.main(['plugins', 'check', 'bm25']))"
-    )
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout.read(1) == b"."
-        try:
-            process.wait(after)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-    assert (process.returncode, err) in ((130, b"srl: interrupted\n"), (0, b""))
 
 
 @pytest.mark.parametrize(

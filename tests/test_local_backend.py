@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.store_builder import episode
-from tests.training import TOWNS, Said, config, questions, tokenizer, train, write_setting
+from tests.training import Said, config, questions, train, write_setting
 
 import srl.store
 from srl.config.sections import FilterGroups
@@ -98,15 +98,6 @@ def test_one_optimiser_step_a_rollout_learns_the_same_without_the_pass_for_old_l
     assert {"actor/entropy", "actor/ref_kl", "rollout_corr/k3_kl"} <= found["without"][0].keys()
 
 
-def test_the_log_has_every_phase_and_every_trajectory(finished):
-    with srl.store.open(finished[0]) as log:
-        counts = log.execute(
-            "SELECT phase, step, count(*) FROM trajectories GROUP BY ALL ORDER BY ALL"
-        ).fetchall()
-    assert counts == [("test", 0, 4), ("test", 2, 4), ("train", 1, 4), ("train", 2, 4),
-                      ("val", 0, 6), ("val", 1, 6), ("val", 2, 6)]  # fmt: skip
-
-
 @pytest.mark.parametrize("steps", [1, 2], ids=["from the update's own pass", "from a pass before it"])
 def test_the_log_has_the_trainers_log_probs_and_entropies(setting, tmp_path, steps):
     """Their means over the policy's tokens are the metrics of the step; evaluations have none."""
@@ -173,21 +164,6 @@ def test_what_is_trained_is_what_was_sampled(finished):
         assert own == {record.score.value}, "reinforce without discount gives each token its episode's reward"
     assert searched > 0
     assert {segment.kind for record in records for segment in record.trajectory.segments} >= {"observation"}
-
-
-def test_a_checkpoint_is_a_model_that_any_tool_reads(finished):
-    from transformers import AutoModelForCausalLM
-
-    from srl.models.load import load_tokenizer
-
-    checkpoint = finished[1].checkpoint
-    reloaded = AutoModelForCausalLM.from_pretrained(checkpoint)
-    assert reloaded.generation_config.stop_strings == ["</search>", "</answer>"]
-    loaded, _ = load_tokenizer(checkpoint)
-    text = "<think> I think velmar </think> <search> velmar flag </search>"
-    ids = tokenizer().encode(text)
-    assert loaded.encode(text) == ids
-    assert loaded.decode(ids) == tokenizer().decode(ids) == text
 
 
 class BrokenSearch:
@@ -261,18 +237,6 @@ def test_training_moves_the_policy_towards_its_reward(setting, workspace, tmp_pa
     assert sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + 0.3
 
 
-def test_the_decay_of_a_run_with_few_questions_ends_with_its_last_step(setting, workspace, tmp_path):
-    """Two questions are one mini-batch, and so one update a step, where a batch of four would be two."""
-    write_questions(tmp_path / "two.parquet", questions("train", 2))
-    chosen = config(
-        setting, "grpo", data__train_files=[str(tmp_path / "two.parquet")], data__val_files=None,
-        data__test_files=None, actor__optim__lr_scheduler_type="linear", trainer__total_training_steps=4,
-    )  # fmt: skip
-    train(chosen, workspace)
-    rates = [values["actor/lr"] for values in metrics_of(only_run(workspace)).values()]
-    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
-
-
 def test_a_run_that_cannot_start_leaves_nothing(setting, workspace, monkeypatch):
     with pytest.raises(UserError, match="this model's context is 256"):
         train(config(setting, data__max_response_length=1000), workspace)
@@ -283,39 +247,3 @@ def test_a_run_that_cannot_start_leaves_nothing(setting, workspace, monkeypatch)
         with pytest.raises(UserError, match=r"model\.dtype = float16: .*set model\.dtype=bfloat16"):
             train(config(setting, model__dtype="float16"), workspace, algo)
     assert Workspace(workspace).all_runs() == []
-
-
-def test_fine_tuning_is_a_run_of_its_own(setting, workspace, tmp_path):
-    from srl.data.demonstration_file import write_demonstrations
-    from srl.trajectory import Question
-
-    town, flag = next(iter(TOWNS.items()))
-    turns = [
-        f"<think> I think {town} </think> <search> {town} </search>",
-        f"<think> {town} </think> <answer> {flag} </answer>",
-    ]
-    shown = [
-        Question(f"demo/{n}", f"what flag has {town}", (flag,), metadata={"turns": turns}) for n in range(4)
-    ]
-    write_demonstrations(tmp_path / "demo.jsonl", shown)
-    said = Said()
-    chosen = config(setting, sft__train_files=str(tmp_path / "demo.jsonl"), sft__steps=20, sft__batch_size=4,
-                    sft__optim__lr=1e-2)  # fmt: skip
-    summary = train(chosen, workspace, "sft", said)
-    assert summary.steps == 20
-    assert "step 20/20" in said.text
-    steps = metrics_of(only_run(workspace), "sft")
-    assert set(steps.pop(0)) == {"sft/episodes", "sft/policy_tokens"}
-    losses = [values["sft/policy_loss"] for values in steps.values()]
-    assert len(losses) == 20
-    assert losses[-1] < 0.3 * losses[0]
-    assert (only_run(workspace) / "checkpoints" / "step-000020" / "model.safetensors").is_file()
-
-
-def test_the_terminal_shows_a_line_a_step_and_a_few_episodes(finished):
-    said = finished[2]
-    assert "step 1/2  reward" in said
-    assert "Δlogp" in said
-    assert said.count("┌") == 2
-    assert "val at step 0:" in said
-    assert "test at step 2:" in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,27 +71,6 @@ def test_a_run_below_the_current_directory_is_not_taken_for_a_name_on_the_hub(wo
     assert named("org/name@best", workspace) == ("name@best", ""), "a revision of a model on the hub"
 
 
-def test_an_at_sign_in_a_path_names_no_step(tmp_path):
-    workspace = tmp_path / "alice@corp" / "ws"
-    run = made(workspace, COLLAPSE, (10, 20, 40))
-    assert named(str(run), workspace)[0] == "step-000040"
-    assert named(f"{run}@10", workspace)[0] == "step-000010"
-    model = tmp_path / "model@v1"
-    model.mkdir()
-    assert named(str(model), workspace)[0] == "model@v1"
-    with pytest.raises(UserError, match=r"no run .*alice@corp/nowhere"):
-        named(f"{tmp_path}/alice@corp/nowhere", workspace)
-
-
-def test_a_gguf_file_is_one_in_capitals_too(workspace):
-    assert named("Model.GGUF", workspace) == ("Model.GGUF", "")
-
-
-def test_of_equal_ones_the_first_is_the_best(workspace):
-    made(workspace, {10: 0.5, 20: 0.5}, (10, 20))
-    assert named("best", workspace)[0] == "step-000010"
-
-
 def test_a_better_validation_without_a_checkpoint_is_said(workspace):
     made(workspace, {0: 0.1, 10: 0.6, 20: 0.4, 30: 0.5}, (20,), every=20)
     assert named("best", workspace) == (
@@ -104,38 +82,17 @@ def test_a_better_validation_without_a_checkpoint_is_said(workspace):
 @pytest.mark.parametrize(
     ("val_em", "saved", "complaint"),
     [
-        (
-            COLLAPSE,
-            (10, 30, 40),
-            rf"is deleted: step 20, validation EM 0\.600; {NAME}@30 is the best that is",
-        ),
         ({}, (10,), "has no best checkpoint: it was never validated"),
         ({5: 0.5}, (10,), "has no best checkpoint: no checkpoint that it has was validated"),
         (COLLAPSE, (), "has no checkpoint yet"),
     ],
-    ids=["deleted", "never validated", "others validated", "no checkpoint"],
+    ids=["never validated", "others validated", "no checkpoint"],
 )
 def test_a_best_that_is_not_there_is_one_line(workspace, val_em, saved, complaint):
     made(workspace, val_em, saved)
     with pytest.raises(UserError, match=complaint) as error:
         model_directory("best", Workspace(workspace))
     assert "\n" not in str(error.value)
-
-
-def test_what_was_saved_is_told_by_the_frequency_of_its_time(workspace):
-    """Step 15 had no checkpoint: only since step 20 there is one every 5 steps."""
-    run = made(workspace, {15: 0.6, 20: 0.3, 25: 0.5, 30: 0.4}, (20, 30), every=5)
-    change = {"at": 20, "key": "trainer.save_freq", "before": 10, "after": 5, "when": ""}
-    replace(RunRecord.read(run), changed=[change]).save(run)
-    with pytest.raises(UserError, match=r"is deleted: step 25, validation EM 0\.500"):
-        named("last@best", workspace)
-    replace(RunRecord.read(run), changed=[change | {"at": 30}]).save(run)
-    assert "step 15, which has none, had 0.600" in named("last@best", workspace)[1]
-
-
-def test_a_checkpoint_that_is_being_written_is_not_taken_for_deleted(workspace):
-    made(workspace, COLLAPSE | {50: 0.9}, (10, 20, 30, 40))
-    assert named("best", workspace)[0] == "step-000020"
 
 
 @pytest.mark.parametrize(
@@ -174,17 +131,6 @@ def test_training_starts_from_the_best_checkpoint_of_a_run(workspace, capsys):
     printed = capsys.readouterr()
     assert json.loads(printed.out)["model.path"]["value"] == str(checkpoint_path(run, 20))
     assert "step 20, validation EM 0.600" in printed.err
-
-
-def test_fine_tuning_that_a_given_model_does_not_get_is_said(workspace, tmp_path, capsys):
-    made(workspace, COLLAPSE, (10,))
-    given = ["--set", f"sft.train_files={tmp_path / 'shown.jsonl'}", "--print-config"]
-    said = "sft.train_files"
-    assert main(["train", "--algo", "grpo", "--model", "last@best", *given]) == 0
-    assert said in capsys.readouterr().err
-    for unread in (["--algo", "sft", "--model", "last@best"], ["--algo", "grpo"]):
-        assert main(["train", *unread, *given]) == 0
-        assert said not in capsys.readouterr().err
 
 
 # --- a whole run ---

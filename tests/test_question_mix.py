@@ -16,7 +16,7 @@ import srl.store
 from srl.config.sections import Data, Sft
 from srl.data.demonstration_file import read_demonstrations, write_demonstrations
 from srl.errors import UserError
-from srl.train.question_order import MixedOrder, QuestionOrder, _part, order_of
+from srl.train.question_order import MixedOrder, _part, order_of
 from srl.train.questions import check_mix
 from srl.train.sft import batches
 from srl.trajectory import Question, Trajectory
@@ -41,12 +41,6 @@ def mixed(shares, size, seed=0, count=40):
 
 def ids(order, step):
     return [question.id for question in order.batch(step)]
-
-
-def test_without_a_mix_the_order_is_that_of_one_pool():
-    asked = questions(nq=9, squad=4)
-    plain, order = QuestionOrder(asked, 4, 7), order_of(asked, Data(train_batch_size=4), 7)
-    assert [ids(order, step) for step in range(1, 9)] == [ids(plain, step) for step in range(1, 9)]
 
 
 def test_places_of_a_batch_go_to_what_is_furthest_below_its_share():
@@ -88,17 +82,6 @@ def test_a_pool_asks_all_its_questions_before_any_again():
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_numbers_name_hops_and_a_share_of_0_leaves_questions_out():
-    asked = questions(nq=20, squad=20)
-    by_hops = Counter(
-        question.metadata["hops"] for question in MixedOrder(asked, 8, 0, True, {"1": 1, "2": 3}).batch(1)
-    )
-    assert by_hops == {1: 2, 2: 6}
-    assert {
-        question.data_source for question in MixedOrder(asked, 8, 0, True, {"nq": 1, "squad": 0}).batch(1)
-    } == {"nq"}
-
-
 @pytest.mark.parametrize(
     ("mix", "message"),
     [
@@ -112,11 +95,6 @@ def test_numbers_name_hops_and_a_share_of_0_leaves_questions_out():
 def test_a_mix_that_does_not_fit_the_questions_is_refused(mix, message):
     with pytest.raises(UserError, match=message):
         order_of(questions(nq=6, squad=20), Data(train_batch_size=10, mix=mix), 0)
-
-
-def test_a_question_whose_hops_are_not_known_has_no_share_by_hops():
-    with pytest.raises(UserError, match="hops 'unknown' of question a"):
-        MixedOrder([Question("a", "?", ())], 1, 0, True, {"1": 1})
 
 
 @pytest.mark.parametrize(
@@ -142,14 +120,6 @@ def test_questions_whose_hops_are_not_known_are_left_out_or_mixed_by_the_name_un
     assert Counter(question.metadata.get("hops") for question in with_them.batch(1)) == {1: 4, None: 4}
 
 
-def test_unknown_without_numbers_is_the_data_source_of_questions_that_name_none():
-    asked = [*questions(nq=9), *(Question(f"a{n}", "?", ()) for n in range(9))]
-    batch = MixedOrder(asked, 4, 0, True, {"nq": 1, "unknown": 3}).batch(1)
-    assert Counter(question.data_source for question in batch) == {"nq": 1, "unknown": 3}
-    shown = [Question(f"a{n}", "?", (), metadata={"hops": 1}) for n in range(9)]
-    assert len(MixedOrder(shown, 4, 0, True, {"unknown": 1}).batch(1)) == 4
-
-
 def test_a_run_trains_on_the_mix_and_refuses_one_that_does_not_fit(tmp_path):
     with pytest.raises(UserError, match="no share for the number of hops '2'"):
         train(config(tmp_path, sets=["data.mix.1=1"]), tmp_path / "work")
@@ -169,14 +139,6 @@ def test_a_mix_is_checked_with_the_questions_that_a_step_asks(tmp_path):
         check_mix(asked, config_of(), "reinforce")
     check_mix(asked, config_of(rft__questions=4), "rft")
     check_mix(asked, config_of(), "sft")
-
-
-@pytest.mark.parametrize("asked", [None, 8])
-def test_rounds_refuse_a_mix_that_does_not_fit_before_a_run_begins(tmp_path, asked):
-    chosen = config(tmp_path, sets=["data.mix.1=1", "data.mix.2=1"], rft__questions=asked)
-    with pytest.raises(UserError, match=r"batches of 8, .*share or set a smaller rft\.questions"):
-        train(chosen, tmp_path / "work", "rft")
-    assert not (tmp_path / "work" / "runs").exists()
 
 
 def shown(path, **counts):
@@ -203,18 +165,3 @@ def test_batches_of_demonstrations_have_the_shares_of_their_sources_or_hops(tmp_
     few, many = mix
     assert [Counter(part) for part in kinds] == [{few: 2, many: 6}] * 9
     assert found == list(batches(rows, sft, seed=0)) != list(batches(rows, sft, seed=1))
-
-
-def test_a_mix_that_does_not_fit_the_demonstrations_names_its_own_key(tmp_path):
-    rows = shown(tmp_path / "d.jsonl", nq=20)
-    with pytest.raises(UserError, match=r"sft\.mix has no share for the data source 'nq' of question nq0 \("):
-        batches(rows, Sft(mix={"squad": 1}), seed=0)
-    with pytest.raises(UserError, match=r"sft\.mix needs at least .* lower its share or sft\.batch_size"):
-        batches(rows, Sft(mix={"nq": 1}, batch_size=32), seed=0)
-
-
-def test_demonstrations_without_a_source_have_the_name_of_their_file(tmp_path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"question": "?", "turns": ["…"]}\n', encoding="utf-8")
-    (found,) = read_demonstrations(path)
-    assert (found.data_source, found.metadata) == ("mine", {"turns": ["…"]})

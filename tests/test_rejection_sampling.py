@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tests import kills as bench
-from tests.training import Said, config, questions, search_is_down, tokenizer, train, write_setting
+from tests.training import Said, config, tokenizer, train, write_setting
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import srl.store
 from srl import process
-from srl.cli import main
-from srl.config import load_config, load_saved
-from srl.data.parquet import write_questions
 from srl.errors import UserError
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
@@ -29,9 +22,8 @@ from srl.store import LogWriter, Record, RunInfo, read_records
 from srl.train import fine_tuning, rejection_sampling
 from srl.train.episodes import EpisodeRunner
 from srl.train.logged_episodes import check_tokens, select_episodes
-from srl.train.resume import how_to_resume
 from srl.train.run import resume
-from srl.train.run_directory import Progress, checkpoints
+from srl.train.run_directory import checkpoints
 from srl.trajectory import Question, Segment, Trajectory
 from srl.update.batch import collate
 from srl.workspace import Workspace
@@ -208,37 +200,6 @@ def test_a_log_with_nothing_to_train_on_is_one_line(
     assert Workspace(workspace).all_runs() == []
 
 
-def test_a_dry_run_counts_the_episodes(
-    sampled: tuple[Path, list[Trajectory]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = str(sampled[0])
-    assert main(["train", "--algo", "sft", "--from-log", "em = 1", "--run", run, "--dry-run"]) == 0
-    found = select_episodes(sampled[0], "em = 1", 4, 0)
-    assert capsys.readouterr().out.splitlines() == list(found.lines())
-    for given, why in (
-        (["--from-log", "em = 1"], "--from-log is for fine-tuning; add --algo sft"),
-        (["--run", run], "--run goes with --resume or --from-log"),
-        (["--algo", "rft", "--dry-run"], "--dry-run"),
-    ):
-        assert main(["train", *given]) == 2
-        assert why in capsys.readouterr().err
-
-
-def test_a_log_brings_the_settings_that_it_was_sampled_with(
-    setting: Path, workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Unless others are named: the demo's prompt, data and limits are not those of the run."""
-    train(config(setting, "grpo", trainer__total_training_steps=1), workspace)
-    run = only_run(workspace)
-    mine = load_saved(run).rollout.max_turn_tokens
-    command = ["train", "--algo", "sft", "--from-log", "em = 1", "--print-config", "--json"]
-    usual = load_config("small").config.rollout.max_turn_tokens
-    assert mine not in (usual, load_config("tiny").config.rollout.max_turn_tokens)
-    for further, expected in (([], mine), (["--preset", "small"], usual)):
-        assert main([*command, *further]) == 0
-        assert json.loads(capsys.readouterr().out)["rollout.max_turn_tokens"]["value"] == expected
-
-
 ROUNDS = {
     "rollout__n": 8, "rollout__deterministic": True, "data__train_batch_size": 4,
     "trainer__total_training_steps": 2, "sft__steps": 12, "sft__batch_size": 8, "sft__optim__lr": 3e-3,
@@ -267,33 +228,6 @@ def test_a_round_is_a_step_of_the_log(whole: tuple[Path, str]) -> None:
     assert list(checkpoints(run)) == [1, 2]
     assert "round 1: " in said
     assert "by data source: towns" in said
-
-
-@pytest.mark.slow
-def test_what_the_policy_got_right_teaches_it(setting: Path, tmp_path: Path) -> None:
-    """Asked one question again and again, the policy learns its answer: by rounds, and from their log."""
-    write_questions(tmp_path / "one.parquet", questions("train", 1))
-    alone = {"data__train_files": [str(tmp_path / "one.parquet")], "rollout__n": 32, "sft__steps": 20}
-    rounds = (
-        ROUNDS | alone | {"trainer__total_training_steps": 2, "rft__start": "last", "sft__filter": "em = 1"}
-    )
-    train(config(setting, "ppo", **rounds), tmp_path / "rounds", "rft")
-    em = train_em(only_run(tmp_path / "rounds"))
-    assert em[2] > em[1] + 0.2
-    tuned = of_log(setting, only_run(tmp_path / "rounds"), sft__filter="em = 1 and step = 1", sft__steps=20,
-                   sft__optim__lr=3e-3)  # fmt: skip
-    start = train(tuned, tmp_path / "tuned", "sft").checkpoint
-    train(
-        config(setting, "ppo", **(rounds | {"model__path": start, "trainer__total_training_steps": 1})),
-        tmp_path / "after",
-        "rft",
-    )
-    assert train_em(only_run(tmp_path / "after"))[1] > em[1] + 0.2
-
-
-def train_em(run: Path) -> dict[int, float]:
-    with srl.store.open(run) as log:
-        return dict(log.execute("SELECT step, em FROM steps WHERE phase = 'train'").fetchall())
 
 
 MOMENTS = {
@@ -341,62 +275,6 @@ def test_rounds_resume_where_they_stopped(
     assert sampled_ids(run) == sampled_ids(whole[0])
 
 
-@pytest.mark.slow
-def test_a_first_round_that_is_stopped_twice_keeps_its_episodes(
-    setting: Path, workspace: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After one batch of round 1, and then in the validation that comes before it."""
-    score, roll_out, asked = RewardMix.score, EpisodeRunner.roll_out, list[tuple[str, int]]()
-    calls = {"first": itertools.count(1), "second": itertools.count(1)}
-
-    def stopped(attempt: str, call: int) -> Callable[..., Any]:
-        def breaking(*arguments, **named):
-            if next(calls[attempt]) == call:
-                signal.raise_signal(signal.SIGINT)
-            return score(*arguments, **named)
-
-        return breaking
-
-    def noted(runner, questions, phase, step, *rest, **named):
-        asked.append((phase, step))
-        return roll_out(runner, questions, phase, step, *rest, **named)
-
-    with process.signals_handled(), monkeypatch.context() as patch:
-        patch.setattr(RewardMix, "score", stopped("first", 10 + 32 + 5))
-        with pytest.raises(KeyboardInterrupt):
-            train(config(setting, "ppo", **ROUNDS), workspace, "rft")
-    run = only_run(workspace)
-    with process.signals_handled(), monkeypatch.context() as patch:
-        patch.setattr(RewardMix, "score", stopped("second", 3))
-        with pytest.raises(KeyboardInterrupt):
-            resume(run, workspace=Workspace(workspace), terminal=Said())
-    monkeypatch.setattr(EpisodeRunner, "roll_out", noted)
-    assert resume(run, workspace=Workspace(workspace), terminal=Said()).steps == 2
-    assert asked.count(("train", 1)) == 1, "the second batch alone"
-    assert metrics(run) == metrics(whole[0])
-    assert sampled_ids(run) == sampled_ids(whole[0])
-
-
-def test_failed_searches_are_no_result_of_a_rounds_validation_and_it_is_made_again(
-    setting: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = ROUNDS | {"trainer__total_training_steps": 1, "sft__steps": 1, "data__test_files": None}
-    with monkeypatch.context() as patch:
-        search_is_down(patch, "val/1/")
-        with pytest.raises(UserError, match=r"search failed in \d of 6 episodes.*nobody listens.*--resume"):
-            train(config(setting, "ppo", **one), workspace, "rft")
-    run = only_run(workspace)
-    assert list(Progress.of_log(run / "log", 1).val_em) == [0]
-    resume(run, workspace=Workspace(workspace), terminal=Said())
-    assert list(Progress.of_log(run / "log", 1).val_em) == [0, 1]
-
-
-def test_a_first_round_that_is_stopped_says_that_its_episodes_are_kept(tmp_path: Path) -> None:
-    said = how_to_resume(tmp_path / "runs" / "r", -1, "rft")
-    assert said.endswith("train --resume --run r` continues round 1 with the episodes of its log")
-    assert how_to_resume(tmp_path / "runs" / "r", 1, "rft").startswith("resume from step 1 with `")
-
-
 def metrics(run: Path) -> dict[tuple[str, int, str], float]:
     return bench._metrics(run)
 
@@ -417,8 +295,3 @@ def test_a_filter_that_is_not_sql_is_found_before_anything_is_sampled(setting: P
     with pytest.raises(UserError, match="the filter 'em = = 1' is not a condition on trajectories"):
         train(config(setting, "ppo", **(ROUNDS | {"sft__filter": "em = = 1"})), workspace, "rft")
     assert Workspace(workspace).all_runs() == []
-
-
-def test_shares_of_demonstrations_are_refused_for_rounds(setting: Path, workspace: Path) -> None:
-    with pytest.raises(UserError, match=r"sft\.mix is not for --algo rft; data\.mix gives shares"):
-        train(config(setting, "ppo", **ROUNDS, sets=["sft.mix.1=1"]), workspace, "rft")

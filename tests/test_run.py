@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 from tests.training import Said
 
 from srl.config import Config, load_config, load_saved
-from srl.config.keys import keys
-from srl.config.load import CHANGEABLE
 from srl.errors import UserError
 from srl.store import RunInfo
 from srl.train import run as runs
@@ -124,16 +121,6 @@ def test_a_resumed_run_takes_other_memory_and_checkpoints_and_keeps_what_is_lear
     assert "timeout_s is 30" not in said.out.getvalue(), "it has not changed"
 
 
-def test_a_change_that_a_resumed_run_does_not_read_is_a_warning(backend, tmp_path):
-    started(backend, tmp_path)
-    run, said = only_run(tmp_path), Said()
-    sets = ["critic.ppo_max_token_len=9", "cluster.watchdog_s=60"]
-    runs.resume(run, workspace=Workspace(tmp_path), terminal=said, sets=sets)
-    text = said.out.getvalue()
-    assert "warning: critic.ppo_max_token_len" in text
-    assert ("warning: cluster.watchdog_s" in text) is (backend.name == "local")
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -154,13 +141,6 @@ def test_a_resumed_run_refuses_other_changes_and_stays_as_it_was(backend, tmp_pa
     with pytest.raises(UserError, match=why):
         runs.resume(run, workspace=Workspace(tmp_path), terminal=Said(), sets=[text])
     assert (run / "config.yaml").read_text() == before
-
-
-def test_every_changeable_setting_is_a_key_and_the_page_names_them_all():
-    assert set(CHANGEABLE) - {key.name for key in keys()} == set()
-    page = (ROOT / "docs" / "one-gpu.md").read_text(encoding="utf-8")
-    table = page.partition("## Resuming")[2].partition("## ")[0]
-    assert set(re.findall(r"`(\w+\.\w+)`", table)) - {"rollout.deterministic"} == set(CHANGEABLE)
 
 
 def test_a_run_without_checkpoint_is_resumed_from_the_start(backend, tmp_path):

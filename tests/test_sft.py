@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests import training
 from tests.rows import gradients, trajectory
 from tests.scripts import TableSearch
 from tests.tiny_models import byte_level_tokenizer
-from tests.training import OPTIONS, PASSAGES, model, tokenizer
+from tests.training import OPTIONS, PASSAGES, tokenizer
 
 from srl.config.sections import Sft
-from srl.data.demonstration_file import read_demonstrations, write_demonstrations
+from srl.data.demonstration_file import write_demonstrations
 from srl.errors import UserError
 from srl.models.new import new_model
 from srl.protocol import template
@@ -29,7 +28,6 @@ from srl.train.sft import (
     demonstrate,
     demonstrated,
     fine_tune,
-    not_as_written,
     token_weights,
 )
 from srl.trajectory import Question, Search
@@ -105,19 +103,6 @@ def test_a_demonstration_of_a_training_question_has_the_prompt_of_its_file(tmp_p
     assert [item.question.prompt for item in demonstrated(file, environment())][2] == found[2].question.prompt
 
 
-def test_further_demonstrations_of_a_question_have_numbers(tmp_path):
-    """As where the files of two kinds of demonstrations are put together."""
-    file = tmp_path / "both.jsonl"
-    write_demonstrations(file, [shown(), shown(TURNS[1:]), shown(TURNS[:1], "demo/1"), shown([*TURNS, "x"])])
-    assert [item.id for item in read_demonstrations(file)] == ["demo/0", "demo/0#2", "demo/1", "demo/0#3"]
-
-
-def test_a_demonstration_that_names_an_unknown_retriever_is_not_as_written():
-    searched = Search("velmar", status="rejected", error="no retriever 'web'", turn=1)
-    episode = replace(play([shown()])[0], searches=[searched])
-    assert not_as_written(episode, Codec(tokenizer()), OPTIONS) == "turn 2: no retriever 'web'"
-
-
 def test_a_demonstration_is_the_episode_of_a_model_that_says_the_same():
     """A model that has learnt one demonstration by heart plays it: the same tokens, masks and ends."""
     codec = Codec(tokenizer())
@@ -147,22 +132,6 @@ def test_tokens_of_tags_that_overhang_are_the_demonstrators_own():
     assert first.text == "<search>velmar</search>.\n"
     assert list(first.token_ids) == codec.encode_text(first.text)
     assert demonstration.searches[0].query == "velmar"
-
-
-def test_several_demonstrations_of_one_question_do_not_mix():
-    other = ["<think> I think brusk </think> <search> brusk </search>", "<answer> gold </answer>"]
-    search = TableSearch(PASSAGES)
-    first, second = play([shown(), shown(other)], search)
-    assert (first.answer, second.answer) == ("red", "gold")
-    assert search.queries == ["velmar", "brusk"]
-
-
-def test_demonstrations_come_back_from_their_file(tmp_path):
-    write_demonstrations(tmp_path / "demo.jsonl", [shown(), shown(name="demo/1")])
-    read = read_demonstrations(tmp_path / "demo.jsonl")
-    assert [item.metadata["turns"] for item in read] == [TURNS, TURNS]
-    first, again = play(read), play([shown(), shown()])
-    assert [item.token_ids for item in first] == [item.token_ids for item in again]
 
 
 def test_a_failed_search_stops_the_demonstrations():
@@ -210,14 +179,6 @@ def test_the_loss_is_the_weighted_cross_entropy_of_the_whole_batch(weight):
             torch.testing.assert_close(gradient, expected[name], msg=name, rtol=1e-4, atol=1e-6)
 
 
-def test_a_row_without_trained_tokens_is_left_out():
-    learner = policy()
-    batch = collate([trajectory("pa"), trajectory("pppppp", seed=1)])
-    metrics = accumulate(learner, batch, observation_weight=0.0, max_tokens=6)
-    loss, _ = by_hand(learner, collate([trajectory("pa")]), 0.0)
-    assert metrics["sft/loss"] == pytest.approx(loss.item(), rel=1e-5)
-
-
 def test_every_demonstration_comes_once_an_epoch():
     rows = [trajectory("pa", seed=n) for n in range(6)]
     found = list(batches(rows, Sft(batch_size=2, steps=9), seed=0))
@@ -240,16 +201,3 @@ def test_each_step_tells_the_rate_it_was_taken_with():
     assert [metrics["sft/lr"] for _, metrics in told] == pytest.approx([1e-4, 2e-4, 3e-4])
     assert told[-1][1]["sft/loss"] < told[0][1]["sft/loss"]
     assert told[0][1]["sft/grad_norm"] > 0
-
-
-def test_fine_tuning_twice_gives_the_same_weights(tmp_path):
-    first = {name: value.clone() for name, value in model(tmp_path / "one").state_dict().items()}
-    training._STATE.clear()
-    for name, value in model(tmp_path / "two").state_dict().items():
-        assert torch.equal(value, first[name]), name
-
-
-def test_demonstrations_follow_the_questions_order():
-    rows = play([shown(name=f"demo/{n}") for n in range(5)])
-    assert [row.question.id for row in rows] == [f"demo/{n}" for n in range(5)]
-    assert len({tuple(row.token_ids) for row in rows}) == 1

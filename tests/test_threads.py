@@ -79,10 +79,6 @@ def write(file: Path, text: str) -> None:
     file.write_text(text)
 
 
-def test_hardware_threads_of_a_core_count_once(machine):
-    assert usable_cores(machine) == 3
-
-
 @pytest.mark.parametrize(
     ("limit", "expected"), [("max 100000", 3), ("150000 100000", 2), ("10000 100000", 1)]
 )
@@ -91,12 +87,3 @@ def test_quota_of_a_cgroup_counts(machine, limit, expected):
     write(machine / "sys/fs/cgroup/slice/cpu.max", limit)
     write(machine / "sys/fs/cgroup/slice/job/cpu.max", "max 100000")
     assert usable_cores(machine) == expected
-
-
-def test_quota_of_an_old_cgroup_counts(machine):
-    write(machine / "proc/self/cgroup", "5:memory:/job\n4:cpu,cpuacct:/job\n")
-    write(machine / "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1")
-    write(machine / "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
-    write(machine / "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "200000")
-    write(machine / "sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000")
-    assert usable_cores(machine) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import pytest
-import torch
 from tests.training import Said, config, train, write_setting
 
 import srl.store
@@ -15,7 +14,6 @@ from srl.rollout.engine import LogitsNotFinite
 from srl.train.report import reporters
 from srl.train.run_directory import checkpoints
 from srl.train.watches import RULES, Rule
-from srl.update import optimiser
 from srl.workspace import Workspace
 
 LR = 1e-3
@@ -69,21 +67,6 @@ def test_a_watch_that_fires_on_a_validation_leaves_no_checkpoint_of_its_step(set
     with pytest.raises(UserError, match="kl at step 2"):
         train(config(setting, "grpo", sets), workspace)
     assert list(checkpoints(only_run(workspace))) == [1]
-
-
-def test_gradients_that_stay_not_finite_end_the_run(setting, workspace, monkeypatch):
-    """And are counted: two optimiser steps in each training step."""
-    clip = torch.nn.utils.clip_grad_norm_
-
-    def broken(parameters, largest):
-        return clip(parameters, largest) * float("nan")
-
-    monkeypatch.setattr(optimiser.nn.utils, "clip_grad_norm_", broken)
-    with pytest.raises(UserError, match="skipped_steps at step 3"):
-        train(config(setting, "grpo", trainer__total_training_steps=9), workspace)
-    with srl.store.open(only_run(workspace)) as log:
-        query = "SELECT value FROM metrics WHERE name = 'actor/skipped_steps' ORDER BY step"
-        assert log.execute(query).fetchall() == [(2.0,), (2.0,), (2.0,)]
 
 
 def test_a_policy_that_cannot_be_sampled_ends_the_run_with_what_to_type(setting, workspace):

@@ -146,18 +146,6 @@ def test_what_is_healthy_for_such_a_run_fires_nothing(course, sets):
     assert seen(Watcher(CONFIG.with_settings(sets)), [HEALTHY | metrics for metrics in course]) == []
 
 
-def test_norms_of_verl_that_are_not_finite_count_as_skipped_steps():
-    course = [{"actor/grad_norm": 0.5}] * 3 + [{"actor/grad_norm": math.nan}] * 3
-    assert {one.watch for one in seen(Watcher(CONFIG), course)} == {"skipped_steps", "grad_norm"}
-
-
-def test_a_step_without_the_metric_changes_nothing():
-    """The actor has no gradient while only the critic learns."""
-    beyond = {"actor/entropy": 4.0}
-    fired = seen(Watcher(CONFIG), [beyond, beyond, {}, {}, beyond])
-    assert [(one.watch, one.step) for one in fired] == [("entropy_high", 5)]
-
-
 def test_actions_are_those_of_the_watch_or_of_all():
     watch = load_config("tiny", None, "ppo", sets=["watch.off=[kl]", "watch.stop=[val_em]"]).config.watch
     assert [watch.does(name) for name in ("kl", "val_em", "entropy_low")] == ["off", "stop", "note"]

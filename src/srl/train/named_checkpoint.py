@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import srl.store
-from srl.config import load_saved
 from srl.errors import UserError, parsing
 from srl.models.hub import HubName, is_gguf
-from srl.train.run_directory import CHECKPOINTS, RunRecord, best_step, checkpoints, whole_verl_steps
+from srl.train.run_directory import CHECKPOINTS, best_step, checkpoints, whole_verl_steps
 from srl.workspace import Workspace, split_at_step
 
 BEST = "best"
@@ -63,42 +62,20 @@ def named_step(run: Path, which: str, note: Callable[[str], None]) -> int:
 
 
 def best_of_run(run: Path, note: Callable[[str], None]) -> int:
-    """The step of the checkpoint with the best validation EM, which `note` says. Raises UserError.
-
-    Where a better checkpoint was deleted, the error names the best that is left.
-    """
+    """The step of the checkpoint with the best validation EM, which `note` says, with a better step that has
+    no checkpoint. Raises UserError."""
     with srl.store.open(run) as log:
         em: dict[int, float] = dict(log.execute(_VALIDATIONS).fetchall())
     saved = list(checkpoints(run)) or whole_verl_steps(run)
-    best = best_step({step: em[step] for step in saved if step in em})
-    if best is None:
+    best, best_of_all = best_step({step: em[step] for step in saved if step in em}), best_step(em)
+    if best is None or best_of_all is None:
         why = "no checkpoint that it has was validated" if em else "it was never validated"
         raise UserError(f"{run.name} has no best checkpoint: {why}; {run.name} alone is its newest")
-    better = {step: score for step, score in em.items() if score > em[best]}
-    every, newest = _save_freq(run), max(saved)
-    were_saved = {
-        step: em[step] for step in better if every(step) and step % every(step) == 0 and 0 < step < newest
-    }
-    if (deleted := best_step(were_saved)) is not None:
-        raise UserError(
-            f"the best checkpoint of {run.name} is deleted: step {deleted}, validation EM {em[deleted]:.3f}; "
-            f"{run.name}@{best} is the best that is left, with {em[best]:.3f}"
-        )
-    unsaved = best_step(better)
-    beside = "" if unsaved is None else f"; step {unsaved}, which has none, had {em[unsaved]:.3f}"
+    beside = ""
+    if em[best_of_all] > em[best]:
+        beside = f"; step {best_of_all}, which has none, had {em[best_of_all]:.3f}"
     note(f"the best checkpoint of {run.name}: step {best}, validation EM {em[best]:.3f}{beside}")
     return best
-
-
-def _save_freq(run: Path) -> Callable[[int], int]:
-    """`trainer.save_freq` at a step; a resume may have changed it."""
-    last = load_saved(run).trainer.save_freq
-    changes = [change for change in RunRecord.read(run).changed if change["key"] == "trainer.save_freq"]
-
-    def at(step: int) -> int:
-        return next((change["before"] for change in changes if step <= change["at"]), last)
-
-    return at
 
 
 def _is_run(path: Path) -> bool:

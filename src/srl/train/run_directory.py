@@ -146,12 +146,6 @@ def best_step(val_em: Mapping[int, float]) -> int | None:
     return max(val_em, key=lambda step: (val_em[step], -step), default=None)
 
 
-def validations_without_rise(val_em: Mapping[int, float]) -> int:
-    """How many validations have come since the best one."""
-    best = best_step(val_em)
-    return sum(best is not None and step > best for step in val_em)
-
-
 def superseded_checkpoints(
     run: Path, keep: int | None, backend: BackendName = "local", val_em: Mapping[int, float] | None = None
 ) -> list[Path]:

@@ -45,43 +45,21 @@ def in_words(threads: int) -> str:
     return f"{threads} thread{'' if threads == 1 else 's'}"
 
 
-# The cores that this process may use
-
-
 def usable_cores(root: Path = Path("/")) -> int:
-    """Physical cores in the process's affinity, at most the quota of its cgroup."""
-    known = getattr(os, "sched_getaffinity", None)
-    cpus = known(0) if known else range(os.cpu_count() or 1)
-    limits = [len({_siblings(root, cpu) for cpu in cpus}), *_quotas(root)]
+    """Physical cores in the process's affinity, at most the CPUs that its cgroup and those above it allow."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cpus = affinity(0) if affinity else range(os.cpu_count() or 1)
+    siblings = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    limits = [len({_read(root / siblings.format(cpu)) or str(cpu) for cpu in cpus})]
+    top = root / "sys/fs/cgroup"
+    inner = top / _read(root / "proc/self/cgroup").rpartition("::/")[2]
+    for folder in (inner, *inner.parents):
+        limit = _read(folder / "cpu.max").split()
+        if len(limit) == 2 and all(part.isdecimal() for part in limit):
+            limits.append(ceil(int(limit[0]) / int(limit[1])))
+        if folder == top:
+            break
     return max(1, min(limits))
-
-
-def _siblings(root: Path, cpu: int) -> str:
-    """The hardware threads of the core that `cpu` is of, as Linux writes them."""
-    file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-    return _read(file) or str(cpu)
-
-
-def _quotas(root: Path) -> list[int]:
-    """CPUs that the process's cgroup and those above it may use, of version 2 or 1; empty without a limit."""
-    found = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        version_1 = "cpu" in controllers.split(",")
-        if controllers and not version_1:
-            continue
-        top = root / "sys/fs/cgroup" / ("cpu" if version_1 else "")
-        inner = top / path.lstrip("/")
-        for folder in (inner, *inner.parents):
-            if version_1:
-                limit = [_read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-            else:
-                limit = _read(folder / "cpu.max").split()
-            if len(limit) == 2 and all(part.isdecimal() for part in limit):
-                found.append(ceil(int(limit[0]) / int(limit[1])))
-            if folder == top:
-                break
-    return found
 
 
 def _read(file: Path) -> str:
