@@ -61,7 +61,7 @@ def test_a_watch_stops_a_run_and_says_what_starts_again(setting, workspace):
 
 
 def test_a_watch_that_fires_on_a_validation_leaves_no_checkpoint_of_its_step(setting, workspace, monkeypatch):
-    rule = Rule("val/em", lambda metrics, limits: float("val/em" in metrics), 0.5, 2, phase="val")
+    rule = Rule("val/em", 0.5, 2, phase="val", value=lambda metrics, config: float("val/em" in metrics))
     monkeypatch.setitem(RULES, "kl", rule)
     sets = ["watch.stop=[kl]", "trainer.val_before_train=false", "trainer.total_training_steps=3"]
     with pytest.raises(UserError, match="kl at step 2"):

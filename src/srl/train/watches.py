@@ -32,20 +32,6 @@ LOWER = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What an episode may do at most: turns that search, and tokens that the policy writes."""
-
-    max_turns: int
-    max_tokens: int
-
-    @classmethod
-    def of(cls, config: Config) -> Limits:
-        rollout = config.rollout
-        turns = (rollout.max_turns + 1) * rollout.max_turn_tokens
-        return cls(rollout.max_turns if rollout.search else 0, min(turns, config.data.max_response_length))
-
-
-@dataclass(frozen=True, slots=True)
 class Rule:
     """A watch fires once its value is beyond its bound `patience` steps in a row; None is no value.
 
@@ -54,20 +40,19 @@ class Rule:
     """
 
     metric: str
-    value: Callable[[Metrics, Limits], float | None]
     threshold: float
     patience: int = 3
     above: bool = True
     compared_with: Literal["threshold", "highest", "median", "fall"] = "threshold"
     phase: Phase = "train"
+    value: Callable[[Metrics, Config], float | None] | None = None
+    """Of the metrics of a step, where it is not `metric` alone."""
+
+    def of(self, metrics: Metrics, config: Config) -> float | None:
+        return metrics.get(self.metric) if self.value is None else self.value(metrics, config)
 
 
-def _first(*names: str) -> Callable[[Metrics, Limits], float | None]:
-    """The first of these metrics that a step has."""
-    return lambda metrics, limits: next((metrics[name] for name in names if name in metrics), None)
-
-
-def _skipped(metrics: Metrics, limits: Limits) -> float | None:
+def _skipped(metrics: Metrics, config: Config) -> float | None:
     """Skipped optimiser steps; verl counts none, but logs a norm that is not finite."""
     counts = [metrics[name] for name in ("actor/skipped_steps", "critic/skipped_steps") if name in metrics]
     norms = [metrics[name] for name in ("actor/grad_norm", "critic/grad_norm") if name in metrics]
@@ -76,51 +61,55 @@ def _skipped(metrics: Metrics, limits: Limits) -> float | None:
     return float(sum(not math.isfinite(norm) for norm in norms)) if norms else None
 
 
-def _searched_without_answer(metrics: Metrics, limits: Limits) -> float | None:
+def _searched(metrics: Metrics, config: Config) -> float | None:
+    """Searches per question, where the policy may search."""
+    return metrics.get(_SEARCHES) if config.rollout.search and config.rollout.max_turns else None
+
+
+def _searched_without_answer(metrics: Metrics, config: Config) -> float | None:
     """The share of the turns for searching that is used, minus the share of episodes with an answer."""
-    searches, answered = metrics.get("env/number_of_valid_search"), metrics.get("env/finish_ratio")
-    if searches is None or answered is None or not limits.max_turns:
-        return None
-    return searches / limits.max_turns - answered
+    searches, answered = _searched(metrics, config), metrics.get("env/finish_ratio")
+    return None if searches is None or answered is None else searches / config.rollout.max_turns - answered
 
 
-def _equally_wrong(metrics: Metrics, limits: Limits) -> float | None:
+def _share_of_longest(metrics: Metrics, config: Config) -> float | None:
+    """The tokens that the policy writes, of the most that an episode allows."""
+    turns = (config.rollout.max_turns + 1) * config.rollout.max_turn_tokens
+    length, most = metrics.get(_LENGTH), min(turns, config.data.max_response_length)
+    return None if length is None else length / most
+
+
+def _equally_wrong(metrics: Metrics, config: Config) -> float | None:
     """At least this share of groups agrees on something wrong: those that agree, minus the right answers."""
     equal, right = metrics.get("env/equal_groups_share"), metrics.get("train/em")
     return None if equal is None or right is None else equal - right
 
 
+def _kl(metrics: Metrics, config: Config) -> float | None:
+    return metrics.get("actor/ref_kl", metrics.get("critic/kl"))
+
+
 _SEARCHES, _LENGTH = "env/number_of_valid_search", "response_length/mean"
+_FALLS: Any = {"above": False, "compared_with": "highest"}
 RULES: dict[WatchName, Rule] = {
-    "entropy_low": Rule("actor/entropy", _first("actor/entropy"), 0.001, 5, above=False),
-    "entropy_high": Rule("actor/entropy", _first("actor/entropy"), 2.0),
-    "kl": Rule("actor/ref_kl", _first("actor/ref_kl", "critic/kl"), 1.0),
-    "sampler_mismatch": Rule("rollout/logprob_diff/mean", _first("rollout/logprob_diff/mean"), 0.1),
-    "grad_norm": Rule("actor/grad_norm", _first("actor/grad_norm"), 10.0, compared_with="median"),
-    "skipped_steps": Rule("actor/skipped_steps", _skipped, 0.0),
-    "searches_low": Rule(
-        _SEARCHES, lambda metrics, limits: metrics.get(_SEARCHES) if limits.max_turns else None, 0.25,
-        above=False, compared_with="highest",
-    ),
+    "entropy_low": Rule("actor/entropy", 0.001, 5, above=False),
+    "entropy_high": Rule("actor/entropy", 2.0),
+    "kl": Rule("actor/ref_kl", 1.0, value=_kl),
+    "sampler_mismatch": Rule("rollout/logprob_diff/mean", 0.1),
+    "grad_norm": Rule("actor/grad_norm", 10.0, compared_with="median"),
+    "skipped_steps": Rule("actor/skipped_steps", 0.0, value=_skipped),
+    "searches_low": Rule(_SEARCHES, 0.25, value=_searched, **_FALLS),
     "searches_high": Rule(
-        f"{_SEARCHES} / rollout.max_turns − env/finish_ratio", _searched_without_answer, 0.5
+        f"{_SEARCHES} / rollout.max_turns − env/finish_ratio", 0.5, value=_searched_without_answer
     ),
-    "valid_actions": Rule(
-        "env/ratio_of_valid_action", _first("env/ratio_of_valid_action"), 0.7, above=False,
-        compared_with="highest",
-    ),
-    "repetition": Rule("env/repetition", _first("env/repetition"), 0.5),
-    "length_low": Rule(_LENGTH, _first(_LENGTH), 0.25, above=False, compared_with="highest"),
-    "length_high": Rule(
-        f"{_LENGTH} / the most tokens",
-        lambda metrics, limits: metrics[_LENGTH] / limits.max_tokens if _LENGTH in metrics else None, 0.8,
-    ),
-    "equal_groups": Rule("env/equal_groups_share − train/em", _equally_wrong, 0.9, 5),
-    "explained_variance": Rule(
-        "critic/vf_explained_var", _first("critic/vf_explained_var"), -0.5, 5, above=False
-    ),
-    "val_em": Rule("val/em", _first("val/em"), 0.1, 2, above=False, compared_with="fall", phase="val"),
-}  # fmt: skip
+    "valid_actions": Rule("env/ratio_of_valid_action", 0.7, **_FALLS),
+    "repetition": Rule("env/repetition", 0.5),
+    "length_low": Rule(_LENGTH, 0.25, **_FALLS),
+    "length_high": Rule(f"{_LENGTH} / the most tokens", 0.8, value=_share_of_longest),
+    "equal_groups": Rule("env/equal_groups_share − train/em", 0.9, 5, value=_equally_wrong),
+    "explained_variance": Rule("critic/vf_explained_var", -0.5, 5, above=False),
+    "val_em": Rule("val/em", 0.1, 2, above=False, compared_with="fall", phase="val"),
+}
 """Every watch, by its name in `watch.stop`, `watch.off`, `watch.thresholds` and `watch.patience`."""
 
 
@@ -197,7 +186,7 @@ class Watcher:
     """The watches of a run. A resumed run's have seen what its log has (`look_back`)."""
 
     def __init__(self, config: Config) -> None:
-        self.limits, self.section = Limits.of(config), config.watch
+        self.config, self.section = config, config.watch
         self.courses = {name: Course() for name in RULES if config.watch.does(name) != "off"}
         self.fired: list[Fired] = []
 
@@ -214,7 +203,7 @@ class Watcher:
         fired = list[Fired]()
         for name, course in self.courses.items():
             rule = RULES[name]
-            value = rule.value(metrics, self.limits) if rule.phase == phase else None
+            value = rule.of(metrics, self.config) if rule.phase == phase else None
             if value is None:
                 continue
             patience = self.section.patience.get(name, rule.patience)
