@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from srl import process
 from srl.config import Config
+from srl.errors import UserError
 from srl.evaluate import summarise
 from srl.models.weights import merged_weights
 from srl.progress import counted
@@ -83,7 +84,7 @@ class EpisodeRunner:
         self._forget_scoring()
         environment.reward.load()
         try:
-            with counted(f"{phase} episodes", n * len(questions)) as count:
+            with self._how_to_go_on(), counted(f"{phase} episodes", n * len(questions)) as count:
 
                 def on_done(trajectory: Trajectory) -> None:
                     self.ended.append(trajectory)
@@ -116,12 +117,22 @@ class EpisodeRunner:
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
         """One score for each trajectory of the last `roll_out`, in order. A missing one is told."""
-        scores = process.run_async(self._scores(trajectories), self.event_loop)
+        with self._how_to_go_on():
+            scores = process.run_async(self._scores(trajectories), self.event_loop)
         fault = next((score.error for score in scores if score.error), "")
         if fault and not self._told:
             self.terminal.note(f"warning: {fault}")
             self._told = True
         return scores
+
+    @contextmanager
+    def _how_to_go_on(self) -> Iterator[None]:
+        """Adds what to type to an error of what episodes depend on, such as a judge's server or a plugin."""
+        try:
+            yield
+        except UserError as error:
+            error.add_note(f"once it works again, {resume_with(self.log.directory.parent)}")
+            raise
 
     async def _scores(self, trajectories: list[Trajectory]) -> list[Score]:
         for trajectory in trajectories:

@@ -35,12 +35,6 @@ def updates_per_step(config: Config, section: Actor | Critic, questions: int | N
     return -(-asked // section.ppo_mini_batch_size) * section.ppo_epochs
 
 
-def updates_in_words(config: Config, section: Actor | Critic) -> str:
-    """`1 optimiser step` or `2 optimiser steps`: those of a training step."""
-    updates = updates_per_step(config, section)
-    return f"{updates} optimiser step{'' if updates == 1 else 's'}"
-
-
 def rate_factor(
     config: Config, network: Network, *, questions: int | None = None, kind: str | None = None,
     warmup: int | None = None, total: int | None = None,

@@ -26,7 +26,7 @@ from srl.train.disk_space import lack_of_room
 from srl.train.episodes import EpisodeRunner, TrainingEnvironment
 from srl.train.model_card import card_of_run
 from srl.train.report import Terminal, reporters
-from srl.train.resume import tells_how_to_resume_after_faults, without_damaged
+from srl.train.resume import without_damaged
 from srl.train.run_directory import (
     LOG,
     Progress,
@@ -229,8 +229,7 @@ class Loop(ABC):
     def _validate(self) -> list[Fired]:
         """Evaluate the validation questions; the watches that fire."""
         self.wake()
-        with tells_how_to_resume_after_faults(self.run):
-            metrics = self.runner.evaluate("val", self.progress.step)
+        metrics = self.runner.evaluate("val", self.progress.step)
         if not metrics:
             return []
         self.progress.note(self.progress.step, "val", metrics)

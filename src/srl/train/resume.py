@@ -87,20 +87,9 @@ def tells_how_to_resume(how: Callable[[], str], run: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt | NotWritten) or process.signal_received()
-        is_told = resume_command(run) in str(error)
+        is_told = bool(getattr(error, "__notes__", ()))
         if (stopped or is_disk_full(error)) and not is_told and (run / LOG).is_dir():
             error.add_note(how())
-        raise
-
-
-@contextmanager
-def tells_how_to_resume_after_faults(run: Path) -> Iterator[None]:
-    """Adds what to type to an error of what episodes depend on, such as a judge's server or a plugin."""
-    try:
-        yield
-    except UserError as error:
-        if resume_command(run) not in str(error):
-            error.add_note(f"once it works again, {resume_with(run)}")
         raise
 
 

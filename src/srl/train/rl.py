@@ -27,7 +27,7 @@ from srl.train.dynamic_sampling import Sampled
 from srl.train.learner import Learner
 from srl.train.loop import Loop
 from srl.train.question_order import QuestionOrder, order_of
-from srl.train.resume import new_run_command, tells_how_to_resume_after_faults
+from srl.train.resume import new_run_command
 from srl.train.run_directory import due
 from srl.trajectory import Score, Trajectory
 from srl.update.actor import ActorLoss, Experience, rows_with_gradient, update_actor
@@ -93,11 +93,10 @@ class ReinforcementLearning(Loop):
                 questions, position = order.further(position, count, sampled.groups)
                 if not questions:
                     break
-                with tells_how_to_resume_after_faults(self.run):
-                    with self.timed("gen"):
-                        trajectories = self.runner.roll_out(questions, "train", number, config.rollout.n)
-                    with self.timed("reward"):
-                        scores = self.runner.score(trajectories)
+                with self.timed("gen"):
+                    trajectories = self.runner.roll_out(questions, "train", number, config.rollout.n)
+                with self.timed("reward"):
+                    scores = self.runner.score(trajectories)
                 self.runner.check_failures([*sampled.trajectories, *trajectories])
                 sampled.add(trajectories, scores)
             sampled.require_differing(number, self._new_run(f"rollout.n={2 * config.rollout.n}"))
