@@ -116,12 +116,12 @@ UNITS = (
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_long_foreign_text_is_read_at_once(tmp_path, monkeypatch, reader):
+def test_a_megabyte_of_foreign_text_is_read_at_once(tmp_path, monkeypatch, reader):
     """In a process of its own: a pattern that never ends also ends no test."""
     if reader == "failures":
         pytest.importorskip("ray")
     monkeypatch.setenv("SRL_SEARCH_TOKEN", "aaaaaaaaaaaaaaaaaaaaaaaaab")
-    texts = f"[a + u * (200_000 // len(u)) + z for u in {UNITS!r} for a, z in (('', '://'), ('<', ''))]"
+    texts = f"[a + u * (1_000_000 // len(u)) + z for u in {UNITS!r} for a, z in (('', '://'), ('<', ''))]"
     code = (
         "import json\nfrom contextlib import suppress\nfrom pathlib import Path\n"
         f"from srl.errors import UserError\n{READERS[reader]}\nfor text in {texts}:\n    read(text)"
