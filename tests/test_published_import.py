@@ -78,6 +78,13 @@ FOUR_MACHINES = {
     f"{ROLLOUT}.gpu_memory_utilization": "0.5",
     "trainer.nnodes": "4",
 }
+LLAMA = {
+    "data.train_files": "data/nq_search/train.parquet",
+    "actor_rollout_ref.model.path": "meta-llama/Llama-3.2-3B",
+    "critic.model.path": "meta-llama/Llama-3.2-3B",
+    "max_turns": "2",
+    "trainer.test_freq": "50",
+}
 PPO_32B = {
     "critic.model.path": "Qwen/Qwen2.5-32B",
     "critic.model.fsdp_config.param_offload": "false",
@@ -89,6 +96,8 @@ RUNS = {
     ("search-r1-v0.2", "grpo"): SHARED | GRPO,
     ("search-r1-v0.3", "ppo"): SHARED | PPO | FORMAT | {"critic.model.path": "Qwen/Qwen2.5-3B"},
     ("search-r1-v0.3", "grpo"): SHARED | GRPO | FORMAT | {f"{ACTOR}.optim.lr": "5e-7"},
+    ("search-r1-llama", "ppo"): SHARED | PPO | LLAMA,
+    ("search-r1-llama", "grpo"): SHARED | GRPO | LLAMA,
     ("search-r1-32b", "ppo"): SHARED | PPO | FOUR_MACHINES | PPO_32B,
     ("search-r1-32b", "grpo"): SHARED | GRPO | FOUR_MACHINES | GRPO_32B,
 }

@@ -69,7 +69,6 @@ SETTINGS = {
     "trainer.test_freq": 1,
     "trainer.critic_warmup": 0,
     "trainer.sample_freq": 1,
-    "trainer.sample_count": 1,
     "trainer.threads": 1,
 }
 

@@ -276,8 +276,6 @@ class Search(Section):
     """Time-out of a request, in seconds."""
     retries: Annotated[Natural, Key(resumes=True)] = 3
     """Retries after a failed request."""
-    max_query_chars: Count = 1000
-    """Longest query, in characters. A longer one is rejected, and the policy is told."""
     max_failed: Annotated[Share, Key(TRAINING, resumes=True)] = 0.05
     """Largest share of a step's episodes that failed searches, rewards and engine faults may cost, also of
     the episodes of a validation or test; above it the run stops."""
@@ -317,8 +315,6 @@ class OpenAi(Section):
         default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"
     )
     """Environment variable with the API key. null: OPENAI_API_KEY, or SRL_API_KEY."""
-    timeout_s: Positive = 300.0
-    """Time-out of a request, in seconds."""
     retries: Natural = 5
     """Retries after a failed request."""
     requests_per_minute: Count | None = None
@@ -525,8 +521,6 @@ class Optim(Section):
     """Decay of the first and second moment."""
     weight_decay: Annotated[NonNegative, SAME] = 0.01
     """Decoupled weight decay."""
-    eps: Positive = 1e-8
-    """Added to the root of the second moment."""
     lr_warmup_steps: Annotated[Natural, SAME] = 0
     """Warm-up steps, in which the learning rate rises from 0. 0: see lr_warmup_steps_ratio."""
     lr_warmup_steps_ratio: Annotated[Share, Key(verl=".", needs=".lr_warmup_steps=0")] = 0.0
@@ -598,11 +592,8 @@ class Actor(Section):
     """KL estimator in the loss. k3+: the value of k3 with the gradient of k2, which is that of the KL."""
     loss_agg_mode: Annotated[LossAggMode, Key(verl=".", names=LOSS_AGG)] = "token-mean"
     """How token losses are aggregated: the mean over all policy tokens of the mini-batch, the mean over
-    episodes of their mean or sum, or each episode's sum divided by loss_agg_constant."""
-    loss_agg_constant: Annotated[
-        Count | None, Key(verl=".loss_scale_factor", needs=".loss_agg_mode=constant")
-    ] = None
-    """Divisor of an episode's sum with loss_agg_mode: constant. null: data.max_response_length."""
+    episodes of their mean or sum, or each episode's sum divided by data.max_response_length
+    (constant, as in Dr. GRPO)."""
     grad_clip: Annotated[Positive, Key(verl=".optim.clip_grad")] = 1.0
     """Largest gradient norm."""
     mask_observations: Annotated[bool, Key(refused="it has one mask")] = True
@@ -627,8 +618,6 @@ class Critic(Section):
     """Clip range of the value around the old one."""
     grad_clip: Annotated[Positive, Key(verl=".optim.clip_grad")] = 1.0
     """Largest gradient norm."""
-    loss_agg_mode: Annotated[LossAggMode, Key(verl=".", names=LOSS_AGG)] = "token-mean"
-    """How token losses are aggregated, as for the actor."""
     optim: Annotated[CriticOptim, SAME] = CriticOptim()
 
 
@@ -732,10 +721,8 @@ class Trainer(Section):
     plugin_path: Annotated[Files | None, Key(EVERY)] = None
     """Directories with the modules of `module:Class` plugins, besides Python's own path. null: the current
     directory, which a run saves here."""
-    sample_freq: Annotated[Natural, Key("rl", needs=".sample_count", resumes=True)] = 10
-    """Steps between printing example episodes. 0: never."""
-    sample_count: Annotated[Natural, Key("rl", needs=".sample_freq", resumes=True)] = 2
-    """Example episodes printed."""
+    sample_freq: Annotated[Natural, Key("rl", resumes=True)] = 10
+    """Steps between printing two example episodes. 0: never."""
 
 
 class Watches(Section):
@@ -767,15 +754,6 @@ class Eval(Section):
     """Questions per validation, the same each time and of every data source in proportion. null: all."""
     test_questions: Count | None = None
     """Questions per test, drawn in the same way. null: all."""
-    batch_size: Annotated[
-        Count | None,
-        Key(
-            read_by="eval",
-            unread="its servers queue all questions",
-        ),
-    ] = None
-    """Concurrent questions of an evaluation; a validation in training has as many as rollout.max_num_seqs
-    allows. null: rollout.max_num_seqs."""
     temperature: Annotated[NonNegative, Key(GENERATING, verl=f"{ROLLOUT}.val_kwargs.temperature")] = 0.0
     """Sampling temperature. 0: greedy."""
     max_failed: Annotated[Share, Key("eval made")] = 0.01

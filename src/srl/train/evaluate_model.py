@@ -237,7 +237,7 @@ def _load(
         from srl.train.verl.rollout_servers import load_servers
 
         return load_servers(config, workspace, note)
-    return load_generation(config.with_settings({"rollout.max_num_seqs": _episodes_at_once(config, n)}), note)
+    return load_generation(config, note)
 
 
 def _evaluated(
@@ -293,7 +293,7 @@ _AHEAD = 4
 
 def _window(config: Config, episodes: int, n: int, copies: int) -> int:
     """How many episodes run at the same time; all where their order of admission has to repeat."""
-    return episodes if config.rollout.deterministic else _AHEAD * copies * _episodes_at_once(config, n)
+    return episodes if config.rollout.deterministic else _AHEAD * copies * config.rollout.max_num_seqs
 
 
 class _RunningEm:
@@ -369,8 +369,3 @@ def _same_questions(
     check_some_left(shared, files)
     kept = set(shared)
     return {name: [question for question in of if question.id in kept] for name, of in loaded.items()}
-
-
-def _episodes_at_once(config: Config, n: int) -> int:
-    """How many episodes generate at the same time."""
-    return config.eval.batch_size * n if config.eval.batch_size else config.rollout.max_num_seqs

@@ -170,7 +170,7 @@ def _load_server(config: Config, note: Note) -> Generation:
     section, openai, longest = config.model, config.rollout.openai, config.data.max_episode_tokens
     server = OpenAiServer(
         url=str(openai.url), model=openai.model or "", api=openai.api, key=find_key(openai.key_variable),
-        timeout_s=openai.timeout_s, retries=openai.retries, max_concurrent=config.rollout.max_num_seqs,
+        retries=openai.retries, max_concurrent=config.rollout.max_num_seqs,
         requests_per_minute=openai.requests_per_minute, price_in=openai.price_in, price_out=openai.price_out,
     )  # fmt: skip
     server.model = process.run_async(find_model(server, longest))
@@ -292,6 +292,6 @@ def load_optimisers(config: Config, learner: Learner, questions: int | None = No
         optim, schedule = section.optim, rate_factor(config, name, questions=questions)
         optimisers[name] = Optimiser(
             model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay,
-            eps=optim.eps, grad_clip=section.grad_clip, schedule=schedule,
+            grad_clip=section.grad_clip, schedule=schedule,
         )  # fmt: skip
     return optimisers

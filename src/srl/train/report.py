@@ -19,6 +19,9 @@ from srl.install import pip_install
 from srl.safe import Stderr, one_line, quoted, safe_message
 from srl.trajectory import Score, Trajectory
 
+SAMPLES = 2
+"""Example episodes that a run prints."""
+
 
 class Reporter(Protocol):
     """An external logger, which gets a run's metrics besides its own log."""
@@ -155,7 +158,9 @@ class Terminal:
         parts.append(f"searches {values.get(f'{name}/env/number_of_valid_search', 0.0):.2f}")
         self.note("  ".join(parts))
 
-    def samples(self, trajectories: Sequence[Trajectory], scores: Sequence[Score], count: int) -> None:
+    def samples(
+        self, trajectories: Sequence[Trajectory], scores: Sequence[Score], count: int = SAMPLES
+    ) -> None:
         """The first `count` episodes, shortened, with their rewards."""
         for trajectory, score in list(zip(trajectories, scores, strict=True))[:count]:
             gold = " | ".join(trajectory.question.golden_answers)

@@ -76,7 +76,7 @@ class ReinforcementLearning(Loop):
         self.runner.record(number, "train", records(sampled, rows, experience), metrics)
         self.terminal.step(number, self.config, metrics)
         if due(number, self.config.trainer.sample_freq):
-            self.terminal.samples(trajectories, scores, self.config.trainer.sample_count)
+            self.terminal.samples(trajectories, scores)
         return metrics
 
     def sample(self, number: int) -> tuple[Sampled, int]:
@@ -176,8 +176,7 @@ def update(
         with timed("update_critic"):
             metrics |= update_critic(
                 learner.critic, optimisers["critic"], experience,
-                clip=config.critic.cliprange_value, normalise=config.critic.loss_agg_mode,
-                horizon=config.actor.loss_agg_constant or config.data.max_response_length,
+                clip=config.critic.cliprange_value,
                 mini_batch_rows=config.critic.ppo_mini_batch_size * config.rollout.n,
                 epochs=config.critic.ppo_epochs, max_tokens=config.critic.ppo_max_token_len,
             )  # fmt: skip
@@ -215,7 +214,7 @@ def actor_loss(config: Config, correction: RolloutCorrection = NO_CORRECTION) ->
         clip_c=actor.clip_ratio_c,
         loss_mode=actor.policy_loss.loss_mode,
         normalise=actor.loss_agg_mode,
-        horizon=actor.loss_agg_constant or config.data.max_response_length,
+        horizon=config.data.max_response_length,
         entropy_coeff=actor.entropy_coeff,
         kl_loss_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         kl_loss_type=actor.kl_loss_type,

@@ -73,7 +73,7 @@ def _default(config: Config, workspace: Workspace, note: Note) -> SearchTool:
     index = open_index(path, {name: value for name, value in options.items() if name in names})
     if config.search.index is not None and config.data.corpus is not None and not index.live:
         check_corpus(path, Path(config.data.corpus))
-    return LocalSearch(index, config.search.topk, max_query_chars=config.search.max_query_chars)
+    return LocalSearch(index, config.search.topk)
 
 
 def _named(config: Config, name: str) -> SearchTool:
@@ -88,14 +88,13 @@ def _named(config: Config, name: str) -> SearchTool:
         if retriever.index is not None
         else live_index(str(retriever.retriever), retriever.options)
     )
-    return LocalSearch(index, topk, max_query_chars=config.search.max_query_chars)
+    return LocalSearch(index, topk)
 
 
 def _server(config: Config, url: tuple[str, ...], topk: int, digest: str = "") -> HttpSearch:
     settings = config.search
     return HttpSearch(
         url, topk, digest=digest, timeout_s=settings.timeout_s, retries=settings.retries,
-        max_query_chars=settings.max_query_chars,
     )  # fmt: skip
 
 
@@ -120,7 +119,6 @@ class RetrieverSettings:
     retriever: str
     index: str
     topk: int
-    max_query_chars: int
 
 
 def retriever_settings(config: Config, search: SearchTool | None) -> tuple[RetrieverSettings, ...]:
@@ -133,7 +131,7 @@ def retriever_settings(config: Config, search: SearchTool | None) -> tuple[Retri
         retriever = settings.retrievers[name] if name else settings
         topk = retriever.topk or settings.topk
         index = digest or repr(retriever.url)
-        found.append(RetrieverSettings(name, index, topk, settings.max_query_chars))
+        found.append(RetrieverSettings(name, index, topk))
     return tuple(found)
 
 

@@ -162,7 +162,7 @@ def sft_optimiser(sft: Sft, model: PreTrainedModel) -> Optimiser:
     """AdamW of the section `sft`; the schedule of its learning rate ends at `sft.steps`."""
     optim = sft.optim
     return Optimiser(
-        model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, eps=optim.eps,
+        model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay,
         schedule=sft_factor(sft),
     )  # fmt: skip
 

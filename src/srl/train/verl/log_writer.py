@@ -21,6 +21,7 @@ from srl.evaluate import step_metrics, summarise
 from srl.process import Process
 from srl.store import LogWriter, Record, RunInfo
 from srl.train.background_writes import BackgroundWrites
+from srl.train.report import SAMPLES
 from srl.train.run_directory import LOG, Progress
 from srl.train.watches import Watcher, to_act_on
 from srl.trajectory import FailedEpisodes, Phase, failed_episodes
@@ -238,7 +239,7 @@ def start_log_actor(run: Path, info: RunInfo, trainer: Trainer, watcher: Watcher
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     actor = ray.remote(num_cpus=0)(LogActor).options(name=_name(run), scheduling_strategy=here)
-    shown = trainer.sample_freq, trainer.sample_count
+    shown = trainer.sample_freq, SAMPLES
     return actor.remote(run / LOG, info, *shown, watcher, Process.here())
 
 

@@ -236,8 +236,10 @@ def _rollout(config: Config, job: Job) -> Rows:
 
 
 def _clipping(config: Config) -> Rows:
-    """The loss of the policy and its clip ranges; verl takes one bound where it is told both."""
-    actor = config.actor
+    """The loss of the policy, its divisor and its clip ranges; verl takes one bound where it is told both."""
+    actor, length = config.actor, config.data.max_response_length
+    scale = length if actor.loss_agg_mode == "constant" else None
+    yield f"{ACTOR}.loss_scale_factor", scale, "data.max_response_length"
     for name in ("clip_ratio_low", "clip_ratio_high"):
         if getattr(actor, name) is None:
             yield f"{ACTOR}.{name}", actor.clip_ratio, "actor.clip_ratio"
@@ -252,8 +254,7 @@ def _network(config: Config, who: Network, verl: str) -> Rows:
     betas on by the override only.
     """
     section = getattr(config, who)
-    optim, constant = section.optim, config.actor.loss_agg_constant
-    scale = constant or config.data.max_response_length
+    optim = section.optim
     mini = min(section.ppo_mini_batch_size, config.data.train_batch_size)
     tokens = tokens_per_pass(section.ppo_max_token_len, config)
     kind, asked = optim.lr_scheduler_type, "" if optim.lr_warmup_steps else "_ratio"
@@ -262,17 +263,14 @@ def _network(config: Config, who: Network, verl: str) -> Rows:
     yield f"{verl}.use_dynamic_bsz", True, ""
     yield f"{verl}.shuffle", False, ""
     yield f"{verl}.data_loader_seed", config.trainer.seed, "trainer.seed"
-    source = "actor.loss_agg_constant" if constant else "data.max_response_length"
-    yield f"{verl}.loss_scale_factor", scale if section.loss_agg_mode == "constant" else None, source
     yield f"{verl}.optim.lr_warmup_steps", warmup_steps(config, who), f"{who}.optim.lr_warmup_steps{asked}"
     yield f"{verl}.optim.lr_warmup_steps_ratio", 0.0, f"{who}.optim.lr_warmup_steps_ratio"
-    adam: dict[str, float] = {"eps": optim.eps}
     if is_megatron(config):
-        adam = {"adam_beta1": optim.betas[0], "adam_beta2": optim.betas[1], "adam_eps": optim.eps}
+        adam = {"adam_beta1": optim.betas[0], "adam_beta2": optim.betas[1], "adam_eps": 1e-8}
+        yield f"{verl}.optim.override_optimizer_config", adam, f"{who}.optim.betas"
         yield f"{verl}.optim.lr_decay_style", kind, f"{who}.optim.lr_scheduler_type"
     else:
         yield f"{verl}.optim.lr_scheduler_type", verl_scheduler_type(kind), f"{who}.optim.lr_scheduler_type"
-    yield f"{verl}.optim.override_optimizer_config", adam, f"{who}.optim.eps"
 
 
 def verl_scheduler_type(kind: str) -> str:
