@@ -5,8 +5,8 @@ Questions and prompt templates are loaded in `srl.train.questions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,7 +139,7 @@ class Generation:
     """What generates outside training: an engine with its codec, the model's name, and what a server used.
 
     `start` is called before the first episode. `copies` of the model generate, each `rollout.max_num_seqs`
-    episodes at a time. `about` has the engine's name and precision where the section `rollout` does not.
+    episodes at a time.
     """
 
     engine: Engine
@@ -148,7 +148,6 @@ class Generation:
     usage: Callable[[], dict[str, float]] = dict
     start: Callable[[], object] = bool
     copies: int = 1
-    about: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_generation(config: Config, note: Note) -> Generation:

@@ -27,7 +27,7 @@ from srl.train.load_components import Generation, load_codec
 from srl.train.make_missing import Note
 from srl.train.verl.config_check import server_config
 from srl.train.verl.engine import VerlEngine, eos_ids
-from srl.train.verl.job import TORCH, precision, rollout_name
+from srl.train.verl.job import TORCH, rollout_name
 from srl.train.verl.launch import check_installed, job_of, ray_cluster, set_environment
 from srl.workspace import Workspace
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 FOLDER = ".servers-"
 """The start of the directory in the workspace that holds configuration and tokenizer while servers run."""
-AGAIN = "the same command continues where it ended"
 
 Ask = Callable[..., Awaitable[Any]]
 """The method `generate` of verl's client."""
@@ -75,9 +74,9 @@ class ServersEngine(Engine):
                 return await turn.generate(request_id, token_ids, sampling)
         except TimeoutError:
             what = f"no rollout server has answered for {self.patience_s:g} s"
-            raise UserError(f"{what} (cluster.watchdog_s)", key="cluster.watchdog_s", hint=AGAIN) from None
+            raise UserError(f"{what} (cluster.watchdog_s)", key="cluster.watchdog_s") from None
         except RayError as error:
-            raise UserError(reason(error), hint=AGAIN) from error
+            raise UserError(reason(error)) from error
 
     def close(self) -> None:
         """End the servers, and Ray where it was started for them."""
@@ -100,10 +99,8 @@ def load_servers(config: Config, workspace: Workspace, note: Note) -> Generation
     copies = int(rollout.nnodes * rollout.n_gpus_per_node // rollout.tensor_model_parallel_size)
     begin = partial(_begin, config, workspace, codec, copies, note)
     engine = ServersEngine(begin, codec, backend, config.cluster.watchdog_s)
-    return Generation(
-        engine, codec, hub_name(config.model.path) or config.model.path, start=engine.start, copies=copies,
-        about={"name": backend.removeprefix("srl_"), "dtype": f"torch.{precision(config, job)}"},
-    )  # fmt: skip
+    name = hub_name(config.model.path) or config.model.path
+    return Generation(engine, codec, name, start=engine.start, copies=copies)
 
 
 def _begin(
