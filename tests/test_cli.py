@@ -290,3 +290,10 @@ def test_json_takes_data_classes_paths_dates_numpy_and_nan(capsys) -> None:
     out = capsys.readouterr().out.splitlines()
     assert json.loads("".join(out[:-4])) == expected
     assert [json.loads(line) for line in out[-4:]] == expected
+
+
+def test_telemetry_of_the_libraries_is_off_unless_the_user_says_otherwise(monkeypatch, capsys) -> None:
+    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY")
+    monkeypatch.setenv("DO_NOT_TRACK", "0")
+    assert main(["--version"]) == 0
+    assert [os.environ[name] for name in ("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")] == ["1", "0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hybrid_parts import PASSAGES, TEXTS, cross_encoder, tokenizer
-from transformers import BertForSequenceClassification
+from transformers import BertForSequenceClassification, BertModel
 
 from srl.errors import UserError
 from srl.index import build_index, live_index, open_index
@@ -156,3 +157,36 @@ def test_a_name_is_fetched_from_the_hub_without_code_or_pickles_and_a_path_never
     for path in ("/no/where", "/nowhere", "./nowhere", "../no/where", "no/../where"):
         with pytest.raises(UserError):
             model_directory(path)
+
+
+def plain_bert(folder: Path) -> None:
+    BertModel.from_pretrained(folder).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+
+
+def relabelled(folder: Path) -> None:
+    cross_encoder(folder, labels=3)
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def cut(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+def coded(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("harm", [shutil.rmtree, plain_bert, relabelled, pickled, cut, coded])
+def test_what_is_no_cross_encoder_is_refused_before_anything_is_built(options, tmp_path, harm):
+    mine = shutil.copytree(options["model"], tmp_path / "mine")
+    harm(mine)
+    with pytest.raises(UserError):
+        build_index(PASSAGES, tmp_path / "one", "rerank", {**options, "model": str(mine)})
+    assert not list(tmp_path.glob("one*"))

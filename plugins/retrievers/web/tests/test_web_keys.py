@@ -96,3 +96,7 @@ def test_the_api_of_an_index_gets_no_key_that_the_user_does_not_name(tmp_path, m
     open_index(tmp_path / "index", {"cache": None, "env": ["MY_KEY", "CLOUD_SECRET"]})
     open_index(tmp_path / "index", {"cache": None, "env": ["CLOUD_SECRET"], "key_env": "MY_KEY"})
     live_index("web", {"api": api, "cache": None})
+
+
+def test_httpcore_shows_no_headers_in_debug_logs():
+    assert not logging.getLogger("httpcore.http11").isEnabledFor(logging.DEBUG)
