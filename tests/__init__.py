@@ -1,0 +1,1 @@
+"""The tests, importable from processes that they start: other packages install a `tests` too."""
