@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,8 @@ from srl.rollout.sampling import Draws
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """A graph's rows are one of these, or a multiple of 64."""
 FEED_COST = 4.0
-"""What the start of an eager pass costs in replays: 6 to 8 with a small model, about 1 with a large one."""
+"""What the start of an eager pass costs in replays: 6 to 8 with 135 million parameters on an H200
+(docs/results.md), about 1 with a large model."""
 WIDTH = 128
 """A graph attends to a multiple of this many positions."""
 
@@ -92,7 +94,8 @@ class DecodeGraphs:
         side, mode = torch.cuda.Stream(), torch.cuda.get_sync_debug_mode()
         side.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(side), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Synchronization debug mode")
                 run()
                 if not self._graphs:
                     torch.cuda.set_sync_debug_mode("error")
