@@ -172,9 +172,7 @@ def test_only_the_episode_reads_actions_and_writes_observations():
             if name in text:
                 used.setdefault(name, set()).add(file.relative_to(ROOT).as_posix())
     protocol, rollout, foreign = "src/srl/protocol.py", "src/srl/rollout", "src/srl/browse/verl_dump.py"
-    assert used["parse_action"] == {protocol, f"{rollout}/episode.py", foreign}, (
-        "foreign: texts of stock verl"
-    )
+    assert used["parse_action"] == {protocol, f"{rollout}/tags.py", foreign}, "foreign: texts of stock verl"
     assert all(
         used[name] == {protocol, f"{rollout}/observation.py"}
         for name in ("render_information", "render_passage")

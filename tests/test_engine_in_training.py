@@ -150,10 +150,10 @@ def test_training_with_a_server_is_refused(setting, workspace, algo):  # noqa: F
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["rollout.engine=openai"], r"needs a server: --set rollout\.openai\.url=http://HOST:PORT/v1"),
+        (["rollout.engine=openai"], r"rollout\.openai\.url"),
         (["rollout.openai.url=ftp://x"], r"rollout\.openai\.url = ftp://x is not a URL"),
         (["rollout.openai.url=http://me:secret@h/v1"], r"rollout\.openai\.url.*OPENAI_API_KEY"),
-        (["rollout.engine=vllm", "rollout.deterministic=true"], "needs the torch engine"),
+        (["rollout.engine=vllm", "rollout.deterministic=true"], r"rollout\.deterministic"),
         (["rollout.engine=vlm"], "rollout.engine"),
     ],
 )

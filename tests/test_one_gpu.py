@@ -290,7 +290,7 @@ def test_first_trial_on_the_made_up_world_gets_search_r1s_prompt(monkeypatch, tm
     ("left_out", "said"),
     [
         ("model.path", "no model directory Qwen/Qwen2.5-0.5B"),
-        ("data.train_files", "set data.train_files too"),
+        ("data.train_files", r"data\.train_files"),
         ("data.corpus", "nothing to search: set search.index"),
     ],
 )

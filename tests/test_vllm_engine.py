@@ -202,7 +202,7 @@ def test_auto_is_vllm_on_a_gpu_where_runs_need_not_repeat(
 
 
 def test_deterministic_run_on_vllm_is_refused():
-    with pytest.raises(UserError, match=r"rollout.deterministic = True .* needs the torch engine"):
+    with pytest.raises(UserError, match=r"rollout\.deterministic"):
         a_config("rollout.deterministic=true", "rollout.engine=vllm")
 
 
