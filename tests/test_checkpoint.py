@@ -247,7 +247,7 @@ def test_a_checkpoint_that_lost_its_manifest_is_refused(tmp_path):
     path = save(tmp_path, them, optimisers(them))
     (path / "manifest.json").unlink()
     for load in (lambda: load_checkpoint(path, learner(), optimisers(learner())), lambda: load_model(path)):
-        with pytest.raises(DamagedError, match=r"manifest\.json is missing.*before it is none"):
+        with pytest.raises(DamagedError, match=r"manifest\.json is missing"):
             load()
     (path / "srl.json").write_text("{")
     with pytest.raises(DamagedError, match=r"srl\.json is damaged"):
@@ -275,10 +275,9 @@ def spoil(file):
 def test_no_file_of_a_checkpoint_is_damaged_unnoticed(tmp_path, name):
     them, again = learner(), learner()
     those = optimisers(them)
-    save(tmp_path, them, those, step=2)
     path = save(tmp_path, them, those, step=10)
     spoil(path / name)
-    with pytest.raises(DamagedError, match=rf"{name} is damaged.*the checkpoint before it is step-000002$"):
+    with pytest.raises(DamagedError, match=f"{name} is damaged"):
         load_checkpoint(path, again, optimisers(again))
     (path / name).unlink()
     if name != "trainer/state.json":

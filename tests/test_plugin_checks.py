@@ -27,6 +27,11 @@ from srl.testing.retrievers import CORPUS
 from srl.trajectory import Hit, Passage, Score
 
 __all__ = ["site"]
+ZERO = "is 0 on invalid rows and where the policy did not write"
+PADDING = "padding or a retrieved span changes nothing"
+SHAPE = "returns two tensors of the shape and dtype of the rewards"
+FINITE = "is finite for any group"
+SCORES = "gives one finite score for each trajectory"
 
 
 def failed(kind, given):
@@ -107,10 +112,6 @@ BROKEN = {
 }
 
 
-def test_retriever_that_keeps_its_promises_passes():
-    assert all(check.passed for check in check_retriever(Overlap()))
-
-
 @pytest.mark.parametrize("check", BROKEN)
 def test_broken_retriever_is_found_out(check):
     assert check.removesuffix(" at all") in failed("retriever", broken_search(BROKEN[check]))
@@ -138,10 +139,6 @@ class Outside:
     def search(self, queries, k):
         assert not queries, "a check asked outside"
         return []
-
-
-def test_live_retriever_without_outcomes_passes():
-    assert all(check.passed for check in check_retriever(Outside()))
 
 
 def test_live_retriever_that_builds_only_from_passages_is_found_out():
@@ -195,17 +192,6 @@ def broken_reward(one):
     return type("Broken", (Matching,), {"one": lambda self, trajectory: float(one(trajectory))})()
 
 
-def test_reward_that_belongs_to_one_thread_is_found_out():
-    class Bound(Matching):
-        def __init__(self):
-            self.thread = threading.get_ident()
-
-        def one(self, trajectory):
-            return super().one(trajectory) if threading.get_ident() == self.thread else 0.0
-
-    assert failed("reward", Bound) == {"scores alike once loaded and in another thread"}
-
-
 def of_all_text(trajectory):
     return "<answer>Genoa</answer>" in "".join(segment.text for segment in trajectory.segments)
 
@@ -232,9 +218,9 @@ def test_reward_that_scores_what_the_policy_only_read_is_found_out(kind):
 @pytest.mark.parametrize(
     ("one", "check"),
     [
-        (lambda trajectory: float("nan"), "scores are finite numbers"),
-        (lambda trajectory: len(trajectory.answer), "gives one score for each trajectory"),
-        (lambda trajectory: 1 / trajectory.turns, "gives one score for each trajectory"),
+        (lambda trajectory: float("nan"), SCORES),
+        (lambda trajectory: len(trajectory.answer), SCORES),
+        (lambda trajectory: 1 / trajectory.turns, SCORES),
         (lambda trajectory: random.random(), "a score does not depend on what shares the batch"),
         (changes_them, "leaves the trajectories as they were"),
     ],
@@ -244,50 +230,58 @@ def test_broken_reward_is_found_out(one, check):
 
 
 def test_reward_that_drops_a_trajectory_is_found_out():
-    class Answered(Matching):
-        def score(self, trajectories):
-            return super().score([one for one in trajectories if one.end == "answered"])
-
-    assert "gives one score for each trajectory" in failed("reward", Answered())
+    assert SCORES in failed("reward", Answered)
 
 
-def test_reward_without_a_score_for_some_episode_is_found_out():
-    class Down(Matching):
-        def score(self, trajectories):
-            return [
-                Score(0.0, error="the judge is down" * (item.end == "truncated")) for item in trajectories
-            ]
-
-    assert failed("reward", Down()) == {"scores every episode"}
+class Answered(Matching):
+    def score(self, trajectories):
+        return super().score([episode for episode in trajectories if episode.end == "answered"])
 
 
-def test_reward_that_scores_otherwise_once_loaded_is_found_out():
-    class Late(Matching):
-        extra = 0.0
-
-        def load(self):
-            self.extra = 0.5
-
-        def one(self, trajectory):
-            return super().one(trajectory) + self.extra
-
-    assert failed("reward", Late()) == {"scores alike once loaded and in another thread"}
+class Down(Matching):
+    def score(self, trajectories):
+        return [Score(0.0, error="down" * (episode.end == "truncated")) for episode in trajectories]
 
 
-def test_turns_that_do_not_sum_to_the_score_are_found_out():
-    class ByTurn(Matching):
-        def score(self, trajectories):
-            return [Score(1.0, per_turn=(1.0,) * trajectory.turns) for trajectory in trajectories]
+class Late(Matching):
+    extra = 0.0
 
-    assert failed("reward", ByTurn()) == {"scores by turn fit the turns"}
+    def load(self):
+        self.extra = 0.5
+
+    def one(self, trajectory):
+        return super().one(trajectory) + self.extra
 
 
-def test_reward_may_be_async_and_given_as_a_class():
-    class Async(Matching):
-        async def score(self, trajectories):
-            return Matching.score(self, trajectories)
+class Bound(Matching):
+    def __init__(self):
+        self.thread = threading.get_ident()
 
-    assert all(check.passed for check in check_reward(Async))
+    def one(self, trajectory):
+        return super().one(trajectory) if threading.get_ident() == self.thread else 0.0
+
+
+class ByTurn(Matching):
+    def score(self, trajectories):
+        return [Score(1.0, per_turn=(1.0,) * trajectory.turns) for trajectory in trajectories]
+
+
+@pytest.mark.parametrize(
+    ("reward", "check"),
+    [
+        (Down, "scores every episode"),
+        (Late, "scores alike once loaded and in another thread"),
+        (Bound, "scores alike once loaded and in another thread"),
+        (ByTurn, "scores by turn fit the turns"),
+    ],
+)
+def test_reward_that_breaks_one_promise_fails_that_check_alone(reward, check):
+    assert failed("reward", reward) == {check}
+
+
+class Async(Matching):
+    async def score(self, trajectories):
+        return Matching.score(self, trajectories)
 
 
 def estimator(change=lambda found, **_: found, mask_of=valid_mask):
@@ -320,21 +314,20 @@ def ratio(found, scores, groups, valid, **_):
 @pytest.mark.parametrize(
     ("algorithm", "check"),
     [
-        (estimator(lambda found, **_: found + 1), "is 0 where the policy did not write"),
-        (estimator(mask_of=lambda mask, valid: mask.bool()), "is 0 on invalid rows"),
+        (estimator(lambda found, **_: found + 1), ZERO),
+        (estimator(mask_of=lambda mask, valid: mask.bool()), ZERO),
         (
             estimator(lambda found, mask, rewards, **_: found - rewards.mean() * mask),
             "an invalid row changes no other",
         ),
         (estimator(lambda found, **_: found.cumsum(0)), "does not depend on the order of rows"),
         (estimator(lambda found, groups, **_: found * groups[:, None]), "group ids are only labels"),
-        (estimator(lambda found, **_: found / found.shape[1]), "padding changes nothing"),
-        (estimator(lambda found, **_: found / found.shape[1]), "a retrieved span changes nothing"),
-        (estimator(lambda found, **_: found.float()), "keeps the dtype of the rewards"),
-        (estimator(lambda found, **_: found[:, :-1]), "returns two tensors as large as the rewards"),
-        (estimator(spread_of_one), "a lone survivor is no nan"),
-        (estimator(ratio), "a group that agrees is no nan"),
-        (estimator(lambda found, mask, **_: found / mask.sum()), "nothing to learn from is no nan"),
+        (estimator(lambda found, **_: found / found.shape[1]), PADDING),
+        (estimator(lambda found, **_: found.float()), SHAPE),
+        (estimator(lambda found, **_: found[:, :-1]), SHAPE),
+        (estimator(spread_of_one), FINITE),
+        (estimator(ratio), FINITE),
+        (estimator(lambda found, mask, **_: found / mask.sum()), FINITE),
         (estimator(lambda found, rewards, **_: rewards.zero_() + found), "leaves its inputs as they were"),
         (Algorithm("mean", estimator().estimator, False, {"n": 1}), "is an algorithm with dotted defaults"),
         ("a string is no algorithm".split, "is an algorithm with dotted defaults"),
@@ -344,7 +337,9 @@ def test_broken_algorithm_is_found_out(algorithm, check):
     assert check in failed("algorithm", algorithm)
 
 
-def test_algorithm_that_keeps_its_promises_passes():
+def test_plugins_that_keep_their_promises_pass():
+    for kept in (check_retriever(Overlap()), check_retriever(Outside()), check_reward(Async)):
+        assert all(check.passed for check in kept)
     assert all(check.passed for check in check_algorithm(estimator()))
 
 

@@ -315,13 +315,13 @@ def test_existing_directory_is_replaced_only_when_it_is_a_model_and_that_is_aske
     assert (run / "checkpoints" / "step-000010" / "trainer" / "actor-optimiser.pt").is_file()
 
 
-def test_damaged_checkpoint_is_not_exported_and_the_one_before_is_named(run: Path, tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None:
     path = run / "checkpoints" / "step-000020"
     write_manifest(path, "checkpoint", {"files": checksums(path)})
     export(run, tmp_path / "out")
     assert (tmp_path / "out" / "manifest.json").read_text() != (path / "manifest.json").read_text()
     (path / "srl.json").write_text("{}")
-    with pytest.raises(UserError, match=r"srl\.json is damaged.*the checkpoint before it is step-000010"):
+    with pytest.raises(UserError, match=r"srl\.json is damaged"):
         export(run, tmp_path / "other")
 
 

@@ -486,43 +486,29 @@ def check_files(directory: Path, expected: Mapping[str, str], report: Report | N
 def check_checkpoint(path: Path, leave_out: str = "") -> None:
     """Verify the checksums of a checkpoint, except files whose names begin with `leave_out`.
 
-    Raises DamagedError that names the previous checkpoint. Directories of other kinds pass.
+    Raises DamagedError. Directories of other kinds pass.
     """
     is_resumable = (path / "trainer").is_dir() or (path / "actor").is_dir()  # of the local backend, of verl
-    about = path / ABOUT
+    file = path / (MANIFEST if is_checked(path) else ABOUT)
     try:
-        if not is_checked(path):
-            known = json.loads(about.read_bytes()) if is_resumable and about.is_file() else {}
-            if isinstance(known, dict) and HAS_MANIFEST.items() <= known.items():
-                raise DamagedError(f"{path / MANIFEST} is missing, so the checkpoint cannot be checked")
-            return
-        manifest = json.loads((path / MANIFEST).read_bytes())
-        if isinstance(manifest, dict) and manifest.get("kind") == CHECKPOINT:
-            sums = read_manifest(path, CHECKPOINT).get("files", {})
-            names = [name for name in sums if not (leave_out and name.startswith(leave_out))]
-            check_files(path, {name: sums[name] for name in names})
-    except DamagedError as error:
-        raise DamagedError(f"{error}{before(path)}") from error
+        content = json.loads(file.read_bytes()) if file.is_file() else {}
     except ValueError as error:
         if is_resumable:
-            file = path / MANIFEST if is_checked(path) else about
-            raise DamagedError(f"{file} is damaged: {error}{before(path)}") from error
+            raise DamagedError(f"{file} is damaged: {error}") from error
+        return
+    if not isinstance(content, dict):
+        return
+    if file.name == MANIFEST and content.get("kind") == CHECKPOINT:
+        sums = read_manifest(path, CHECKPOINT).get("files", {})
+        names = [name for name in sums if not (leave_out and name.startswith(leave_out))]
+        check_files(path, {name: sums[name] for name in names})
+    elif file.name == ABOUT and is_resumable and HAS_MANIFEST.items() <= content.items():
+        raise DamagedError(f"{path / MANIFEST} is missing, so the checkpoint cannot be checked")
 
 
 def is_checked(path: Path) -> bool:
     """Whether a directory has a manifest."""
     return (path / MANIFEST).is_file()
-
-
-def before(path: Path) -> str:
-    """The end of a message that names the newest checkpoint before `path`, or says that there is none."""
-    name = re.compile(r"(\D+)(\d+)")
-    own = name.fullmatch(path.name)
-    if own is None:
-        return ""
-    others = (name.fullmatch(other.name) for other in path.parent.iterdir())
-    older = {int(m[2]): m[0] for m in others if m and m[1] == own[1] and int(m[2]) < int(own[2])}
-    return f"; the checkpoint before it is {older[max(older)] if older else 'none'}"
 
 
 # ---- Inputs of commands: files, also `.gz` and `.zst`, and pipes such as `<(zcat x.gz)` or /dev/stdin

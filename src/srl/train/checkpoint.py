@@ -19,7 +19,6 @@ from srl.files import (
     HAS_MANIFEST,
     DamagedError,
     atomic_directory,
-    before,
     check_checkpoint,
     check_format,
     checksums,
@@ -154,6 +153,4 @@ def _load(path: Path) -> Any:
     except FileNotFoundError:
         raise
     except (EOFError, OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise DamagedError(
-            f"{path} is damaged: it cannot be read as weights{before(path.parent.parent)}"
-        ) from error
+        raise DamagedError(f"{path} is damaged: it cannot be read as weights") from error

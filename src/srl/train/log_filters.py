@@ -13,6 +13,7 @@ from srl.browse.sql import sql
 from srl.data.demonstration_file import write_demonstrations
 from srl.errors import CheckFailed, UserError
 from srl.protocol import STOP_STRINGS
+from srl.safe import quoted
 from srl.store import read_with_rows, reading
 from srl.trajectory import Question, Trajectory
 
@@ -46,9 +47,7 @@ def write_logged_demonstrations(
 
     def read(connection: duckdb.DuckDBPyConnection) -> tuple[int, list[Trajectory]]:
         episodes = sql(connection, "SELECT count(*) FROM trajectories").rows[0][0]
-        ids = sorted(
-            _matching(connection, f"SELECT id FROM trajectories WHERE {_WHOLE} AND (\n{condition}\n)")
-        )
+        ids = sorted(passing(connection, _WHOLE) & passing(connection, condition))
         records = read_with_rows(connection, "list_contains(?, id)", [ids], "texts") if ids else []
         return episodes, [record.trajectory for record, _ in records]
 
@@ -74,14 +73,20 @@ def questions_where(log: Path, condition: str) -> set[str]:
     Raises UserError, also where there is none.
     """
     query = f"SELECT question_id FROM trajectories WHERE valid GROUP BY question_id HAVING (\n{condition}\n)"
-    ids = reading([log], lambda connection: _matching(connection, query))
+    ids = reading([log], lambda connection: {row[0] for row in sql(connection, query).rows})
     if not ids:
         raise UserError(f"no question of {log} satisfies '{condition}'", key="where")
     return ids
 
 
-def _matching(connection: duckdb.DuckDBPyConnection, query: str) -> set[str]:
-    return {row[0] for row in sql(connection, query).rows}
+def passing(connection: duckdb.DuckDBPyConnection, condition: str) -> set[str]:
+    """The ids of the episodes that satisfy `condition`, by a query that can only read. Raises UserError."""
+    query = f"SELECT id FROM trajectories WHERE (\n{condition}\n)"
+    try:
+        return {row[0] for row in sql(connection, query).rows}
+    except UserError as error:
+        what = f"the filter '{quoted(condition)}' is not a condition on trajectories"
+        raise UserError(f"{what}: {error}") from error
 
 
 def _normal(queries: Iterable[str]) -> tuple[str, ...]:

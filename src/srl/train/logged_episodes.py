@@ -14,13 +14,13 @@ from tempfile import TemporaryDirectory
 
 import duckdb
 
-from srl.browse.sql import sql
 from srl.config import Config, load_saved
 from srl.errors import UserError
 from srl.rollout.codec import Codec
 from srl.safe import quoted
-from srl.store import LogWriter, RunInfo, read_records, reading, rows
+from srl.store import LogWriter, RunInfo, read_records, reading
 from srl.store.reader import find_logs
+from srl.train.log_filters import passing
 from srl.train.run_directory import LOG, RECORD
 from srl.trajectory import Trajectory
 
@@ -87,10 +87,11 @@ def select_episodes(
         raise UserError(f"{log} has {found}: expected the directory of one run, or its log")
 
     def read(connection: duckdb.DuckDBPyConnection) -> tuple[int, list[Trajectory]]:
-        sampled = _sampled(connection, step)
-        passing = sampled & _passing(connection, condition)
-        found = read_records(connection, "list_contains(?, id)", [sorted(passing)]) if passing else []
-        return len(sampled), [record.trajectory for record in found]
+        at = "true" if step is None else f"step = {step:d}"
+        sampled = passing(connection, f"{_TRAINED} AND {at}")
+        ids = sorted(sampled & passing(connection, condition))
+        records = read_records(connection, "list_contains(?, id)", [ids]) if ids else []
+        return len(sampled), [record.trajectory for record in records]
 
     sampled, passed = reading([log], read)
     passed.sort(key=lambda item: (item.step, item.question.id, item.sample))
@@ -103,23 +104,7 @@ def check_filter(condition: str) -> None:
     with TemporaryDirectory() as folder:
         with LogWriter(Path(folder) / LOG, RunInfo("none")) as log:
             log.write(0, "train", [], {})
-        reading([Path(folder)], lambda connection: _passing(connection, condition))
-
-
-def _sampled(connection: duckdb.DuckDBPyConnection, step: int | None) -> set[str]:
-    at = "true" if step is None else f"step = {step:d}"
-    return {row["id"] for row in rows(connection, f"SELECT id FROM trajectories WHERE {_TRAINED} AND {at}")}
-
-
-def _passing(connection: duckdb.DuckDBPyConnection, condition: str) -> set[str]:
-    """The ids that satisfy `condition`, by a query that can only read."""
-    try:
-        found = sql(connection, f"SELECT id FROM trajectories WHERE (\n{condition}\n)")
-    except UserError as error:
-        raise UserError(
-            f"the filter '{quoted(condition)}' is not a condition on trajectories: {error}"
-        ) from error
-    return {row[0] for row in found.rows}
+        reading([Path(folder)], lambda connection: passing(connection, condition))
 
 
 def _distinct(episodes: Sequence[Trajectory]) -> list[Trajectory]:
