@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from srl.serve.cassette import Recorder, Replay
+from srl.serve.named_retrievers import aclose
 from srl.trajectory import Hit, Passage, Search, current_episode
 
 
@@ -40,6 +41,6 @@ def ask(search: Recorder | Replay, *queries: str, episode: str = "") -> list[Sea
         try:
             return [await search.search(query) for query in queries]
         finally:
-            await search.aclose()
+            await aclose(search)
 
     return asyncio.run(in_turn())

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from srl.serve import HttpSearch, LocalSearch
+from srl.serve.named_retrievers import aclose
 from srl.trajectory import Search
 
 ONE, TWO, THREE = "http://one/retrieve", "http://two/retrieve", "http://three/retrieve"
@@ -87,7 +88,7 @@ def ask(search: HttpSearch | LocalSearch, *queries: str) -> list[Search]:
         try:
             return await clock.gather(*map(search.search, queries))
         finally:
-            await search.aclose()
+            await aclose(search)
 
     return asyncio.run(together())
 

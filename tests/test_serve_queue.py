@@ -70,7 +70,6 @@ def test_the_same_query_is_searched_once_whoever_asks():
     found = in_line(index, (["a", "b", "a"], 3), (["a"], 3), (["a"], 1))
     assert index.batches == [(["a", "b"], 3), (["a"], 1)]
     assert [ids(one) for one in found] == [["a", "b", "a"], ["a"], ["a"]]
-    assert [one.shared for one in found] == [1, 1, 0]
 
 
 def test_a_fault_is_its_query_s_alone_and_is_asked_again():

@@ -64,10 +64,9 @@ def retriever(
 ) -> None:
     """Serve indexes at POST /retrieve, until interrupted.
 
-    The URL is printed when the server is ready. /openapi.json describes the API, /health and /metrics the
-    state. If $SRL_SEARCH_TOKEN is set, requests must carry it: Authorization: Bearer …. Without a token, a
-    server on loopback refuses requests with the host name of another machine, and requests from web pages of
-    other sites.
+    The URL is printed when the server is ready. /health and /metrics tell the state. If $SRL_SEARCH_TOKEN is
+    set, requests must carry it: Authorization: Bearer …. Without a token, a server on loopback refuses
+    requests with the host name of another machine, and requests from web pages of other sites.
 
     \b
     Example:

@@ -46,36 +46,16 @@ class PassageStore(Sequence[Passage]):
         self._offsets = self._load("offsets.npy")  # (3n + 1,)
         self._bounds = memoryview(self._offsets)  # type: ignore[arg-type]  # slices faster than an array
         self._hashes, self._rows = self._load("hashes.npy"), self._load("rows.npy")  # both (n,)
-        self._text = self._map("text.bin")
-        sizes = [(len(self._offsets), 3 * len(self) + 1), (len(self._hashes), len(self))]
-        sizes += [(len(self._text), int(self._offsets[-1]))]
+        with open(self.directory / "text.bin", "rb") as file:
+            self._text = mmap(file.fileno(), 0, access=ACCESS_READ)
         self._url_hashes, self._url_rows = np.empty(0, np.uint64), np.empty(0, np.int64)
         if (self.directory / f"{_URLS}rows.npy").exists():
             self._url_hashes, self._url_rows = (
                 self._load(f"{_URLS}{name}.npy") for name in ("hashes", "rows")
             )
-            sizes.append((len(self._url_hashes), len(self._url_rows)))
-        if any(there != expected for there, expected in sizes):
-            raise UserError(
-                f"{self.directory}: its files do not match each other", hint="build the index again"
-            )
-
-    def _map(self, name: str) -> mmap:
-        with open(self._file(name), "rb") as file:
-            return mmap(file.fileno(), 0, access=ACCESS_READ)
 
     def _load(self, name: str) -> np.ndarray:
-        path = self._file(name)
-        try:
-            return np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
-            raise UserError(f"{path}: truncated or not a numpy file ({error})") from error
-
-    def _file(self, name: str) -> Path:
-        path = self.directory / name
-        if not path.is_file() or not path.stat().st_size:
-            raise UserError(f"{path} is missing or empty: the passage store is incomplete")
-        return path
+        return np.load(self.directory / name, mmap_mode="r", allow_pickle=False)
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -91,10 +71,8 @@ class PassageStore(Sequence[Passage]):
             raise IndexError(f"row {row} of {len(self)} passages")
         row %= len(self)
         start, middle, end, last = self._bounds[3 * row : 3 * row + 4].tolist()
-        name, contents = (
-            self._text[start:middle].decode(*_ENCODING),
-            self._text[middle:end].decode(*_ENCODING),
-        )
+        parts = self._text[start:middle], self._text[middle:end]
+        name, contents = (part.decode(*_ENCODING) for part in parts)
         if end == last:
             return Passage(name, contents)
         return Passage.of({"id": name, "contents": contents, **json.loads(self._text[end:last])})

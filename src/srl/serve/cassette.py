@@ -240,6 +240,3 @@ class Replay:
             key=KEY,
             hint="record it again with this policy and these settings",
         )
-
-    async def aclose(self) -> None:
-        """Does nothing."""

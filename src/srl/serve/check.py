@@ -101,8 +101,6 @@ class _Probes:
             await self._try("an empty query fails no batch", self._like(both, [*alone, []]))
             await self._try("a bad request gets a 4xx", self._refuses())
             await self._try("/health", self._health())
-            await self._try("/metrics", self._metrics())
-            await self._try("/access", self._access())
         return ServerCheck(self._url, self._findings, self._digest)
 
     async def _try(self, name: str, probe: Awaitable[None], required: bool = False) -> None:
@@ -156,17 +154,11 @@ class _Probes:
         _expect(400 <= code < 500, f"HTTP {code}")
 
     async def _health(self) -> None:
-        said = json.loads(await self._page("GET", "health"))
+        response = await self._send("GET", page_url(self._url, "health"))
+        _expect(response.status_code == 200, f"HTTP {response.status_code}")
+        said = json.loads(response.content)
         _expect(isinstance(said, dict) and bool(said), "the answer is not a JSON object")
         self._digest = self._digest or read_digest(said.get("index_digest"))
-
-    async def _metrics(self) -> None:
-        _expect(b"# TYPE" in await self._page("GET", "metrics"), "not in Prometheus format")
-
-    async def _access(self) -> None:
-        said = json.loads(await self._page("POST", "access", {"urls": ["a-page-that-nobody-has"]}))
-        unknown = isinstance(said, dict) and said.get("result") == [None]
-        _expect(unknown, "the answer for an unknown page is not null")
 
     async def _hits(self, body: dict[str, Any]) -> list[list[Hit]]:
         """The hits of an answer in the form that the body asks for."""
@@ -180,11 +172,6 @@ class _Probes:
             scored = isinstance(hit, dict) and {"document", "score"} <= hit.keys()
             _expect(scored == ("return_scores" in body), 'hits with scores are {"document": …, "score": …}')
         return hits
-
-    async def _page(self, method: str, page: str, body: Any = None) -> bytes:
-        response = await self._send(method, page_url(self._url, page), body)
-        _expect(response.status_code == 200, f"HTTP {response.status_code}")
-        return response.content
 
     async def _send(self, method: str, url: str, body: Any = None) -> httpx.Response:
         content = None if body is None else json.dumps(body).encode()

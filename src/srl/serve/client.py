@@ -7,10 +7,8 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
-from socket import gethostname
 from time import monotonic
 
 import httpx
@@ -39,8 +37,6 @@ is left alone at once."""
 COOL_DOWN_S = 5.0
 MAX_WAIT_S = 10.0
 """The longest wait before a retry, whatever `Retry-After` says."""
-CHECK_S = 10.0
-"""Time-out of a check of the servers."""
 _SINGLE_QUERIES_AT_ONCE = 8
 _QUERY = "Who wrote On the Origin of Species?"
 
@@ -252,26 +248,6 @@ class ServerState:
     url: str
     digest: str = ""
     problem: str = ""
-
-
-def check_servers(
-    urls: str | Sequence[str], digest: str = "", *, topk: int = 3, timeout_s: float = CHECK_S
-) -> list[str]:
-    """Why the servers cannot answer searches from this machine, one line per server; none if all can.
-
-    All must have one index: the one whose digest begins with `digest`, if that is given. Each line begins
-    with the name of this machine, since http://127.0.0.1:8000 is a different server on each. Blocks; do not
-    call it from an event loop.
-    """
-    servers = [retrieve_url(url) for url in ([urls] if isinstance(urls, str) else urls)]
-
-    async def look() -> list[ServerState]:
-        async with new_client(servers, bearer_token()) as client:
-            return await asyncio.gather(*(_look(client, url, topk, timeout_s) for url in servers))
-
-    with ThreadPoolExecutor(1) as thread:  # the caller's thread may already run an event loop
-        states = thread.submit(asyncio.run, look()).result()
-    return [f"{gethostname()}: {line}" for line in _problems(states, digest)]
 
 
 async def _look(client: httpx.AsyncClient, url: str, topk: int, timeout_s: float) -> ServerState:

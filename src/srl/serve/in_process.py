@@ -72,6 +72,3 @@ class LocalSearch:
             return Search(query, status=found.status, error=why, index_digest=self.index_digest)
         status: SearchStatus = "ok" if found else "empty"
         return Search(query, tuple(found), status, index_digest=self.index_digest)
-
-    async def aclose(self) -> None:
-        """Does nothing."""

@@ -1,4 +1,4 @@
-"""The search protocol: one model of a request and one of an answer, and a reader of every server's answers.
+"""The search protocol: the models of requests, and a reader of every server's answers.
 
 `POST /retrieve` as Search-R1 speaks it, with `topk_retrieval` and `topk_rerank` of its rerank server, SkyRL's
 single `query`, rLLM's `top_k` or `k` and its flat `results`; answers with and without scores.
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validator
 
 from srl.safe import quoted
 from srl.serve.query_batcher import clean
@@ -40,16 +40,6 @@ K = Annotated[int, Field(ge=1, le=MAX_TOPK)]
 
 class SearchRequest(BaseModel):
     """Queries, as a list or as a single text, and how many hits each gets; other fields are ignored."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "example": {"queries": ["who wrote the origin of species"], "topk": 3, "return_scores": True},
-            "oneOf": [
-                {"required": ["queries"], "properties": {"query": {"type": "null"}}},
-                {"required": ["query"], "properties": {"query": {"type": "string"}, "queries": False}},
-            ],
-        }
-    )
 
     queries: Annotated[list[Query], FailFast(), Field(max_length=MAX_QUERIES)] = []
     query: Query | None = None
@@ -80,68 +70,10 @@ class SearchRequest(BaseModel):
         return next((k for k in asked if k is not None), default)
 
 
-class Document(BaseModel):
-    """A passage; the first line of `contents` is its title. `url` is its address, if it has one."""
-
-    id: str
-    contents: str
-    url: str | None = None
-
-
-class ScoredDocument(BaseModel):
-    """A passage with the retriever's own score."""
-
-    document: Document
-    score: float
-
-
-class FlatDocument(ScoredDocument):
-    """A hit as rLLM's clients read it: `content` flat, and `document` as its earlier ones."""
-
-    id: str
-    content: str
-    url: str | None = None
-
-
-class Unsearched(BaseModel):
-    """Why the query at a position (from 0) was not searched."""
-
-    query: int
-    detail: str
-
-
-class SearchAnswer(BaseModel):
-    """One list of hits per query, best first. `results` repeats those of a single `query`."""
-
-    result: list[list[ScoredDocument | Document]]
-    results: list[FlatDocument] | None = None
-    errors: list[Unsearched] | None = None
-
-
 class PagesRequest(BaseModel):
     """Passages by their ids or web addresses."""
 
-    model_config = ConfigDict(json_schema_extra={"example": {"urls": ["p7"]}})
-
     urls: Annotated[list[str], FailFast(), Field(max_length=MAX_QUERIES)]
-
-
-class UnknownPage(BaseModel):
-    url: str
-    detail: str
-
-
-class PagesAnswer(BaseModel):
-    """One passage per address, null where there is none; `errors` lists those."""
-
-    result: list[Document | None]
-    errors: list[UnknownPage] | None = None
-
-
-class Problem(BaseModel):
-    """An error, in one line."""
-
-    detail: str
 
 
 def write_request(queries: Sequence[str], topk: int) -> bytes:

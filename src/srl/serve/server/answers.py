@@ -63,7 +63,10 @@ def document(passage: Passage) -> bytes:
 def write_answer(
     hits: Sequence[EncodedHits], return_scores: bool, single: bool, unsearched: Mapping[int, str]
 ) -> bytes:
-    """A `SearchAnswer` as JSON. `unsearched`: why the queries at these positions were not searched."""
+    """The answer as JSON: a list of hits for each query, which `results` repeats for a `single` one.
+
+    `unsearched`: why the queries at these positions were not searched.
+    """
     parts = [b'{"result": [', b", ".join([each.json(return_scores) for each in hits]), b"]"]
     if single:
         parts += [b', "results": ', hits[0].flat_json()]

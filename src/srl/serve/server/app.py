@@ -1,4 +1,4 @@
-"""The HTTP search server, for one index or several: /retrieve, /access, /health, /metrics, /openapi.json."""
+"""The HTTP search server, for one index or several: /retrieve, /access, /health, /metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from srl import __version__
 from srl.errors import UserError
 from srl.index import Fault, Index
 from srl.safe import quoted
-from srl.serve.openapi import openapi
 from srl.serve.server.answers import AnswerCache, EncodedHits, document, write_answer
 from srl.serve.server.auth import Guard
 from srl.serve.server.metrics import Metrics, RequestRecord
@@ -147,9 +146,6 @@ def create_app(
     async def prometheus(request: Request) -> Response:
         return Response(metrics.text(queues), media_type="text/plain; version=0.0.4")
 
-    async def description(request: Request) -> Response:
-        return JSONResponse(openapi())
-
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
@@ -165,7 +161,6 @@ def create_app(
             Route("/health", health),
             Route("/health/{name}", health),
             Route("/metrics", prometheus),
-            Route("/openapi.json", description),
         ],
         middleware=[Middleware(Gate, guard=guard, metrics=metrics)],
         exception_handlers={HTTPException: _problem, Fault: _failed},
@@ -245,7 +240,7 @@ def _hits(answered: Answered) -> list[EncodedHits]:
 
 
 def _write_pages(urls: Sequence[str], indexes: Collection[Index]) -> bytes:
-    """A `PagesAnswer` as JSON. A document's `url` is what it was asked by."""
+    """A document for each address, its `url` being that address; null where there is none."""
     pages = [_page(url, indexes) for url in urls]
     result = b", ".join(b"null" if page is None else document(page) for page in pages)
     unknown = [url for url, page in zip(urls, pages, strict=True) if page is None]

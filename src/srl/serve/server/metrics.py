@@ -42,9 +42,6 @@ class Metrics:
         self._requests = self._counter("requests", "Requests to /retrieve, by HTTP status.", "status")
         self._queries = self._counter("queries", "Queries answered.")
         self._cached = self._counter("cache_hits", "Queries answered from the cache.")
-        self._shared = self._counter(
-            "deduplicated", "Queries answered together with an identical one, of another request or the same."
-        )
         self._total = self._histogram("request_seconds", "Time from the arrival of a request to its answer.")
         self._queue = self._histogram(
             "queue_seconds", "Time in the queue, until the search of the last query of a request begins."
@@ -70,7 +67,6 @@ class Metrics:
         if answered is not None and record.status == 200:
             _series(self._queries, index).inc(len(answered.outcomes))
             _series(self._cached, index).inc(answered.cached)
-            _series(self._shared, index).inc(answered.shared)
             if answered.cached < len(answered.outcomes):
                 _series(self._queue, index).observe(answered.queue_s)
 

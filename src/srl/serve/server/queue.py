@@ -38,13 +38,12 @@ class Batch:
 class Answered:
     """The outcome of each query of a request.
 
-    `cached` queries came from the cache; `shared` ones had just been asked, by another request or this one.
+    `cached` queries came from the cache.
     `queue_s`: seconds until the search of the last query began.
     """
 
     outcomes: list[Outcome]
     cached: int = 0
-    shared: int = 0
     queue_s: float = 0.0
 
 
@@ -127,7 +126,6 @@ class SearchQueue:
         return Answered(
             [outcomes[query] for query in queries],
             cached,
-            len(queries) - cached - len(new),
             max((max(0.0, batch.started - arrived) for batch in batches), default=0.0),
         )
 
