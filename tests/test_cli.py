@@ -22,8 +22,8 @@ import pytest
 import typer
 from tests.plugin_site import hook, site
 
-from srl.cli import command, main, output
-from srl.cli.app import COMMANDS
+from srl.cli import main, output
+from srl.cli.app import COMMANDS, command
 from srl.errors import CheckFailed, UserError
 
 __all__ = ["site"]

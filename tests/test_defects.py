@@ -206,7 +206,7 @@ def test_a_server_listens_on_this_machine_only_and_no_command_takes_a_key():
 
 
 def options_of_all_commands() -> list[str]:
-    from srl.cli import command
+    from srl.cli.app import command
 
     found, groups = [], [command()]
     while groups:

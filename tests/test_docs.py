@@ -46,7 +46,7 @@ def helps(command: Any, name: str = "srl", parent: Any = None) -> Iterator[tuple
 
 
 def test_every_command_ends_its_help_with_an_example():
-    from srl.cli import command
+    from srl.cli.app import command
 
     for path, text in helps(command()):
         examples = text.partition("Example:\n")[2]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.live_server import running
 
-from srl.cli import command
+from srl.cli.app import command
 from srl.config import load_config
 from srl.index import build_index, open_index
 from srl.reward import RewardMix

@@ -22,7 +22,7 @@ from tests.docs_page_place import write_place
 from tests.live_server import running
 
 import srl.store
-from srl.cli import command
+from srl.cli.app import command
 from srl.config import load_config
 from srl.index import open_index
 from srl.serve.server import create_app

@@ -25,7 +25,7 @@ class SrlError(Exception):
 
     def __init__(self, what: object = "", *, key: str | None = None, hint: str = "") -> None:
         super().__init__(f"{what}; {hint}" if hint else str(what))
-        self.key = key
+        self.what, self.key = str(what), key
 
 
 class UserError(SrlError):

@@ -12,19 +12,19 @@ from srl.files import atomic_file
 from srl.install import pip_install
 
 FORMATS = (".png", ".svg", ".pdf")
-_BARS, _ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+_BARS = "▁▂▃▄▅▆▇█"
 _MANY = 60
 """Points of a line beyond which they have no marks."""
 
 
-def bars(values: Sequence[float], width: int = 40, ascii_only: bool = False) -> str:
+def bars(values: Sequence[float], width: int = 40) -> str:
     """The values as at most `width` bars between the lowest and the highest, each the mean of a stretch."""
     count = min(width, len(values))
     cuts = [round(n * len(values) / count) for n in range(count + 1)]
     means = [sum(values[start:stop]) / (stop - start) for start, stop in pairwise(cuts)]
     low, span = min(means), max(means) - min(means)
     heights = [int((mean - low) / span * 7.999) if span else 0 for mean in means]
-    return "".join((_ASCII if ascii_only else _BARS)[height] for height in heights)
+    return "".join(_BARS[height] for height in heights)
 
 
 def save_figure(panels: Sequence[Sequence[Series]], path: Path) -> None:

@@ -67,10 +67,11 @@ def cells(
 ) -> list[list[str]]:
     """The `columns` of each row as one-line texts; without `digits` numbers have six significant digits."""
     names = list(columns)
-    return [[_cell(row[name], name, digits) for name in names] for row in rows]
+    return [[cell(row[name], name, digits) for name in names] for row in rows]
 
 
-def _cell(value: Any, name: str, digits: int | None) -> str:
+def cell(value: Any, name: str = "", digits: int | None = None) -> str:
+    """A value of the column `name` as a text of one line."""
     if isinstance(value, list | tuple) and value and all(isinstance(text, str) for text in value):
         return one_line(" | ".join(value))
     if not isinstance(value, float):

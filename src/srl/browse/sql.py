@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +48,9 @@ def sql(
             return Answer((), ())
         chosen = relation if limit is None else relation.limit(limit)
         shown = [_shown(place, str(kind), cell) for place, kind in enumerate(relation.types, start=1)]
-        return Answer(_distinct(relation.columns), tuple(chosen.project(", ".join(shown)).fetchall()))
+        places = ", ".join(f"#{place}" for place in range(1, len(shown) + 1))
+        columns = relation.project(places).columns  # a second `a` is called `a_1` there
+        return Answer(tuple(columns), tuple(chosen.project(", ".join(shown)).fetchall()))
     except duckdb.IOException:  # the log may have been compacted meanwhile: `srl.store.reading` retries
         raise
     except duckdb.CatalogException as error:
@@ -80,12 +81,3 @@ def _shown(place: int, kind: str, cell: int | None) -> str:
     if cell is not None and not _NUMBER.fullmatch(kind):
         return f"left(CAST(#{place} AS VARCHAR), {cell})"
     return f"CAST(#{place} AS VARCHAR)" if _AS_TEXT.search(kind) else f"#{place}"
-
-
-def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Unique column names: a second `a` becomes `a_1`."""
-    distinct: list[str] = []
-    for name in names:
-        seen = sum(other == name for other in names[: len(distinct)])
-        distinct.append(f"{name}_{seen}" if seen else name)
-    return tuple(distinct)

@@ -17,7 +17,7 @@ from srl.errors import UserError
 from srl.protocol import ENGINE
 from srl.store import PER_TOKEN, Record, read_with_rows, rows
 from srl.store.verdict import VERDICTS
-from srl.trajectory import Hit, Search, Segment
+from srl.trajectory import Search, Segment
 
 SpanKind = Literal["thought", "search", "answer", "other"]
 
@@ -177,13 +177,10 @@ def search_json(search: Search) -> dict[str, Any]:
     """A search with its hits, for a program."""
     names = ("turn", "retriever", "query", "status", "latency_s", "attempts", "error", "index_digest", "cut")
     hits = [
-        _hit_json(hit) | {"shown": search.shown_as(rank)} for rank, hit in enumerate(search.hits, start=1)
+        {**hit.passage.row(), "title": hit.passage.title, "score": hit.score, "shown": search.shown_as(rank)}
+        for rank, hit in enumerate(search.hits, start=1)
     ]
     return {name: getattr(search, name) for name in names} | {"hits": hits}
-
-
-def _hit_json(hit: Hit) -> dict[str, Any]:
-    return {**hit.passage.row(), "title": hit.passage.title, "score": hit.score}
 
 
 def _steps(record: Record) -> list[Step]:
@@ -214,21 +211,13 @@ def spans(text: str, think_is_open: bool = False) -> tuple[Span, ...]:
     start = 0
     for tag in _TAG.finditer(text):
         closes, of = bool(tag[1]), _KINDS[tag[2]]
-        if closes and of == kind:
-            end, after = tag.end(), "other"
-        elif not closes:
-            end, after = tag.start(), of
-        else:
+        if closes and of != kind:
             continue
-        _append(split, kind, text[start:end])
-        kind, start = after, end  # type: ignore[assignment]
-    _append(split, kind, text[start:])
-    return tuple(split)
-
-
-def _append(split: list[Span], kind: SpanKind, text: str) -> None:
-    if text:
-        split.append(Span(kind, text))
+        end = tag.end() if closes else tag.start()
+        split.append(Span(kind, text[start:end]))
+        kind, start = "other" if closes else of, end
+    split.append(Span(kind, text[start:]))
+    return tuple(span for span in split if span.text)
 
 
 def describe(values: Sequence[float]) -> str:

@@ -1,5 +1,5 @@
 """The command `srl`."""
 
-from srl.cli.exit_codes import command, main
+from srl.cli.exit_codes import main
 
-__all__ = ["command", "main"]
+__all__ = ["main"]

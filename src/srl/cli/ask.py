@@ -28,7 +28,6 @@ def ask(
     index: IndexToSearch = None,
     url: ServerUrl = None,
     temperature: Temperature = None,
-    max_turns: Annotated[int | None, typer.Option(min=0, help="The most turns that may search.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Print whole passages.")] = False,
     sets: Sets = None,
     as_json: Annotated[
@@ -59,12 +58,7 @@ def ask(
         _check(question)
     check_inputs([], index, url, [])
     directory, workspace = read_model(model)
-    flags = {
-        "search.index": index,
-        "search.url": url,
-        "eval.temperature": temperature,
-        "rollout.max_turns": max_turns,
-    }
+    flags = {"search.index": index, "search.url": url, "eval.temperature": temperature}
     output.show_counted()
     with ExitStack() as stack:
         with output.progress("loading", passing=True):

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from srl.trajectory import Passage, Question
 
 _MEASURES = {
-    "gold": "gold passages",
-    "some_gold": "at least one",
-    "answer": "answer",
-    "answerable": "answerable",
-}
+    "gold": "gold passages", "some_gold": "at least one", "answer": "answer", "answerable": "answerable",
+}  # fmt: skip
 
 
 def coverage(
@@ -80,22 +77,21 @@ def coverage(
         output.print_json({
             "parts": [
                 {"split": split, "data_source": source, "questions": part.questions}
-                | {name: _of(part, name)._asdict() | {"share": _of(part, name).value} for name in _MEASURES}
+                | {name: share._asdict() | {"share": share.value} for name, share in _measures(part)}
                 for (split, source), part in shares.items()
             ],
             "notes": notes, "missing": missing,
         })  # fmt: skip
         return
     rows = [
-        (*part, f"{of.questions:,}", *(_cell(_of(of, name), of.questions) for name in _MEASURES))
+        (*part, f"{of.questions:,}", *(_cell(share, of.questions) for _, share in _measures(of)))
         for part, of in shares.items()
     ]
     output.table(("split", "source", "questions", *_MEASURES.values()), rows)
 
 
-def _of(shares: CoverageShares, name: str) -> Share:
-    measure: Share = getattr(shares, name)
-    return measure
+def _measures(shares: CoverageShares) -> list[tuple[str, Share]]:
+    return [(name, getattr(shares, name)) for name in _MEASURES]
 
 
 def _cell(share: Share, questions: int) -> str:

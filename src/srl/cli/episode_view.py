@@ -35,10 +35,7 @@ class EpisodeView:
     def __init__(self, codec: Codec, full: bool = False) -> None:
         self.codec, self.full = codec, full
         self._segments = self._searches = 0  # printed so far
-        self._spans, self._shown = (
-            0,
-            "",
-        )  # of the turn: whole spans, and what is printed of the one after them
+        self._spans, self._shown = 0, ""  # of the turn: whole spans, and what is printed of the next one
         self._in_line = self._answered = False
 
     def __call__(self, trajectory: Trajectory, token_ids: Sequence[int]) -> None:

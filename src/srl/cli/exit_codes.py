@@ -28,16 +28,7 @@ from srl.errors import (
 )
 
 EXIT_BROKEN_PIPE = 141
-_LONGEST = 2000
-"""Characters of an error's line; what was typed may be longer."""
 _LIBRARIES = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-
-def command() -> Any:
-    """The whole of `srl` as a click command, for the generated documentation."""
-    from srl.cli import app
-
-    return app.command()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,12 +133,10 @@ def _write_traceback(error: BaseException) -> str:
 
 
 def _say(message: object) -> None:
-    """One line on stderr; of a longer one the beginning and the end, which says what to do."""
+    """One line on stderr."""
     from srl.cli import output
 
-    line = " ".join(str(message).splitlines())
-    half = _LONGEST // 2
-    output.warn(f"srl: {line if len(line) <= _LONGEST else f'{line[:half]} … {line[-half:]}'}")
+    output.warn(f"srl: {' '.join(str(message).splitlines())}")
 
 
 def _flush() -> int:

@@ -33,16 +33,10 @@ def list_plugins(as_json: Json = False) -> None:
         return
     if not entries:
         output.note(f"no plugin is installed; type: {install_default()}")
-    rows = [
-        (
-            entry.kind,
-            entry.name,
-            entry.package,
-            entry.version,
-            f"error: {entry.error}" if entry.error else entry.summary,
-        )
-        for entry in entries
-    ]
+    rows = []
+    for entry in entries:
+        summary = f"error: {entry.error}" if entry.error else entry.summary
+        rows.append((entry.kind, entry.name, entry.package, entry.version, summary))
     output.table(COLUMNS, rows)
 
 

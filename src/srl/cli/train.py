@@ -105,13 +105,11 @@ def train(
             config = _config_of_log(Path(logged["sft.log"]))
     elif "run" in typed:
         raise UserError("--run goes with --resume or --from-log; add one of them, or leave it out")
-    if dry_run and not logged and algo in (SFT, RFT):
-        raise UserError(f"--dry-run does not plan --algo {algo}; with --from-log it counts the episodes")
+    if dry_run and algo in (SFT, RFT):
+        raise UserError(f"--dry-run does not plan --algo {algo}")
     resolved = _configured(algo, preset, config, model, seed, steps, sets or [], logged, backend)
     if print_config:
         _print_config(resolved, as_json)
-    elif dry_run and logged:
-        _count_episodes(resolved.config, as_json)
     elif dry_run:
         _dry_run(resolved.config, backend, as_json)
     else:
@@ -156,19 +154,10 @@ def export(
         output.print_json(asdict(model))
         return
     output.line(f"{model.directory}  step {model.step} of {model.run}, {model.dtype}")
-    url = "http://127.0.0.1:8000/v1"
-    served = ("--set", "rollout.engine=openai", "--set", f"rollout.openai.url={url}")
-    command = (
-        "eval",
-        "run",
-        str(model.directory),
-        "--config",
-        str(directory / "config.yaml"),
-        "--data",
-        "FILE",
-    )
+    served = ("--set", "rollout.engine=openai", "--set", "rollout.openai.url=http://127.0.0.1:8000/v1")
+    settings = ("--config", str(directory / "config.yaml"), "--data", "FILE", *served)
     output.note(f"serve it: vllm serve {shlex.quote(str(model.directory))} --host 127.0.0.1")
-    output.note(f"evaluate it there: {workspace.command(*command, *served)}")
+    output.note(f"evaluate it there: {workspace.command('eval', 'run', str(model.directory), *settings)}")
 
 
 @app.command("import")
@@ -280,17 +269,6 @@ def _config_of_log(log: Path) -> Path | None:
     from srl.config.load import SAVED
 
     return next((run / SAVED for run in (log, log.parent) if (run / SAVED).is_file()), None)
-
-
-def _count_episodes(config: Any, as_json: bool) -> None:
-    """Print how many episodes --from-log takes."""
-    from srl.train.logged_episodes import episodes_of_log
-
-    episodes = episodes_of_log(config)
-    if as_json:
-        output.print_json({**episodes.metrics(), "sft/policy_tokens": episodes.policy_tokens})
-    else:
-        output.line("\n".join(episodes.lines()))
 
 
 def _print_config(resolved: Any, as_json: bool) -> None:

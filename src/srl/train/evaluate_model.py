@@ -138,7 +138,6 @@ def evaluate_model(
     n: int = 1,
     limit: int | None = None,
     no_search_too: bool = False,
-    no_search_template: str | None = None,
     baselines: Sequence[str] = (),
     preset: str = "defaults",
     runs: Sequence[Path] = (),
@@ -164,7 +163,7 @@ def evaluate_model(
         raise UserError("an evaluation with a cassette starts over: leave out --run", key="search.cassette")
     if backend == "verl":  # its servers answer in no fixed order
         config = config.with_settings({"rollout.deterministic": False})
-    settings = _settings(config, files, no_search_too, no_search_template, baselines)
+    settings = _settings(config, files, no_search_too, baselines)
     for name in baselines:
         if (longer := settings[name].data.max_prompt_length) > config.data.max_prompt_length:
             note(f"{name} has a longer prompt: data.max_prompt_length={longer} for it")
@@ -335,7 +334,6 @@ def _settings(
     config: Config,
     files: Sequence[str],
     no_search_too: bool,
-    no_search_template: str | None,
     baselines: Sequence[str],
 ) -> dict[str, Config]:
     """The configuration of each setting; files without prompts of their own get the default template."""
@@ -344,7 +342,7 @@ def _settings(
         config = config.with_settings({"data.template": load_template(config).name})
     settings = {"search" if config.rollout.search else "no_search": config}
     if no_search_too and config.rollout.search:
-        plain = no_search_template or WITHOUT_SEARCH.get(config.data.template or "search-r1", "r1")
+        plain = WITHOUT_SEARCH.get(config.data.template or "search-r1", "r1")
         settings["no_search"] = config.with_settings({"rollout.search": False, "data.template": plain})
     return settings | {name: baseline_config(config, name) for name in baselines}
 

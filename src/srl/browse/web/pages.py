@@ -226,7 +226,7 @@ class Pages:
             try:
                 answer = _limited(paths, query, values["warnings"].append)
             except UserError as error:
-                values["why"] = re.sub("[;,] (begin with .* or )?add --unsafe.*", "", str(error))
+                values["why"] = error.what
             else:
                 places = [_place(record, "" if run == "all" else run) for record in answer.records()]
                 values |= {"answer": answer, "places": places, "most": MOST_ROWS}

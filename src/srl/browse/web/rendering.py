@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from srl.answers import contains_answer
 from srl.browse import groups, listing, runs, why
 from srl.browse.curve import short_name
-from srl.browse.formatting import duration, number, signed
+from srl.browse.formatting import cell, duration, number, signed
 from srl.browse.token_text import token_texts
 from srl.browse.transcript import Step, Transcript, describe, facts, marked
 from srl.browse.web.heat import Heat, largest_advantage, tokens
@@ -112,12 +112,3 @@ def link(*parts: object, **parameters: Any) -> str:
     path = "".join(f"/{quote(str(part), safe='')}" for part in parts) or "/"
     query = {name: value for name, value in parameters.items() if value not in (None, "")}
     return path + (f"?{urlencode(query, doseq=True)}" if query else "")
-
-
-def cell(value: Any) -> str:
-    """A value of a table as text."""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list | tuple):
-        return " | ".join(map(str, value))
-    return "" if value is None else str(value)

@@ -88,9 +88,6 @@ def run(
         bool, typer.Option("--no-search-too", help="Also evaluate the model without search.")
     ] = False,
     template: TemplateName = None,
-    no_search_template: Annotated[
-        str | None, typer.Option(help="Prompt template without search; default r1 for search-r1.")
-    ] = None,
     baseline: Annotated[
         list[str] | None,
         typer.Option(
@@ -149,15 +146,13 @@ def run(
 
     if not data and not suite:
         raise UserError("nothing to ask: give --data FILE or --suite NAME", key="data")
-    if no_search_template and not no_search_too:
-        raise UserError("--no-search-template is for --no-search-too", key="no_search_template")
     exclude(
         {"--budget": budget is not None, "--limit": limit is not None},
         "both say how many questions are drawn",
     )
     parts = _shard(shard)
     files = [] if suite else data or []
-    check_inputs(files, index, url, [name for name in (template, no_search_template) if name])
+    check_inputs(files, index, url, [template] if template else [])
     directory, workspace = read_model(model)
     questions = None
     show_counted()
@@ -181,8 +176,7 @@ def run(
     check_search(settings, baselines, index or url)
     report = evaluate_model(
         settings, [str(path) for path in files], workspace, n=n, limit=limit, no_search_too=no_search_too,
-        no_search_template=no_search_template, baselines=baselines,
-        preset=preset_name(directory, preset, config), shard=parts,
+        baselines=baselines, preset=preset_name(directory, preset, config), shard=parts,
         runs=[workspace.find_run(name) for name in runs or ()], backend=backend, questions=questions,
         selection=selection, note=note,
     )  # fmt: skip

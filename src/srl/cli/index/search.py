@@ -44,15 +44,8 @@ def search(
             raise UserError(f"no answer to {query!r}: {outcome}") from outcome
         results.append((query, outcome))
     if as_json:
-        output.print_json(
-            [
-                {
-                    "query": query,
-                    "hits": [hit.passage.row() | {"score": hit.score} for hit in hits],
-                }
-                for query, hits in results
-            ]
-        )
+        rows = ([hit.passage.row() | {"score": hit.score} for hit in hits] for _, hits in results)
+        output.print_json([{"query": q, "hits": hits} for q, hits in zip(queries, rows, strict=True)])
         return
     width = None if full or not sys.stdout.isatty() else 3 * output.terminal_width()
     for query, hits in results:

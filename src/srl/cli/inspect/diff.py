@@ -9,7 +9,6 @@ import typer
 
 from srl.cli import output
 from srl.cli.inspect.shared import Json, Limit, OfPhase, app, paths, print_rows, read
-from srl.errors import UserError
 
 if TYPE_CHECKING:
     import duckdb
@@ -39,12 +38,9 @@ def diff(
       srl inspect diff last@10 last@20 --phase val
     """
     from srl.browse import diff as browse
-    from srl.store.reader import copies_of_runs, find_logs
 
     chosen = [browse.read_side(text) for text in (a, b)]
     runs = paths([run for run, _ in chosen])
-    if copies_of_runs([log for path in runs for log in find_logs(path)]):
-        raise UserError(f"{runs[0]} and {runs[1]} are copies of the same run")
 
     def compare(log: duckdb.DuckDBPyConnection) -> Diff:
         names = [browse.run_of(log, path) for path in runs]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -64,8 +63,7 @@ def of_run(run: str) -> dict[str, str]:
 def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T]) -> T:
     """What `action` returns of the named run and its directory.
 
-    `last` is the latest in which `action` finds its trajectory, so raises no NoTrajectoryError. If there are
-    several, one whose log cannot be opened is left out, with a warning.
+    `last` is the latest in which `action` finds its trajectory, so raises no NoTrajectoryError.
     """
     from srl.browse.transcript import NoTrajectoryError
     from srl.errors import UserError
@@ -76,22 +74,12 @@ def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T
     runs = [workspace.find_run(run)]
     if run == "last":
         runs = [path for path in reversed(workspace.all_runs()) if find_logs(path)] or runs
-
-    opened, missing = list[Path](), NoTrajectoryError("no trajectory")
-
-    def in_run(log: duckdb.DuckDBPyConnection, path: Path) -> T:
-        opened.append(path)
-        return action(log, path)
-
+    missing = NoTrajectoryError("no trajectory")
     for path in runs:
         try:
-            return read([path], partial(in_run, path=path))
+            return read([path], lambda log, path=path: action(log, path))
         except NoTrajectoryError as error:
             missing = error
-        except UserError as error:
-            if path in opened or len(runs) == 1:
-                raise
-            output.warn(f"warning: {path.name} is left out: {error}")
     where = "any run of this workspace" if len(runs) > 1 else runs[0].name
     listed = "`srl inspect trajectories RUN` lists those of a run"
     raise UserError(f"{missing} in {where}", hint=listed) from missing

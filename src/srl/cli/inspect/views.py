@@ -25,7 +25,6 @@ from srl.cli.inspect.shared import (
     read_holding,
 )
 from srl.cli.options import Overwrite, check_new, exclude
-from srl.errors import UserError
 
 if TYPE_CHECKING:
     import duckdb
@@ -178,8 +177,6 @@ def curve(
     Example:
       srl inspect curve last --metric val/em --metric response_length/mean
     """
-    import sys
-
     from srl.browse.curve import curve as series_of
     from srl.browse.figure import bars, save_figure
 
@@ -196,14 +193,12 @@ def curve(
     if json:
         output.print_rows(every)
         return
-    ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
     rows = []
     for one in every:
         best, fired = max(one.values), ", ".join(f"{names} at {step}" for step, names in one.marks)
-        drawn = bars(one.values, ascii_only=ascii_only)
         first, last, most = (f"{value:.6g}" for value in (one.values[0], one.values[-1], best))
         at = one.steps[one.values.index(best)]
-        rows.append((one.label, one.metric, drawn, first, last, one.steps[-1], most, at, fired))
+        rows.append((one.label, one.metric, bars(one.values), first, last, one.steps[-1], most, at, fired))
     output.table(_CURVES, rows, one_line=True)
 
 
@@ -212,9 +207,8 @@ _CURVES = (
 )  # fmt: skip
 
 
-@app.command(context_settings={"allow_extra_args": True})
+@app.command()
 def sql(
-    context: typer.Context,
     query: Annotated[str, typer.Argument(help="One read-only query in DuckDB's SQL.", show_default=False)],
     runs: Annotated[
         list[str] | None,
@@ -240,8 +234,6 @@ def sql(
     from srl.browse.sql import sql as ask
 
     exclude({"--json": json, "--csv": csv}, "both say how rows are printed")
-    if context.args:
-        raise UserError("expected one query in quotes", hint="a run is named by --run")
     logs = paths(runs or ["last"])
     answer = read(logs, lambda log: ask(log, query, unsafe=unsafe), sealed=not unsafe, seconds=QUERY_S)
     if csv:
