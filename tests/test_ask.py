@@ -217,7 +217,7 @@ def test_mistakes_are_one_line_that_names_them(shell, place, arguments, named):
     assert named in shell.refused("ask", *(part.format(place=place) for part in arguments))
 
 
-def test_a_line_that_is_not_text_ends_nothing_and_a_closed_stdin_is_one_line(shell, place, monkeypatch):
+def test_a_line_that_is_not_text_ends_nothing(shell, place, monkeypatch):
     scripted(monkeypatch, engine=ScriptedEngine(CODEC, lambda request, turn: "<answer> red </answer>"))
     bad = "caf\udce9?\nTwo?"
     strict = io.TextIOWrapper(io.BytesIO(bad.encode(errors="surrogateescape")), "utf-8", "strict")
@@ -226,9 +226,6 @@ def test_a_line_that_is_not_text_ends_nothing_and_a_closed_stdin_is_one_line(she
         code, out, err = ask(shell, place, "--json")
         assert (code, json.loads(out)["question"]) == (1, "Two?")
         assert "is not UTF-8" in err
-    monkeypatch.setattr(sys, "stdin", None)
-    code, _, err = ask(shell, place, "--json")
-    assert (code, "stdin is closed" in err) == (2, True)
 
 
 CHILD = """

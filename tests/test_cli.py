@@ -267,11 +267,8 @@ def test_plugins_check_prints_every_check_and_ends_with_1_where_one_fails(site, 
     assert err.count("\n") == 1
     assert main(["plugins", "check", "words", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["kind"], result["package"], len(result["checks"])) == (
-        "reward",
-        "srl-search-words",
-        len(good),
-    )
+    facts = (result["kind"], result["package"], len(result["checks"]))
+    assert facts == ("reward", "srl-search-words", len(good))
     assert result["checks"][0].keys() == {"name", "passed", "detail"}
 
 

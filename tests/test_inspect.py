@@ -153,9 +153,8 @@ def test_show_lists_the_group_and_the_tokens(srl, logs):
 
 
 def test_curves_of_several_runs_and_metrics(srl, logs):
-    _, *rows = srl("curve", "00aa", "01ab", "--metric", "critic/score/mean", "--metric", "val/em")[
-        1
-    ].splitlines()
+    metrics = ("--metric", "critic/score/mean", "--metric", "val/em")
+    _, *rows = srl("curve", "00aa", "01ab", *metrics)[1].splitlines()
     assert [(row.split()[0], row.split()[-6:]) for row in rows] == [
         ("tiny-grpo-s1-00aa", ["▁▄█", "0.1", "0.3", "3", "0.3", "3"]),
         ("tiny-ppo-s1-01ab", ["▁", "0.1", "0.1", "1", "0.1", "1"]),
@@ -190,10 +189,8 @@ def test_a_file_is_replaced_only_when_told_and_none_goes_into_a_run(srl, logs, w
 def test_sql_of_one_run_and_of_all(srl, logs):
     assert srl("sql", "SELECT count(*) AS n FROM trajectories")[1] == "n\n6\n"
     query = "SELECT run_id, count(*) AS n FROM trajectories GROUP BY ALL ORDER BY ALL"
-    assert lines(srl("sql", query, "--run", "all", "--json")[1]) == [
-        {"run_id": GRPO, "n": 6},
-        {"run_id": PPO, "n": 6},
-    ]
+    of_all = lines(srl("sql", query, "--run", "all", "--json")[1])
+    assert of_all == [{"run_id": GRPO, "n": 6}, {"run_id": PPO, "n": 6}]
     assert srl("sql", query, "--run", "00aa", "--csv")[1] == f"run_id,n\n{GRPO},6\n"
     words = srl("sql", "SELECT 1/3 AS third, [1, 2] AS two, NULL AS no")[1].split()
     assert words == ["third", "two", "no", "0.333333", "[1,", "2]"]
@@ -205,27 +202,13 @@ def test_the_queries_of_the_page_have_rows(srl, workspace):
     made.searches += [search("again", turn=1, status="failed", error="503")]
     log = new_log(workspace / "runs" / GRPO)
     log.write(1, "train", [record(made)], {})
-    fired = {
-        "number": 1,
-        "step": 1,
-        "phase": "train",
-        "watch": "entropy",
-        "metric": "actor/entropy",
-        "action": "note",
-    }
+    fired = {"number": 1, "step": 1, "phase": "train", "watch": "entropy", "metric": "actor/entropy"}
+    fired |= {"action": "note"}
     write_watches(log.directory, GRPO, [dict.fromkeys(("value", "bound", "since")) | fired])
     for query in re.findall(r"```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
         code, out, _ = srl("sql", query, "--json")
         assert (query, code) == (query, 0)
         assert lines(out), query
-
-
-@pytest.mark.parametrize("variable", ["MY_PUBLIC_KEY", "SRL_SEARCH_TOKEN"])
-def test_what_sql_prints_does_not_depend_on_the_environment(srl, logs, monkeypatch, variable):
-    monkeypatch.setenv(variable, "painter 0 born")
-    query = "SELECT 'is the painter 0 born' AS said, ['painter 0 born'] AS listed"
-    for form in ("--csv", "--json"):
-        assert srl("sql", query, form)[1].count("painter 0 born") == 2
 
 
 ESCAPES = [
@@ -235,6 +218,10 @@ ESCAPES = [
     "EXPLAIN (ANALYZE /*) SELECT 1 -- */) COPY (SELECT 42) TO '{folder}/written'",
     "COPY (SELECT 42) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
     "WITH a AS (COPY (SELECT 42) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)) FROM a",
+    "EXPLAIN\x1cANALYZE COPY runs TO '{folder}/written'", "SELECT 1; COPY runs TO '{folder}/written'",
+    "WITH a AS (COPY runs TO '{folder}/written') PIVOT steps ON phase USING max(step)", "SET threads = 1",
+    "FROM query('COPY runs TO ''{folder}/written''')", "WITH a AS (DELETE FROM raw.runs RETURNING *) FROM a",
+    "DROP VIEW runs", "INSERT INTO raw.runs VALUES (1)", "CREATE TABLE a AS SELECT 1", "", "FROM trajectory",
     "ATTACH '{folder}/written'", "EXPORT DATABASE '{folder}/written'", "INSTALL httpfs", "LOAD httpfs",
     "SET enable_external_access = true", "RESET lock_configuration", "PRAGMA database_list",
 ]  # fmt: skip
@@ -283,13 +270,8 @@ def test_sql_prints_values_of_every_type(srl, logs, monkeypatch):
 
 
 def test_text_of_others_acts_in_no_output(srl, logs):
-    for typed in (
-        ("trajectories",),
-        ("show", logs[3]),
-        ("show", logs[3], "--tokens"),
-        ("show", logs[3], "--group"),
-        ("sql", "FROM hits"),
-    ):
+    shows = [("show", logs[3]), ("show", logs[3], "--tokens"), ("show", logs[3], "--group")]
+    for typed in (("trajectories",), *shows, ("sql", "FROM hits")):
         for option in ([], ["--json"]):
             code, out, _ = srl(*typed, *option)
             assert code == 0

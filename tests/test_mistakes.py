@@ -309,9 +309,8 @@ def test_a_damaged_checkpoint_is_named_when_it_is_measured(shell, place, run, na
     assert named in shell.refused("-q", "eval", "run", "last", *data)
 
 
-@pytest.mark.parametrize("lacking", [("eos_token", "pad_token")], ids=str)
-def test_a_model_without_eos_pad_token_or_chat_template_trains_and_says_so(shell, place, lacking) -> None:
-    model = shell.folder / "mine"
+def test_a_model_without_eos_pad_token_or_chat_template_trains_and_says_so(shell, place) -> None:
+    model, lacking = shell.folder / "mine", ("eos_token", "pad_token")
     shutil.copytree(place / "model", model)
     assert tokenizer().chat_template is None
     settings = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -323,7 +322,7 @@ def test_a_model_without_eos_pad_token_or_chat_template_trains_and_says_so(shell
     quick = ("--steps", "1", "--set", "trainer.val_before_train=false", "--set", "data.val_files=null")
     code, _, err = shell.typed(*train(place, *quick, "--model", "mine")[1:])
     assert code == 0, err
-    assert ("no EOS token" in err) == ("eos_token" in lacking)
+    assert "no EOS token" in err
     assert "no chat template" in err
 
 

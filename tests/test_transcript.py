@@ -60,13 +60,7 @@ def test_passages_that_were_not_shown_and_searches_that_failed_say_so(tmp_path):
     failed = search("q", status="timed_out", error="no answer in 10 s")
     made.trajectory.searches = [hidden, failed]
     drawn = shown(tmp_path, made)
-    for text in (
-        "Paul Klee  p1  ← shown without",
-        "Bern  p2  ← not shown",
-        "by web",
-        "timed_out",
-        "no answer in 10 s",
-    ):
+    for text in ("p1  ← shown without", "p2  ← not shown", "by web", "timed_out", "no answer in 10 s"):
         assert text in drawn
     with srl.store.open(tmp_path) as connection:
         first, second = as_json(transcript(connection, made.trajectory.id))["search_results"]

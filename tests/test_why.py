@@ -9,7 +9,7 @@ from tests.made_runs import BROKEN, RIGHT, SOUND, write_broken, write_sound
 from tests.store_builder import episode, new_log, record
 
 import srl.store
-from srl.browse.why import CAUSES, LINKS, Why, chain_em, fall, link_shares, why
+from srl.browse.why import LINKS, Why, chain_em, fall, link_shares, why
 from srl.cli import main
 
 RUN = "20250102T030405Z-tiny-grpo-s1-00aa"
@@ -103,13 +103,7 @@ def test_why_prints_the_cause_the_rates_and_the_episodes(workspace, capsys):
     write_broken(workspace / "runs" / RUN, "stopped searching")
     assert main(["inspect", "why"]) == 0
     text = capsys.readouterr().out
-    for part in (
-        "stopped searching",
-        CAUSES["stopped searching"][0],
-        "step 14",
-        "searched",
-        "Münchenbuchsee",
-    ):
+    for part in ("stopped searching", "step 14", "searched", "Münchenbuchsee"):
         assert part in text
     assert main(["inspect", "why", "last", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -155,21 +155,13 @@ def as_json(shown: Transcript) -> dict[str, Any]:
     return shown.row | {
         "prompt": trajectory.question.prompt,
         "metadata": trajectory.question.metadata,
-        "segments": [_segment_json(step) for step in shown.steps],
+        "segments": [
+            {name: getattr(step.segment, name) for name in ("kind", "turn", "text", "token_ids", "logprobs")}
+            | {"mask": int(step.segment.is_policy)}
+            | {name: getattr(step, name) for name in PER_TOKEN}
+            for step in shown.steps
+        ],
         "search_results": [search_json(search) for search in trajectory.searches],
-    }
-
-
-def _segment_json(step: Step) -> dict[str, Any]:
-    segment = step.segment
-    return {
-        "kind": segment.kind,
-        "turn": segment.turn,
-        "text": segment.text,
-        "token_ids": segment.token_ids,
-        "mask": int(segment.is_policy),
-        "logprobs": segment.logprobs,
-        **{name: getattr(step, name) for name in PER_TOKEN},
     }
 
 

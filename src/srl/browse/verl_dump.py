@@ -75,11 +75,8 @@ def _record(row: Mapping[str, Any], step: int, phase: Phase) -> Record:
     made = Trajectory(_question(prompt, row["gts"]), step=step, phase=phase)
     made.segments.append(Segment("prompt", (), prompt, 0))
     _read_output(made, str(row["output"]))
-    ours = ("input", "output", "gts", "score", "step")
-    numbers = {
-        name: value for name, value in row.items() if isinstance(value, int | float) and name not in ours
-    }
-    parts = {name: float(value) for name, value in numbers.items()}
+    more = row.keys() - {"input", "output", "gts", "score", "step"}
+    parts = {name: float(row[name]) for name in sorted(more) if isinstance(row[name], int | float)}
     return Record(made, None if score is None else Score(float(score), parts))
 
 

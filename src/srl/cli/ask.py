@@ -85,8 +85,6 @@ def _answer_each(talk: Conversation, full: bool, as_json: bool) -> None:
     """Answer the lines of stdin, one after the other; one that fails does not end the others."""
     from srl import process
 
-    if sys.stdin is None:
-        raise UserError("there is no question, and stdin is closed: give a question")
     interactive, failed = sys.stdin.isatty(), 0
     if interactive:
         output.note("ask a question; Ctrl-C stops an answer, Ctrl-D ends")

@@ -107,7 +107,13 @@ def train(
         raise UserError("--run goes with --resume or --from-log; add one of them, or leave it out")
     if dry_run and algo in (SFT, RFT):
         raise UserError(f"--dry-run does not plan --algo {algo}")
-    resolved = _configured(algo, preset, config, model, seed, steps, sets or [], logged, backend)
+    from srl.config import load_config
+    from srl.train.run_directory import steps_key
+
+    settings = {"model.path": model and _model(model), "trainer.seed": seed, steps_key(algo or ""): steps}
+    resolved = load_config(preset, config, algo, {**settings, **logged}, sets or [], backend)
+    for warning in resolved.warnings:
+        output.note(f"warning: {warning}")
     if print_config:
         _print_config(resolved, as_json)
     elif dry_run:
@@ -228,21 +234,6 @@ def _typed(context: typer.Context) -> dict[str, str]:
         for parameter in context.command.params
         if "COMMANDLINE" in str(context.get_parameter_source(str(parameter.name)))
     }
-
-
-def _configured(
-    algo: str | None, preset: str, config: Path | None, model: str | None, seed: int | None,
-    steps: int | None, sets: list[str], logged: dict[str, Any], backend: Literal["local", "verl"],
-) -> Any:  # fmt: skip
-    """The resolved configuration; with `--algo sft`, `--steps` is the number of fine-tuning steps."""
-    from srl.config import load_config
-    from srl.train.run_directory import steps_key
-
-    flags = {"model.path": model and _model(model), "trainer.seed": seed, steps_key(algo or ""): steps}
-    resolved = load_config(preset, config, algo, {**flags, **logged}, sets, backend)
-    for warning in resolved.warnings:
-        output.note(f"warning: {warning}")
-    return resolved
 
 
 def _model(name: str) -> str:

@@ -33,7 +33,7 @@ def search(
       srl index search my-index "who wrote the origin of species" -k 3
     """
     if queries == ["-"]:
-        queries = [line for line in output.stdin_lines() if line.strip()] if sys.stdin else []
+        queries = [line for line in output.stdin_lines() if line.strip()]
     for query in queries:
         output.checked_text(query, "query")
     if not queries or any(not query.strip() for query in queries):

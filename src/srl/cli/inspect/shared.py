@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -60,8 +61,8 @@ def of_run(run: str) -> dict[str, str]:
     return {"run_id": "run"} if run == "all" else {}
 
 
-def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T]) -> T:
-    """What `action` returns of the named run and its directory.
+def read_holding(run: str, action: Callable[[Path, duckdb.DuckDBPyConnection], T]) -> T:
+    """What `action` returns of the directory of the named run and its log.
 
     `last` is the latest in which `action` finds its trajectory, so raises no NoTrajectoryError.
     """
@@ -77,7 +78,7 @@ def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T
     missing = NoTrajectoryError("no trajectory")
     for path in runs:
         try:
-            return read([path], lambda log, path=path: action(log, path))
+            return read([path], partial(action, path))
         except NoTrajectoryError as error:
             missing = error
     where = "any run of this workspace" if len(runs) > 1 else runs[0].name

@@ -126,7 +126,7 @@ def show(
     elif tokens:
         _show_tokens(trajectory, run, json)
     else:
-        shown = read_holding(run, lambda log, path: transcript(log, trajectory))
+        shown = read_holding(run, lambda path, log: transcript(log, trajectory))
         if json:
             output.print_rows([as_json(shown)])
         else:
@@ -136,7 +136,7 @@ def show(
 def _show_group(trajectory: str, run: str, json: bool) -> None:
     from srl.browse.groups import HEADINGS, group_of, in_words, summary
 
-    samples = [summary(one) for one in read_holding(run, lambda log, path: group_of(log, trajectory))]
+    samples = [summary(one) for one in read_holding(run, lambda path, log: group_of(log, trajectory))]
     first = samples[0]
     if not json:
         place = f"{first['run_id']}, {first['phase']} step {first['step']}"
@@ -150,7 +150,7 @@ def _show_tokens(trajectory: str, run: str, json: bool) -> None:
     from srl.browse.token_text import token_rows, tokenizer_of
     from srl.browse.transcript import transcript
 
-    def read_tokens(log: duckdb.DuckDBPyConnection, path: Path) -> list[dict[str, Any]]:
+    def read_tokens(path: Path, log: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
         [(model,), *_] = log.execute("SELECT model FROM runs").fetchall()
         return token_rows(transcript(log, trajectory), tokenizer_of(path, model or ""))
 
