@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -99,26 +98,8 @@ def test_ids_of_another_corpus_give_way_to_titles_with_a_note():
 
 # Answers: the same meaning as contains_answer
 
-WORDS = st.sampled_from(
-    [
-        "the",
-        "A",
-        "an",
-        "of",
-        "new",
-        "New",
-        "york",
-        "York's",
-        "U.S.",
-        "–",
-        "Røros",
-        "1,961",
-        "a-b",
-        "the–",
-        "İ",
-        "\x00",
-    ]
-)
+SOME = ["the", "A", "an", "of", "new", "New", "york", "York's", "U.S.", "–", "Røros", "1,961", "a-b"]
+WORDS = st.sampled_from([*SOME, "the–", "İ", "\x00"])
 TEXTS = st.lists(WORDS, max_size=8).map(" ".join) | st.text(max_size=12)
 
 
@@ -135,20 +116,6 @@ def test_phrases_are_found_where_contains_answer_finds_them(texts, golds):
             assert (not phrases.found.isdisjoint(those)) == any(
                 contains_answer(text, [gold]) for text in texts
             )
-
-
-def test_memory_does_not_grow_with_the_corpus():
-    questions = [ask(f"q{n}", f"answer {n}", supporting_ids=[f"p{n}"]) for n in range(50)]
-
-    def peak(size: int) -> int:
-        tracemalloc.start()
-        coverage(questions, (Passage(f"p{n}", f'"T{n}"\nanswer {n} of page {n}') for n in range(size)))
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        return most
-
-    peak(100)
-    assert peak(5000) - peak(500) < 20_000
 
 
 def test_several_processes_find_what_one_finds(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,14 @@ def test_a_bad_request_gets_its_status_and_one_short_line(client, body, status):
     assert 0 < len(detail) < 400
     assert detail.isprintable()
     assert client.hits(query="fox")
+
+
+def test_a_body_that_never_ends_is_refused_when_it_is_too_large(client):
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * (1 << 20)
+
+    assert client.post("/retrieve", content=endless()).status_code == 413
 
 
 # Several indexes, pages

@@ -18,10 +18,9 @@ from srl.evaluate.coverage import read_coverage
 from srl.evaluate.episode_results import EpisodeResult, read_results
 from srl.evaluate.intervals import Interval, interval, too_few_clusters
 from srl.evaluate.paired_tests import PairedTest, holm, paired_test
+from srl.evaluate.question_sets import MEASURES
 from srl.store import reading, rows
 
-MEASURES = {"EM": "em", "F1": "f1", "cover-EM": "cover_em"}
-"""The measures compared, and their names in an `EpisodeResult`."""
 ALL = "all"
 ANSWERABLE = "answerable"
 """The questions that the corpus of every run can answer, in the place of a source."""
@@ -189,13 +188,13 @@ def _groups(runs: Sequence[Evaluated], common: Sequence[str]) -> dict[str, list[
 def _rows(runs: Sequence[Evaluated], source: str, names: Sequence[str], measure: str) -> list[Measured]:
     """One measure of every run on these questions."""
     documents = [runs[0].samples[name][0].cluster for name in names]
-    field, measured, baseline = MEASURES[measure], list[Measured](), list[float]()
+    measured, baseline = list[Measured](), list[float]()
     for number, run in enumerate(runs):
-        values = [fmean(getattr(sample, field) for sample in run.samples[name]) for name in names]
+        values = [fmean(getattr(sample, measure) for sample in run.samples[name]) for name in names]
         baseline = baseline or values
         test = paired_test(baseline, values, documents) if number else None
-        held = interval(values, documents)
-        measured.append(Measured(source, len(names), measure, number, fmean(values), held, test))
+        name, held = MEASURES[measure], interval(values, documents)
+        measured.append(Measured(source, len(names), name, number, fmean(values), held, test))
     return measured
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Literal, Protocol, TypeVar
@@ -156,7 +156,7 @@ def evaluate_index(
             notes.append("no hit of any question was judged: are the ids those of the judgements?")
     else:
         values = answer_measures(searched.answer_ranks, depths)
-    documents = documents_of(questions)
+    documents = {each.id: document_of(each.metadata) or (each.id,) for each in questions}
     metrics = {
         measure: estimate(list(of.values()), [documents[name] for name in of])
         for measure, of in values.items()
@@ -170,11 +170,6 @@ def evaluate_index(
     return IndexEvaluation(
         labels, depth, len(labelled.questions), metrics, values, documents, searched, notes
     )
-
-
-def documents_of(questions: Iterable[Question]) -> dict[str, Hashable]:
-    """For each question, by its id, the document that it was written from, else the question itself."""
-    return {question.id: document_of(question.metadata) or (question.id,) for question in questions}
 
 
 def _measurable(labelled: LabelledQuestions, labels: Labels) -> tuple[list[Question], list[str]]:
@@ -251,14 +246,14 @@ class MeasureDiff:
 
 
 def measure_diff(
-    a: Mapping[str, float], b: Mapping[str, float], documents: Mapping[str, Hashable] | None = None
+    a: Mapping[str, float], b: Mapping[str, float], documents: Mapping[str, Hashable]
 ) -> MeasureDiff:
     """One measure of two indexes, on the questions measured for both.
 
     `documents` names for each question the document that it depends on.
     """
     pairs = {name: (a[name], b[name]) for name in a if name in b}
-    clusters = [(documents or {}).get(name, name) for name in pairs]
+    clusters = [documents[name] for name in pairs]
     before, after = (list(values) for values in zip(*pairs.values(), strict=True))
     return MeasureDiff(
         estimate(before, clusters),

@@ -75,17 +75,6 @@ class Sample:
         """The file of these questions in the directory of a run."""
         return directory / f"questions-{digest_text(*sorted(self.ids))[:8]}.json"
 
-    def save(self, directory: Path, about: Mapping[str, object]) -> Path:
-        """Write which questions were used, by set, and the strata. Returns the file."""
-        strata = [
-            {**stratum._asdict(), "size": size, "drawn": len(self.drawn[stratum])}
-            for stratum, size in self.sizes.items()
-        ]
-        ids = {name: sorted(self.of(name).ids) for name in self.sets}
-        path = self.file_in(directory)
-        write_json(path, {"format": FORMAT, **about, "strata": strata, "ids": ids})
-        return path
-
     def weights(self, over: Mean) -> dict[Stratum, float]:
         """The weight of each stratum in the mean `over` sets or questions; they add up to 1."""
         if over == "questions":
@@ -115,9 +104,15 @@ class Selection:
             sets.setdefault(self.set_of.get(question.id, question.data_source), []).append(question)
         return draw({name: asked for name, asked in sets.items() if asked}, self.budget)
 
-    def save(self, sample: Sample, directory: Path) -> Path:
-        """Write which questions were used, in a file of their own in `directory`."""
-        return sample.save(directory, {"budget": self.budget, **self.about})
+    def save(self, sample: Sample, directory: Path) -> None:
+        """Write which questions were used, by set, and the strata, in a file of their own in `directory`."""
+        strata = [
+            {**stratum._asdict(), "size": size, "drawn": len(sample.drawn[stratum])}
+            for stratum, size in sample.sizes.items()
+        ]
+        ids = {name: sorted(sample.of(name).ids) for name in sample.sets}
+        about = {"format": FORMAT, "budget": self.budget, **self.about}
+        write_json(sample.file_in(directory), {**about, "strata": strata, "ids": ids})
 
 
 def draw(sets: Mapping[str, Sequence[Question]], budget: int | None = None, seed: int = 0) -> Sample:

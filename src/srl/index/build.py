@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -115,7 +114,8 @@ def _build(
     plan = {"retriever": retriever, "options": parameters, "identity": identity}
     report = progress or (lambda stage, done, total: None)
     corpus, corpus_digest, count = "", "", 0
-    with _directory(out, resumable, overwrite) as directory:
+    in_directory = resumable_directory if resumable else atomic_directory
+    with in_directory(out, replace=_REPLACEABLE if overwrite else None) as directory:
         if resumable:
             _resume(directory, plan, overwrite)
         if source is not None:
@@ -137,12 +137,6 @@ def _build(
         manifest.write(directory)
     (out / NOTE).unlink(missing_ok=True)
     return manifest
-
-
-def _directory(out: Path, resumable: bool, overwrite: bool) -> AbstractContextManager[Path]:
-    """The directory of the build, which becomes `out` at the end."""
-    replace = _REPLACEABLE if overwrite else None
-    return resumable_directory(out, replace=replace) if resumable else atomic_directory(out, replace=replace)
 
 
 def _resume(directory: Path, plan: Mapping[str, Any], overwrite: bool, keep: str = "") -> None:

@@ -67,10 +67,9 @@ def read_index_manifest(directory: Path | str) -> Manifest:
         where = ".".join(map(str, first["loc"]))
         raise UserError(f"{path}: {where}: {expected(first)}", hint="build the index again") from error
     digest = index_digest(manifest.corpus_digest, manifest.retriever, manifest.options, manifest.identity)
-    if manifest.digest != digest or manifest.files.keys() != manifest.checksums.keys():
+    whole = manifest.files.keys() == manifest.checksums.keys() and (manifest.files or not manifest.passages)
+    if manifest.digest != digest or not whole:
         raise UserError(f"{path} was edited: digest or files do not match", hint="build the index again")
-    if manifest.passages and not manifest.files:
-        raise UserError(f"{path} was edited: it has passages and no files", hint="build the index again")
     return manifest
 
 

@@ -148,13 +148,7 @@ def as_fault(error: Exception) -> Fault:
     return fault
 
 
-class Answering(Protocol):
-    """What answers queries: a retriever, or an index."""
-
-    def outcomes(self, queries: list[str], k: int) -> Sequence[list[Hit] | Fault]: ...
-
-
-def outcomes_of(retriever: Answering, queries: list[str], k: int) -> list[list[Hit] | Fault]:
+def outcomes_of(retriever: RetrieverBase, queries: list[str], k: int) -> list[list[Hit] | Fault]:
     """For each query the hits of `retriever`, or why there are none; whatever it raises is one of these.
 
     Where a call fails the queries are tried one by one, so that only the one at fault pays.

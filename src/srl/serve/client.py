@@ -114,12 +114,46 @@ class HttpSearch:
         Raises UserError, naming the servers at fault, if one does not answer searches, if they have
         different indexes, or if the index is not the one that this client was made for.
         """
-        client, expected = self._open_client(), self.index_digest or self._expected
-        states = await asyncio.gather(*(_look(client, url, self._topk, self._timeout_s) for url in self.urls))
-        if problems := _problems(states, expected):
+        looks = await asyncio.gather(*map(self._look, self.urls))
+        problems = [problem for _, problem in looks if problem]
+        named = [(url, digest) for url, (digest, _) in zip(self.urls, looks, strict=True) if digest]
+        expected = self.index_digest or self._expected
+        if named and not expected:  # most servers are right
+            expected = Counter(digest for _, digest in named).most_common(1)[0][0]
+        problems += [
+            _wrong_index(url, digest, expected) for url, digest in named if not digest.startswith(expected)
+        ]
+        if problems:
             raise UserError(" · ".join(problems))
-        self.index_digest = next((state.digest for state in states if state.digest), "")
+        self.index_digest = named[0][1] if named else ""
         return self.index_digest
+
+    async def _look(self, url: str) -> tuple[str, str]:
+        """The index digest of a server (empty if it names none), and why it answers no searches, if so.
+
+        Asks for /health, then for a search, which needs the token; an empty one where /health has a digest.
+        """
+        client, digest = self._open_client(), ""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                health = await exchange(client, "GET", health_url(url))
+            if health.status_code == 200:
+                said = json.loads(health.content)
+                digest = read_digest(said.get("index_digest")) if isinstance(said, dict) else ""
+        except (ValueError, RecursionError):
+            pass  # a server without a health page of ours
+        except Exception as error:  # a library may raise anything
+            why = f"no search server answers at {url} ({type(error).__name__}: {error})"
+            return "", f"{quoted(why)}; type: srl serve retriever --index DIR"
+        queries = [] if digest else [_QUERY]
+        body = write_request(queries, self._topk)
+        try:
+            _, said_digest = await post(client, url, body, len(queries), self._topk, self._timeout_s)
+        except RequestFault as fault:
+            if fault.cause != "busy":
+                return "", f"{url} answers, but no searches: {fault}"
+            said_digest = ""
+        return digest or said_digest, ""
 
     async def search(self, query: str) -> Search:
         """The outcome of one query; never raises.
@@ -239,48 +273,6 @@ class HttpSearch:
             self._loop = loop
             self._client = new_client(self.urls, self._token, self._transport)
         return self._client
-
-
-@dataclass(frozen=True, slots=True)
-class ServerState:
-    """The digest of a server's index (empty if it names none), or why it answers no searches."""
-
-    url: str
-    digest: str = ""
-    problem: str = ""
-
-
-async def _look(client: httpx.AsyncClient, url: str, topk: int, timeout_s: float) -> ServerState:
-    """The server's /health, then a search, which needs the token; an empty one where /health has a digest."""
-    digest = ""
-    try:
-        async with asyncio.timeout(timeout_s):
-            health = await exchange(client, "GET", health_url(url))
-        if health.status_code == 200:
-            said = json.loads(health.content)
-            digest = read_digest(said.get("index_digest")) if isinstance(said, dict) else ""
-    except (ValueError, RecursionError):
-        pass  # a server without a health page of ours
-    except Exception as error:  # a library may raise anything
-        why = f"no search server answers at {url} ({type(error).__name__}: {error})"
-        return ServerState(url, problem=f"{quoted(why)}; type: srl serve retriever --index DIR")
-    queries = [] if digest else [_QUERY]
-    try:
-        _, said_digest = await post(client, url, write_request(queries, topk), len(queries), topk, timeout_s)
-    except RequestFault as fault:
-        if fault.cause != "busy":
-            return ServerState(url, problem=f"{url} answers, but no searches: {fault}")
-        said_digest = ""
-    return ServerState(url, digest or said_digest)
-
-
-def _problems(states: Sequence[ServerState], digest: str) -> list[str]:
-    """What is wrong, one line per server at fault; without a `digest`, most servers are right."""
-    lines = [state.problem for state in states if state.problem]
-    named = [state for state in states if state.digest]
-    expected = digest or (Counter(state.digest for state in named).most_common(1) or [("", 0)])[0][0]
-    wrong = [state for state in named if not state.digest.startswith(expected)]
-    return lines + [_wrong_index(state.url, state.digest, expected) for state in wrong]
 
 
 def _wrong_index(url: str, digest: str, expected: str) -> str:
