@@ -110,27 +110,21 @@ def episodes(codec: Codec, search: Any, script: Any = say) -> list[Trajectory]:
     )  # fmt: skip
 
 
-def test_episodes_repeat_from_the_cassette_alone_faults_and_all(tmp_path):
+def test_episodes_repeat_from_the_cassette_alone_faults_and_all_and_ask_nothing_else(tmp_path):
     codec = Codec(byte_level_tokenizer())
     recorded = episodes(codec, Recorder(LocalSearch(Sick(), 2), tmp_path / "t", topk=2))
-    replayed = episodes(codec, Replay(tmp_path / "t", topk=2))
-    assert replayed == recorded
+    assert episodes(codec, Replay(tmp_path / "t", topk=2)) == recorded
     assert {search.status for one in recorded for search in one.searches} == {"ok"}
     assert [one.attempt for one in recorded] == [1, 0] * 4
-
-
-def test_a_query_missing_from_the_cassette_ends_the_run_and_blames_no_episode(tmp_path):
-    codec = Codec(byte_level_tokenizer())
-    episodes(codec, Recorder(LocalSearch(Sick(), 2), tmp_path / "t"))
     done: list[str] = []
 
     def other(request: str, turn: int) -> str:
         done.append(request)
         return "<search>what else</search>"
 
-    with pytest.raises(MissingFromCassette, match="what else"):
+    with pytest.raises(MissingFromCassette):
         episodes(codec, Replay(tmp_path / "t"), other)
-    assert not any(request.endswith("/1") for request in done)  # no episode is sampled again
+    assert not any(request.endswith("/1") for request in done), "no episode is sampled again"
 
 
 # The file
@@ -155,15 +149,8 @@ def test_a_cassette_is_not_overwritten_and_goes_on_only_with_the_same_searches(t
 
 
 def header(**changes: Any) -> str:
-    plain = {
-        "format": 1,
-        "kind": "search cassette",
-        "srl": "0",
-        "topk": 3,
-        "digests": {"": "d"},
-        "retrievers": None,
-    }
-    return json.dumps({**plain, **changes})
+    plain = {"format": 1, "kind": "search cassette", "srl": "0", "topk": 3}
+    return json.dumps({**plain, "digests": {"": "d"}, "retrievers": None, **changes})
 
 
 BAD_LINES = (

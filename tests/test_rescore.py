@@ -80,12 +80,6 @@ def content(run: Path) -> dict[str, str]:
     return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-# --- reading trajectories back ---
-
-
-# --- rescoring ---
-
-
 @pytest.mark.parametrize("finish", [False, True])
 def test_the_new_measure_is_that_of_the_stored_answers_and_the_log_is_unchanged(workspace, finish):
     run = made(workspace / "runs" / NAME, finish=finish)
@@ -202,7 +196,7 @@ def of_source(number: int, source: str):
     return replace(question(number, ("Bern",)), data_source=source)
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("size", [7, 1000])
 def test_trajectories_are_read_in_batches_as_they_were_written(tmp_path, monkeypatch, size):
     monkeypatch.setattr("srl.store.batches.SIZE", size)
     log, written = LogWriter(tmp_path / "log", RunInfo("run")), []

@@ -104,16 +104,7 @@ def test_search_r1s_server_conforms_and_what_it_lacks_is_named():
         lambda body, result: [[hit | {"score": "high"} for hit in hits] for hits in result],
         lambda body, result: None,
     ],
-    ids=[
-        "disorder",
-        "too many",
-        "few in a batch",
-        "other scores",
-        "no scores",
-        "too few lists",
-        "text",
-        "null",
-    ],
+    ids=["disorder", "too-many", "few-in-a-batch", "other-scores", "bare", "too-few-lists", "text", "null"],
 )
 def test_what_episodes_would_trip_over_does_not_conform(wrong):
     report = check(changed(wrong))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,7 @@ def import_index(
         raise UserError(f"{source} has no passages", hint="add --corpus FILE, which it was built from")
     passages = _source(corpus) if corpus else (source.name, builder.passages_in(source))  # type: ignore[misc]
 
-    def link(store: PassageStore, directory: Path, report: Callable[[int], None]) -> None:
-        adopt(source, store, directory, report)
-
+    link = partial(adopt, source)
     return _build(builder, retriever, options, Path(out), passages, progress, overwrite, link, False)
 
 
@@ -115,6 +114,7 @@ def _build(
     report = progress or (lambda stage, done, total: None)
     corpus, corpus_digest, count = "", "", 0
     in_directory = resumable_directory if resumable else atomic_directory
+    plugin = manager.find("retriever", retriever)
     with in_directory(out, replace=_REPLACEABLE if overwrite else None) as directory:
         if resumable:
             _resume(directory, plan, overwrite)
@@ -125,10 +125,10 @@ def _build(
             corpus_digest, count = digest.hexdigest(), len(store)
             if resumable:
                 _resume(directory, {**plan, "corpus_digest": corpus_digest}, overwrite, keep=FOLDER)
-            with manager.named_errors(manager.find("retriever", retriever)):
+            with manager.named_errors(plugin):
                 make(store, directory, lambda done: report("indexing", done, count))
         else:
-            with manager.named_errors(manager.find("retriever", retriever)):
+            with manager.named_errors(plugin):
                 build_live(builder, directory, lambda done: None)
         files = sizes_of(directory, leave_out=(MANIFEST, NOTE))
         manifest = make_manifest(
