@@ -28,7 +28,7 @@ from srl.errors import CheckFailed, UserError
 
 __all__ = ["site"]
 
-MOST_OPTIONS = 200
+MOST_OPTIONS = 190
 HEAVY = {"torch", "transformers", "numpy", "duckdb", "pyarrow", "fastapi", "httpx", "rich", "yaml"}
 
 

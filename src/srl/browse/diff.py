@@ -108,13 +108,8 @@ def sides(
             if pair[0] == pair[1]:
                 raise UserError(f"both are {wanted} step {pair[0].step} of {pair[0].run_id}", hint="name two")
             return pair[0], pair[1]
-    listed = "; ".join(
-        f"{run_id}: {', '.join(f'{of} step {at}' for of, at in places[-6:]) or 'no trajectories'}"
-        for (run_id, _), places in zip(chosen, logged, strict=True)
-    )
-    raise UserError(
-        f"no {phase or 'phase'} of both at these steps; the last ones are {listed}", key="--phase"
-    )
+    hint = "`srl inspect trajectories` lists the steps of a run"
+    raise UserError(f"both have no {phase or 'phase'} at these steps in common", key="--phase", hint=hint)
 
 
 def diff(connection: duckdb.DuckDBPyConnection, a: Side, b: Side) -> Diff:

@@ -30,7 +30,7 @@ def bars(values: Sequence[float], width: int = 40) -> str:
 def save_figure(panels: Sequence[Sequence[Series]], path: Path) -> None:
     """Draw one panel for each metric and write the picture; the file's suffix is its format.
 
-    The same curves give the same bytes. Raises UserError for another suffix and without matplotlib.
+    Raises UserError for another suffix and without matplotlib.
     """
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"--out {path}: expected a name that ends in {', '.join(FORMATS)}", key="--out")
@@ -39,13 +39,12 @@ def save_figure(panels: Sequence[Sequence[Series]], path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError("pictures need matplotlib", hint=f"type: {pip_install('plot')}") from error
-    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "srl", "font.size": 10}):
+    with rc_context({"svg.fonttype": "none", "font.size": 10}):
         figure = Figure(figsize=(7.2, 3.4 * len(panels)), dpi=150, layout="constrained")
         for axes, series in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
             _panel(axes, series)
         with atomic_file(path, "wb") as file:
-            figure.savefig(file, format=path.suffix[1:].lower(), metadata=undated)
+            figure.savefig(file, format=path.suffix[1:].lower())
 
 
 def _panel(axes, series: Sequence[Series]) -> None:

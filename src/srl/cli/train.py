@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 from dataclasses import asdict
 from importlib import import_module
@@ -246,13 +245,9 @@ def _model(name: str) -> str:
 
 def _log_settings(algo: str | None, run: str, condition: str) -> dict[str, Any]:
     """The settings of --from-log and --run. Raises UserError."""
-    from srl.store import find_logs
-
     if algo != SFT:
         raise UserError("--from-log is for fine-tuning; add --algo sft")
-    is_path = os.sep in run and bool(find_logs(run))
-    log = Path(run) if is_path else Workspace.resolve().find_run(run, trained=True)
-    return {"sft.log": str(log), "sft.filter": condition}
+    return {"sft.log": str(Workspace.resolve().find_run(run, trained=True)), "sft.filter": condition}
 
 
 def _config_of_log(log: Path) -> Path | None:

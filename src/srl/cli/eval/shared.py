@@ -97,11 +97,4 @@ def tell_changed_indexes(changed: Iterable[ChangedIndex], done: str, so: str) ->
 
 def tell_indexes(report: ModelReport) -> None:
     """Warn if the indexes are not those that the model was trained with."""
-    from srl.cli.output import note
-
     tell_changed_indexes(report.changed_indexes, "evaluated with", "the results are for a different index")
-    if "search" in report.settings and report.trained_with and not report.index_digest:
-        note(
-            f"warning: trained with the index {report.trained_with[:12]}, evaluated with one without a "
-            "digest: they may differ"
-        )

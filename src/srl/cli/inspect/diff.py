@@ -45,7 +45,7 @@ def diff(
     def compare(log: duckdb.DuckDBPyConnection) -> Diff:
         names = [browse.run_of(log, path) for path in runs]
         sides = [(name, step) for name, (_, step) in zip(names, chosen, strict=True)]
-        return browse.diff(log, *browse.sides(log, sides, phase and phase.value))
+        return browse.diff(log, *browse.sides(log, sides, phase))
 
     result = read(list(dict.fromkeys(runs)), compare)
     changes = [row for row in result.changes if queries or row["change"] != "same"]

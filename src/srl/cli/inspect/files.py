@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from srl.cli import output
-from srl.cli.inspect.shared import Phase, Run, Sort, Where, app, paths, read
+from srl.cli.inspect.shared import Run, Sort, Where, app, paths, read
 from srl.cli.options import Overwrite, check_new, exclude
 from srl.errors import UserError
+from srl.trajectory import Phase
 
 if TYPE_CHECKING:
     import duckdb
-
-
-class Form(StrEnum):
-    """The formats that `export` writes."""
-
-    messages = "messages"
-    inspect_eval = "inspect-eval"
 
 
 @app.command()
@@ -65,11 +58,11 @@ def export(
         ),
     ] = None,
     form: Annotated[
-        Form,
+        Literal["messages", "inspect-eval"],
         typer.Option(
             "--format", help="messages: chat messages in Parquet; inspect-eval: logs of Inspect (.eval)."
         ),
-    ] = Form.messages,
+    ] = "messages",
     where: Where = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -88,7 +81,7 @@ def export(
     from srl.browse.inspect_eval import write_eval_logs
     from srl.browse.messages import write_messages
 
-    is_eval = form is Form.inspect_eval
+    is_eval = form == "inspect-eval"
     exclude({"--format inspect-eval": is_eval, "--overwrite": overwrite}, "it writes a new directory")
     to = out or Path("inspect-logs" if is_eval else "messages.parquet")
     check_new(to, overwrite)
@@ -110,7 +103,7 @@ def import_(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="verl's trainer.rollout_data_dir or validation_data_dir.")
     ],
-    phase: Annotated[Phase, typer.Option(help="The phase of the episodes.")] = Phase.train,
+    phase: Annotated[Phase, typer.Option(help="The phase of the episodes.")] = "train",
 ) -> None:
     """Import the generations that verl dumped as a run of the workspace, to look at it like any other.
 
@@ -135,6 +128,6 @@ def import_(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
     with LogWriter(run / "log", about) as log:
-        count = import_dump(directory, log, phase.value)
+        count = import_dump(directory, log, phase)
     output.note(f"{count:,} trajectories; srl inspect trajectories {run.name}")
     output.line(run.name)

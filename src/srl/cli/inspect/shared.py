@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from srl.cli import output
+from srl.trajectory import Phase
 
 if TYPE_CHECKING:
     import duckdb
@@ -19,16 +19,6 @@ app = typer.Typer(help="Inspect runs: trajectories, curves, SQL.", no_args_is_he
 
 T = TypeVar("T")
 Read = Callable[["duckdb.DuckDBPyConnection"], T]
-
-
-class Phase(StrEnum):
-    """The phases of a run."""
-
-    train = "train"
-    val = "val"
-    test = "test"
-    sft = "sft"
-    eval = "eval"
 
 
 Run = Annotated[

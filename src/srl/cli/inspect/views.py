@@ -83,9 +83,7 @@ def trajectories(
     from srl.browse.filters import Filter
     from srl.browse.listing import HEADINGS, page
 
-    chosen = Filter(
-        steps, phase and phase.value, source, hops, question, em, reward, searches, end, verdict, contains
-    )
+    chosen = Filter(steps, phase, source, hops, question, em, reward, searches, end, verdict, contains)
     listed = read(paths([run]), lambda log: page(log, chosen.where(), sort, limit or None)).rows
     if not listed:
         output.note("no matching trajectory; try fewer filters")
