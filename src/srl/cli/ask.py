@@ -131,12 +131,6 @@ def _answer(talk: Conversation, question: str, full: bool, as_json: bool) -> Non
 def _as_json(episode: Trajectory) -> dict[str, Any]:
     from srl.browse.transcript import search_json
 
-    return {
-        "question": episode.question.text,
-        "answer": episode.answer,
-        "end": episode.end,
-        "turns": episode.turns,
-        "searches": [search_json(search) for search in episode.searches],
-        "tokens": episode.policy_tokens,
-        "seconds": episode.seconds,
-    }
+    facts = {name: getattr(episode, name) for name in ("answer", "end", "turns", "seconds")}
+    searches = [search_json(search) for search in episode.searches]
+    return {"question": episode.question.text, **facts, "tokens": episode.policy_tokens, "searches": searches}

@@ -109,17 +109,9 @@ def prepare(
     large = any(each.source.is_corpus for each in inputs)
     with output.progress("passages written") if large else nullcontext() as update:
         made = run(
-            inputs,
-            out,
-            template=template,
-            limit=limit,
-            validation=parse_amounts(val or []),
-            contexts=contexts,
-            passage_words=passage_words,
-            only=only,
-            overwrite=overwrite,
-            progress=update,
-        )
+            inputs, out, template=template, limit=limit, validation=parse_amounts(val or []),
+            contexts=contexts, passage_words=passage_words, only=only, overwrite=overwrite, progress=update,
+        )  # fmt: skip
     for text in made.notes:
         output.note(text)
     if json:

@@ -302,13 +302,9 @@ def _start(resolved: Any, algo: str | None, backend: str, as_json: bool) -> None
     elif not (is_demo or config.model.path or config.sft.log):
         output.note(f"warning: {resolved.preset} without a model trains the demo's model; give --model")
     workspace = Workspace.resolve()
+    named = algo if algo in (SFT, RFT) else config.algorithm.name
     summary = _runs().start(
-        config,
-        backend=backend,
-        preset=resolved.preset,
-        algo=algo if algo in (SFT, RFT) else config.algorithm.name,
-        workspace=workspace,
-        terminal=_terminal(),
+        config, backend=backend, preset=resolved.preset, algo=named, workspace=workspace, terminal=_terminal()
     )
     _tell(summary, as_json, workspace)
 

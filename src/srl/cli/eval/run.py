@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -329,17 +328,13 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
         name: {"run": report.settings[name].run.name, "questions_file": str(file), "sets": rows}
         for name, file, rows in _sets(report)
     }
+    names = ("model", "questions", "temperature", "index_digest", "trained_with", "retriever_digests")
     return {
-        "model": report.model,
-        "data": list(report.files),
-        "questions": report.questions,
+        **{name: getattr(report, name) for name in names},
+        "data": report.files,
         "n": report.samples,
-        "temperature": report.temperature,
-        "index_digest": report.index_digest,
-        "trained_with": report.trained_with,
-        "retriever_digests": dict(report.retriever_digests),
-        "other_indexes": [asdict(other) for other in report.changed_indexes],
-        **({"usage": dict(report.usage)} if report.usage else {}),
+        "other_indexes": report.changed_indexes,
+        **({"usage": report.usage} if report.usage else {}),
         **({"full_sets": sets} if sets else {}),
         **settings,
     }
