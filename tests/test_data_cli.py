@@ -37,14 +37,6 @@ def test_list_names_every_source_for_people_and_for_programs(srl):
     assert {row["name"]: row["hub_files"] for row in rows}["bamboogle"] == {"test": "bamboogle/test.jsonl"}
 
 
-@pytest.mark.parametrize("extra", [(), ("--overwrite",)])
-def test_current_directory_is_no_place_to_prepare_into(srl, tmp_path, extra):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    code, out, err = srl("data", "prepare", NQ, "--out", ".", *extra)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
 def test_show_prints_questions_passages_and_prompts(srl):
     code, out, _ = srl("data", "show", FIXTURES / "flashrag-train.jsonl", "-n", 1)
     assert code == 0

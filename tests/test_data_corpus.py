@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import tracemalloc
 from collections import Counter
 from itertools import islice
@@ -137,15 +136,6 @@ def test_a_corpus_is_the_same_in_every_format(name, packing, tmp_path):
         Passage("1", '"Osk"\nOsk is a town, by the river.', "http://wiki/Osk"),
         Passage("2", '"Köhler"\nA "hut"\nof turf.'),
     ]
-
-
-@pytest.mark.parametrize("kind", ["gz", "zst"])
-def test_a_broken_or_cut_archive_is_one_line(kind, tmp_path):
-    whole = compressed(os.urandom(1 << 16) + json.dumps(ROWS[0]).encode(), kind)
-    for data in (whole[: len(whole) // 2], b"not one at all"):
-        path = tmp_path / f"c.jsonl.{kind}"
-        path.write_bytes(data)
-        assert str(path) in complaint(path)
 
 
 def test_a_folder_of_texts_is_a_corpus(tmp_path):

@@ -139,17 +139,6 @@ def test_id_of_a_passage_that_the_corpus_lacks_stays_and_is_counted(tmp_path):
     assert list(corpus(made)) == [by_title]
 
 
-@pytest.mark.parametrize("start", [0, 1, 500])
-def test_ids_that_count_up_from_any_number_are_cheap_and_are_not_repeated(start):
-    from srl.data.corpus import PassageIds
-
-    ids = PassageIds()
-    assert {ids.add(Passage(str(row), "text")) for row in range(start, start + 9)} == {"new"}
-    assert ids._others == {}
-    assert [ids.add(Passage(str(row), "text")) for row in (start, start + 8)] == ["clash", "clash"]
-    assert [ids.add(Passage(name, "text")) for name in ("a", "007", "a")] == ["new", "new", "same"]
-
-
 def test_paragraphs_of_nq_become_passages_and_gold(tmp_path):
     row = {
         "id": "5",

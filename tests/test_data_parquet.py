@@ -163,19 +163,10 @@ def test_files_that_are_no_training_parquet_are_refused(tmp_path):
         assert complaint(path).startswith(str(path))
 
 
-def test_questions_are_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "train.parquet"
-
-    def interrupted():
-        yield question()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_questions(path, interrupted())
-    with pytest.raises(UserError):
-        write_questions(path, [question(), question(text="other")])
-    with pytest.raises(UserError):
-        write_questions(path, [])
+def test_two_questions_with_one_id_and_no_questions_are_not_written(tmp_path):
+    for questions in ([question(), question(text="other")], []):
+        with pytest.raises(UserError):
+            write_questions(tmp_path / "train.parquet", questions)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -183,9 +174,7 @@ def test_questions_are_written_whole_or_not_at_all(tmp_path):
     ("truth", "answers"),
     [
         ({"target": "Sri Lanka<|answer_split|>Ceylon"}, ("Sri Lanka", "Ceylon")),
-        ({"target": [1912]}, ("1912",)),
         ({"target": [1912.0]}, ("1912",)),
-        ('{"target": ["Paris"]}', ("Paris",)),
         ("['Paris']", ("Paris",)),
         ({"target": ["AC/DC", "a|b"]}, ("AC/DC", "a|b")),
     ],

@@ -52,15 +52,6 @@ def test_sources_are_merged_into_one_training_set_and_one_corpus(tmp_path):
     assert {name for q in questions[:4] for name in q.metadata["supporting_ids"]} <= corpus
 
 
-def test_two_corpora_with_one_id_for_two_passages_are_refused(tmp_path):
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"id": "1", "contents": "something else"}\n')
-    inputs = [given_file("corpus", "corpus.jsonl"), Input(SOURCES["corpus"], (other,))]
-    with pytest.raises(UserError):
-        prepare(inputs, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_each_split_goes_to_a_file_of_its_own(tmp_path):
     inputs = [
         given_file("nq", "nq-open.train.jsonl"),
@@ -156,16 +147,6 @@ def test_overwrite_replaces_what_prepare_wrote_and_nothing_else(tmp_path, foreig
     with pytest.raises(UserError):
         prepare(inputs, out, overwrite=True)
     assert sorted(out.rglob("*")) == before
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError])
-def test_nothing_half_written_stays(error, tmp_path):
-    def progress(count: int) -> None:
-        raise error("stop")
-
-    with pytest.raises(error):
-        prepare([given_file("squad", "squad-train.json")], tmp_path / "out", progress=progress)
-    assert list(tmp_path.iterdir()) == []
 
 
 def own_files(

@@ -54,18 +54,3 @@ def test_a_vocabulary_too_small_for_all_bytes_is_refused(tmp_path):
     with pytest.raises(UserError):
         train_tokenizer(TEXTS, tmp_path / "small", 100)
     assert train_tokenizer(TEXTS, tmp_path / "bytes", SMALLEST) == SMALLEST
-
-
-def test_overwrite_replaces_only_a_tokenizer_that_was_trained_here(tmp_path):
-    train_tokenizer(["a b"], tmp_path / "out", 258)
-    with pytest.raises(UserError):
-        train_tokenizer(["a b"], tmp_path / "out", 258)
-    train_tokenizer(["a b"], tmp_path / "out", 258, overwrite=True)
-    (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError):
-        train_tokenizer(["a b"], tmp_path / "out", 258, overwrite=True)
-    for name in ("thesis.tex", "manifest.json"):
-        (tmp_path / "out" / name).unlink()
-    with pytest.raises(UserError):
-        train_tokenizer(["a b"], tmp_path / "out", 258, overwrite=True)
-    assert (tmp_path / "out" / "tokenizer.json").is_file()

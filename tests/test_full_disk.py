@@ -44,8 +44,7 @@ def inputs(shell: Shell) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_does_not_fit_is_named_and_not_there(shell: Shell, inputs, monkeypatch, name: str) -> None:
     monkeypatch.setattr(files.os, "fsync", full)
-    said = shell.refused(*COMMANDS[name])
-    assert said == "in/out was not written: the disk is full; free some space and try again"
+    assert "in/out was not written: the disk is full" in shell.refused(*COMMANDS[name])
 
 
 @pytest.mark.parametrize("is_room_left", [False, True])

@@ -16,7 +16,7 @@ import pytest
 from tests.cli_mistakes import Shell, lines, shell
 
 from srl.data.parquet import read_questions
-from srl.data.relevance import read_any_questions
+from srl.data.relevance import read_labelled_questions
 from srl.errors import UserError
 from srl.files import beginning, on_disk, open_input
 from srl.index.manifest import read_index_manifest
@@ -110,7 +110,7 @@ def test_questions_and_corpora_are_prepared_measured_and_shown_from_pipes(typed,
     ids=["table", "SQuAD", "SQuAD 2"],
 )
 def test_questions_of_a_published_format_are_known_in_a_pipe(fifo, content: bytes) -> None:
-    asked = read_any_questions(fifo(content))
+    asked = read_labelled_questions(fifo(content)).questions
     assert (asked[0].id.removeprefix("squad/test/"), asked[0].text) == ("1", "a fox ?")
 
 
@@ -154,7 +154,7 @@ def test_questions_are_read_from_compressed_files_of_each_kind(name, tmp_path):
     data = texts[name.split(".")[1]].encode()
     packed = gzip.compress(data) if name.endswith("gz") else pyarrow.Codec("zstd").compress(data).to_pybytes()
     (tmp_path / name).write_bytes(packed)
-    asked = read_any_questions(tmp_path / name)
+    asked = read_labelled_questions(tmp_path / name).questions
     assert [(question.id, question.text) for question in asked] == [("1", "a fox ?"), ("2", "a dog ?")]
 
 

@@ -97,10 +97,8 @@ class GoldPassages:
         if named := _ids(question):
             by_text = {name: self._by_text(name) for name in named}
             found = {name: new or self._by_title_of(name, question) for name, new in by_text.items()}
-            by: GoldBy = (
-                "missing" if None in found.values() else "title" if None in by_text.values() else "text"
-            )
-            self.counts[by] += 1
+            by: GoldBy = "title" if None in by_text.values() else "text"
+            self.counts["missing" if None in found.values() else by] += 1
             question = renamed(question, {name: new for name, new in found.items() if new is not None})
             return self._with_titles(question, named)
         titles = _titles(question)
@@ -145,9 +143,8 @@ def _titles(question: Question) -> list[str]:
     evidences = question.metadata.get("evidences")
     if titles or not isinstance(evidences, list):
         return titles
-    return list(
-        dict.fromkeys(texts([triple[0] for triple in evidences if isinstance(triple, list) and triple]))
-    )
+    subjects = [triple[0] for triple in evidences if isinstance(triple, list) and triple]
+    return list(dict.fromkeys(texts(subjects)))
 
 
 def texts(value: object) -> list[str]:
@@ -178,9 +175,7 @@ class Merging:
     """
 
     def __init__(
-        self,
-        gold: GoldPassages,
-        split: Callable[[Passage], Sequence[Passage]] | None = None,
+        self, gold: GoldPassages, split: Callable[[Passage], Sequence[Passage]] | None = None
     ) -> None:
         self.gold, self.merged, self.split = gold, 0, 0
         self.gold_parts: dict[str, Sequence[Passage]] = {}

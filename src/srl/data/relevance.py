@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +40,6 @@ class LabelledQuestions:
     judged: Mapping[str, Mapping[str, int]]
     notes: tuple[str, ...] = ()
 
-    @property
-    def has_answers(self) -> bool:
-        return any(question.golden_answers for question in self.questions)
-
 
 def read_labelled_questions(path: Path, qrels: Path | None = None) -> LabelledQuestions:
     """The questions of a file, with the judgements of `qrels`, or with the gold passages in their rows.
@@ -51,24 +48,16 @@ def read_labelled_questions(path: Path, qrels: Path | None = None) -> LabelledQu
     (ours, verl's, FlashRAG's, BEIR's). Raises UserError with the place of a malformed row, and where no
     judgement belongs to a question.
     """
-    questions = read_any_questions(path)
+    questions = list(_questions(path))
+    if not questions:
+        raise UserError(f"{path}: expected questions, found none")
+    name, count = Counter(question.id for question in questions).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"{path}: two questions have the id {name!r}; ids must be unique")
     if qrels is not None:
         return _judged_by(questions, read_qrels(qrels), path, qrels)
     own = {question.id: _named(question) for question in questions}
     return LabelledQuestions(questions, {name: passages for name, passages in own.items() if passages})
-
-
-def read_any_questions(path: Path) -> list[Question]:
-    """The questions of a file of any format that `read_labelled_questions` knows. Raises UserError."""
-    questions = list(_questions(path))
-    if not questions:
-        raise UserError(f"{path}: expected questions, found none")
-    seen: set[str] = set()
-    for question in questions:
-        if question.id in seen:
-            raise UserError(f"{path}: two questions have the id {question.id!r}; ids must be unique")
-        seen.add(question.id)
-    return questions
 
 
 def _questions(path: Path) -> Iterator[Question]:
