@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -84,33 +83,18 @@ def test_a_training_question_that_the_test_asks_too_is_dropped_and_said(tmp_path
     assert len(made.notes) == 1
 
 
-def own_rows(folder: Path, name: str, texts: Iterable[str]) -> Path:
-    """A file of questions q0, q1, … of one's own data set."""
-    rows = (
-        {"id": f"q{n}", "question": text, "golden_answers": ["Ann"], "data_source": "own"}
-        for n, text in enumerate(texts)
-    )
-    (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return folder / name
-
-
-def own_splits(folder: Path, *named: str, validation: float) -> dict[str, list[Question]]:
-    """The splits that `prepare` writes of `SPLIT:FILE`, by name."""
-    pairs = (one.split(":") for one in named)
-    inputs = [parse_input(f"questions:{split}={folder / file}") for split, file in pairs]
-    prepare(inputs, folder / "out", validation=validation)
-    return {file.stem: read_questions(file) for file in (folder / "out").glob("*.parquet")}
-
-
 def test_no_question_of_the_test_is_held_out_for_validation(tmp_path):
     """The test set asks some of the training questions in other words, under the same ids."""
-    own_rows(tmp_path, "train.jsonl", [f"Who is number {n}?" for n in range(30)])
-    own_rows(tmp_path, "test.jsonl", [f"Which one has the number {n}?" for n in range(20)])
-    found = own_splits(tmp_path, "train:train.jsonl", "test:test.jsonl", validation=5)
-    assert sorted(q.id.rpartition("/")[2] for q in found["train"] + found["validation"]) == [
-        f"q{n}" for n in range(20, 30)
-    ]
-    assert len(found["validation"]) == 5
+    words = {"train": [f"Who is number {n}?" for n in range(30)],
+             "test": [f"Which one has the number {n}?" for n in range(20)]}  # fmt: skip
+    for split, texts in words.items():
+        rows = (asked(text, id=f"q{n}", data_source="own") for n, text in enumerate(texts))
+        (tmp_path / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    inputs = [parse_input(f"questions:{split}={tmp_path / split}.jsonl") for split in words]
+    made = prepare(inputs, tmp_path / "out", validation=5)
+    assert made.questions == {"train": 5, "validation": 5, "test": 20}
+    kept = [q for name in ("train", "validation") for q in read_questions(made.directory / f"{name}.parquet")]
+    assert {q.id.rpartition("/")[2] for q in kept} == {f"q{n}" for n in range(20, 30)}
 
 
 def test_the_manifest_says_what_was_read(tmp_path):
