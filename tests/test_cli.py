@@ -294,3 +294,10 @@ def test_telemetry_of_the_libraries_is_off_unless_the_user_says_otherwise(monkey
     monkeypatch.setenv("DO_NOT_TRACK", "0")
     assert main(["--version"]) == 0
     assert [os.environ[name] for name in ("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")] == ["1", "0"]
+
+
+def test_a_line_of_a_megabyte_is_cut(capsys) -> None:
+    assert main(["train", "--preset", "x" * 1_000_000 + "end"]) == 2
+    line = capsys.readouterr().err
+    assert len(line) < 3000
+    assert line.count("\n") == 1

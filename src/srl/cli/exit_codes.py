@@ -28,6 +28,8 @@ from srl.errors import (
 )
 
 EXIT_BROKEN_PIPE = 141
+_LONGEST = 2000
+"""Characters of an error's line; what was typed or read may be longer."""
 _LIBRARIES = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -133,10 +135,12 @@ def _write_traceback(error: BaseException) -> str:
 
 
 def _say(message: object) -> None:
-    """One line on stderr."""
+    """One line on stderr; of a longer one the beginning and the end, which says what to do."""
     from srl.cli import output
 
-    output.warn(f"srl: {' '.join(str(message).splitlines())}")
+    line = " ".join(str(message).splitlines())
+    half = _LONGEST // 2
+    output.warn(f"srl: {line if len(line) <= _LONGEST else f'{line[:half]} … {line[-half:]}'}")
 
 
 def _flush() -> int:
