@@ -16,13 +16,7 @@ from srl.config import sections
 from srl.models.new import new_model
 from srl.train.rl import update
 from srl.update import logits, losses
-from srl.update.actor import (
-    ActorLoss,
-    accumulate_actor,
-    actor_loss,
-    mean_metrics,
-    update_actor,
-)
+from srl.update.actor import ActorLoss, accumulate_actor, actor_loss, update_actor
 from srl.update.logprobs import TokenStats, batched_stats
 from srl.update.losses import count_for
 from srl.update.optimiser import Optimiser
@@ -262,13 +256,6 @@ def test_an_update_moves_log_probs_the_way_of_the_advantages():
     assert (moved > 0).tolist() == [True, False, True, False]
     assert metrics["actor/grad_norm"] > 0
     assert metrics["actor/lr"] == pytest.approx(1e-3)
-
-
-def test_metrics_are_means_over_the_optimiser_steps_that_have_them():
-    norm, steps = "actor/grad_norm", [{"b": 2.0, "actor/grad_norm": 1.0}, {"actor/grad_norm": 3.0}]
-    assert mean_metrics(steps, "actor") == {"b": 2.0, norm: 2.0, "actor/skipped_steps": 0.0}
-    assert mean_metrics([], "actor") == {"actor/skipped_steps": 0.0}
-    assert mean_metrics([{norm: math.inf}], "actor")["actor/skipped_steps"] == 1.0
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -285,16 +285,6 @@ def test_no_file_of_a_checkpoint_is_damaged_unnoticed(tmp_path, name):
             load_checkpoint(path, again, optimisers(again))
 
 
-def test_a_damaged_model_of_a_checkpoint_is_not_loaded(tmp_path):
-    them = learner()
-    path = save(tmp_path, them, optimisers(them))
-    spoil(path / "trainer" / "actor-optimiser.pt")
-    load_model(path)
-    spoil(path / "model.safetensors")
-    with pytest.raises(DamagedError, match=r"model\.safetensors is damaged"):
-        load_model(path)
-
-
 class Command:
     """A pickle of this would run a command."""
 
@@ -325,18 +315,3 @@ def test_a_broken_newest_checkpoint_says_how_to_go_on_from_the_one_before(tmp_pa
     assert second == resume_command(run)
     subprocess.run(shlex.split(first), check=True)
     assert load_checkpoint(max(checkpoints(run).values()), learner(), optimisers(learner())) == {}
-
-
-def test_nothing_is_in_a_checkpoint_twice(tmp_path):
-    them = learner(critic_lora=2)
-    those = optimisers(them)
-    take_steps(them, those)
-    trainer = save(tmp_path, them, those) / "trainer"
-    assert sorted(path.name for path in trainer.iterdir()) == [
-        "actor-optimiser.pt", "critic-optimiser.pt", "critic.pt", "state.json",
-    ]  # fmt: skip
-    kept = torch.load(trainer / "critic.pt", weights_only=True)
-    assert kept.keys() == {name for name, value in them.critic.named_parameters() if value.requires_grad}
-    adapted = learner(lora=2, critic=False)
-    both = torch.load(save(tmp_path, adapted, optimisers(adapted), step=4) / "trainer" / "actor.pt")
-    assert all(".lora_" in name for name in both)

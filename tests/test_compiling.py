@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import eager as nop
 from torch._functorch.aot_autograd import make_boxed_func
 
-from srl.models.load import recompute_layers
 from srl.update import logits
 from srl.update.batch import collate
 from srl.update.compiling import compile_updates
@@ -78,13 +76,6 @@ def test_only_packed_batches_go_through_the_compiler(compiler):
     assert compiler.calls == 4, "log-probs from before the update are of the same kernels as those in it"
 
 
-def test_recomputed_layers_are_compiled_in_both_passes(compiler):
-    model = tiny_model()
-    recompute_layers(model)
-    learn(compiled(model), batch_of())
-    assert compiler.calls == 4
-
-
 def test_attention_stays_out_of_the_graph_when_another_model_is_packed_later(monkeypatch):
     """Else the compiler unrolls the loop over the rows, which takes it many minutes for a batch of 60."""
     graphs, real = [], torch.compile
@@ -104,14 +95,6 @@ def test_attention_stays_out_of_the_graph_when_another_model_is_packed_later(mon
     before = len(graphs)
     learn(model, batch_of(("paaaoa" * 4, "paa", "ppa", "paoa", "pppa", "paaa")))
     assert before == len(graphs) > 0, "one graph for every number of rows"
-
-
-def test_a_copied_model_is_not_compiled(compiler):
-    model = copy.deepcopy(compiled(tiny_model()))
-    batch = batch_of()
-    assert logits.packs(model, 64)
-    token_stats(model, batch, batch.response_mask)
-    assert compiler.calls == 0
 
 
 def test_a_run_compiles_every_trunk_and_keeps_what_was_compiled(tmp_path, compiler, monkeypatch):

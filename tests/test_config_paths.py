@@ -8,7 +8,7 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
-from srl.config import Config, load_config, load_saved, located, save_config
+from srl.config import Config, load_config, load_saved, save_config
 from srl.config.keys import keys, place
 from srl.config.paths import _is_path
 from srl.workspace import Workspace
@@ -84,13 +84,6 @@ def test_a_saved_path_of_the_workspace_moves_with_it_and_others_are_absolute(her
     assert "${workspace}/models/cold" in (run_of(moved) / "config.yaml").read_text()
 
 
-def test_names_that_are_no_paths_stay_names(here):
-    config = configured(
-        model__path="Qwen/Qwen2.5-0.5B", data__template="tiny", retriever__e5={"index": "named"}
-    )
-    assert located(config) == config
-
-
 def test_a_cassette_and_the_options_of_retrievers_have_absolute_paths(here, monkeypatch):
     config = configured(
         search__cassette="record cassettes/run.jsonl",
@@ -98,10 +91,7 @@ def test_a_cassette_and_the_options_of_retrievers_have_absolute_paths(here, monk
         retriever__hybrid={"retrievers": {"bm25": {}, "e5": {"model": "encoder"}}},
         retriever__rerank={"model": "encoder", "retrievers": {"e5": {"model": "encoder"}}},
         search__retrievers={
-            "web": {
-                "retriever": "web",
-                "options": {"provider": "brave", "cache": "l.sqlite"},
-            }
+            "web": {"retriever": "web", "options": {"provider": "brave", "cache": "l.sqlite"}}
         },
     )
     save_config(run_of(here / "srl-workspace"), config)
@@ -120,12 +110,6 @@ def test_a_workspace_behind_a_link_keeps_its_own_paths(here):
     for path in ("link/models/cold", "srl-workspace/models/cold"):
         save_config(run_of(here / "link"), configured(model__path=path))
         assert load_saved(run_of(here / "link")).model.path == str(here / "link" / "models" / "cold")
-
-
-def test_what_was_typed_is_printed_as_it_was_typed(here):
-    assert load_config(flags={"data.train_files": "mine.parquet"}).config.data.train_files == (
-        "mine.parquet",
-    )
 
 
 def test_a_run_knows_its_workspace_wherever_one_stands(here, monkeypatch):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.tiny_models import EOS, PAD, byte_level_tokenizer, tiny_model
-from tests.training import Said
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from srl.config import Config, load_config
@@ -142,16 +141,6 @@ def test_a_reference_may_be_a_gguf_file_and_the_card_names_the_file(written):
     assert base_model(Path(str(found.model.path))) == {"base_model": written.name}
 
 
-def test_the_tokenizers_flaws_are_reported(written, workspace):
-    """A converted model is the user's own, unlike the cold-started ones beside it."""
-    from srl.train.local_backend import _note_of_tokenizer
-
-    terminal = Said()
-    config = with_local_models(configured(written), Workspace.resolve(), lambda text: None)
-    _note_of_tokenizer(config, Workspace.resolve(), terminal)("a flaw")
-    assert "a flaw" in terminal.text
-
-
 def refused(file: Path) -> str:
     with pytest.raises(UserError) as caught:
         converted(file)
@@ -174,8 +163,3 @@ def test_what_is_no_gguf_file_is_one_line(tmp_path, monkeypatch, written):
     assert "is not a GGUF file" in refused(tmp_path / "text.gguf")
     monkeypatch.setattr(convert_gguf, "find_spec", lambda name: None)
     assert "[gguf]'" in refused(written)
-
-
-def test_a_file_without_tokenizer_is_one_line(tmp_path):
-    write_gguf(tmp_path / "bare.gguf", with_tokenizer=False)
-    refused(tmp_path / "bare.gguf")

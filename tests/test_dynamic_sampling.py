@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rows import trajectory
-from tests.training import Said, config, questions, train, write_setting
+from tests.training import Said, config, questions, setting, train
 
 import srl.store
 from srl.config.sections import FilterGroups
@@ -23,6 +23,8 @@ from srl.train.run import resume
 from srl.train.run_directory import checkpoints
 from srl.trajectory import Score
 from srl.workspace import Workspace
+
+__all__ = ["setting"]
 
 ON = FilterGroups(enable=True, max_num_gen_batches=3)
 GROUPED = ("grpo", "rloo", "turn_rloo", "gspo", "cispo")
@@ -113,19 +115,6 @@ def differs(name, turns):
     return differ([compared(Score(sum(each), {}, each), "reward", turn_level) for each in turns])
 
 
-@pytest.mark.parametrize(
-    ("turns", "expected"),
-    [
-        ([(0.5, 0.5, 0.0), (0.5, 0.0, 0.5)], True),
-        ([(0.0,), (0.0, 0.0)], False),
-        ([(0.5,), (0.0, 0.5)], False),  # the second turn has nothing to be compared with
-        ([(0.0, 0.5), (0.0, 0.0, 0.5)], False),  # the reward is at the end
-    ],
-)
-def test_turns_are_compared_among_the_episodes_that_take_them(turns, expected):
-    assert differs("turn_rloo", turns) == bool(advantages("turn_rloo", turns).any()) == expected
-
-
 @pytest.mark.parametrize("name", GROUPED)
 @settings(deadline=None, max_examples=100)
 @given(st.data())
@@ -166,13 +155,6 @@ def test_where_nothing_is_replaced_a_step_asks_the_questions_of_its_batch(count,
     order = QuestionOrder(questions("train", count), size, 0)
     position = (step - 1) * order.batch_size
     assert order.further(position, order.batch_size) == (order.batch(step), position + order.batch_size)
-
-
-@pytest.fixture(scope="module")
-def setting(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("towns")
-    write_setting(folder)
-    return folder
 
 
 SETS = {

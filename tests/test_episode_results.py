@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.store_builder import BERN, KLEE, episode, new_log, question, record, search, write_step
+from tests.store_builder import BERN, KLEE, episode, new_log, question, record, search
 
 import srl.store
 from srl.evaluate import EpisodeResult, read_results
@@ -113,25 +113,3 @@ def test_results_read_from_a_log_are_those_of_its_trajectories(tmp_path_factory,
         trajectory.searches += searches
         trajectory.seconds = 0.5 * number
     assert written(tmp_path_factory.mktemp("run"), batch) == in_order(batch)
-
-
-def test_results_are_of_one_phase_and_in_the_same_order_however_they_were_written(tmp_path):
-    log = new_log(tmp_path)
-    write_step(log, 1)
-    write_step(log, 1, "val")
-    batch = [evaluated(number, sample=sample) for number in (10, 9, 2) for sample in (1, 0)]
-    log.write(0, "eval", [record(item) for item in batch], {})
-    with srl.store.open(tmp_path) as connection:
-        assert read_results(connection) == in_order(batch)
-        assert [item.question_id for item in read_results(connection, "val")] == ["nq-0", "nq-1"]
-
-
-def test_evidence_is_what_was_shown():
-    asked = question(0, ("Bern",), supporting_ids=["p1", "p2"])
-    found = evaluated(asked=asked)
-    for shown, cut, answer, recall in (
-        (2, None, True, 1.0), (1, None, False, 0.5), (0, None, False, 0.0), (1, "Bern …", True, 0.5)
-    ):  # fmt: skip
-        found.searches = [replace(found.searches[0], shown=shown, cut=cut)]
-        result = EpisodeResult.of(found)
-        assert (result.answer_shown, result.evidence_recall) == (answer, recall)

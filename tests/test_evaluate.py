@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srl.evaluate import (
-    answer_metrics,
-    em_interval,
-    env_metrics,
-    pass_at_k,
-    step_metrics,
-    wilson_interval,
-)
+from srl.evaluate import answer_metrics, em_interval, env_metrics, pass_at_k, step_metrics, wilson_interval
 from srl.evaluate.metrics import repetition
 from srl.trajectory import Hit, Passage, Question, Search, Segment, Trajectory
 
@@ -140,14 +133,6 @@ def test_env_metrics_by_hand() -> None:
             "env/number_of_valid_search": 1,
         }
     )
-
-
-def test_searches_by_a_named_retriever_are_counted_by_its_name() -> None:
-    web, failed = replace(search("a"), retriever="web"), replace(search(status="rejected"), retriever="wbe")
-    metrics = env_metrics([episode(searches=(web, web, failed)), episode(searches=(search("b"),))])
-    by_retriever = {name: value for name, value in metrics.items() if "retriever=" in name}
-    assert by_retriever == {"env/number_of_valid_search/retriever=web": 1}
-    assert metrics["env/number_of_valid_search"] == 3 / 2
 
 
 def recall(*episodes: Trajectory) -> float | None:

@@ -20,7 +20,6 @@ from srl.cli import main
 from srl.config import load_config
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
-from srl.errors import CheckFailed
 from srl.evaluate import wilson_interval
 from srl.files import ABOUT, write_json
 from srl.index import build_index, open_index
@@ -33,12 +32,7 @@ from srl.rollout.episode import EpisodeOptions
 from srl.serve import HttpSearch, LocalSearch
 from srl.serve.server import create_app
 from srl.store import LogWriter, RunInfo, read_records
-from srl.train.evaluate_model import (
-    Evaluation,
-    ModelReport,
-    check_failures,
-    evaluate_model,
-)
+from srl.train.evaluate_model import Evaluation, evaluate_model
 from srl.train.evaluation_run import generate
 from srl.train.model_card import card_of_run, write_card
 from srl.train.model_settings import settings_of
@@ -139,28 +133,6 @@ def test_a_scripted_policy_is_measured_by_hand() -> None:
     assert [item.question_id for item in found.results] == [item.id for item in QUESTIONS]
 
 
-def test_several_samples_give_pass_at_k() -> None:
-    script = {town: ["<answer>Ossa Trell{sample}</answer>"] for town in TOWERS}
-    script["Velmar"] = ["<answer>Ossa {sample} Trell</answer>"]
-    script["Tarn"] = ["<answer>Ivo Stell</answer>"]
-    metrics = play(script, None, n=4).metrics
-    assert metrics["eval/em"] == 0.25
-    assert metrics["eval/mean@4"] == 0.25
-    assert (metrics["eval/pass@2"], metrics["eval/pass@4"]) == (0.25, 0.25)
-
-
-def test_lost_searches_fail_the_check_after_everything_is_measured() -> None:
-    found = play(SCRIPT, Library(down=("Velmar",)))
-    assert found.metrics["eval/em"] == 0.25
-    assert found.metrics["eval/em_completed"] == pytest.approx(1 / 3)
-    report = ModelReport("m", (), 4, 1, 0.0, {}, "", "", {"search": found})
-    check_failures(report, 0.5)
-    with pytest.raises(
-        CheckFailed, match=r"25\.0% of the episodes and 50\.0% of the searches.*0\.01.*timed_out"
-    ):
-        check_failures(report, 0.01)
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small random model, a corpus, its index, and questions."""
@@ -221,27 +193,6 @@ def test_a_file_decides_over_the_models_card_where_it_names_the_prompt(place: Pa
     for text, name in (("rollout: {max_turns: 1}", "few-shot"), ("data: {template: short}", "short")):
         file.write_text(text)
         assert settings_of(model, None, file, {"data.template": None}, SMALL).data.template == name
-
-
-def test_the_tokenizer_of_a_file_is_used_where_a_server_generates(tmp_path):
-    server = "engine: openai, openai: {url: http://127.0.0.1:9/v1}"
-    (tmp_path / "server.yaml").write_text(f"rollout: {{{server}}}\nmodel: {{tokenizer: tok}}\n")
-    assert settings_of(None, None, tmp_path / "server.yaml", {}, []).model.tokenizer == "tok"
-
-
-def test_table_has_a_column_for_each_setting(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(place, capsys, "--index", str(place / "index"), "--no-search-too")
-    assert code == 0
-    head, *rows = out.splitlines()
-    assert head.split() == ["with", "search", "without", "search"]
-    assert next(row for row in rows if row.startswith("EM ")).split() == ["EM", "0.000", "0.000"]
-    assert "95% interval 0.000 to 0.490 0.000 to 0.490" in [" ".join(row.split()) for row in rows]
-    assert {"F1", "searches per question", "valid actions", "finish ratio"} <= {
-        row.split("  ")[0] for row in rows
-    }
-    assert {"  hops=1", "  hops=2"} <= {row[:8] for row in rows}
-    assert not any(word in out for word in ("towers", "EM of completed"))
-    assert "4 questions" in err
 
 
 def test_several_samples_show_pass_at_k_and_repeat(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -361,16 +312,10 @@ def test_a_model_trained_on_the_prompts_of_its_files_is_measured_on_them(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "--index DIR or --url URL"),
         (["--index", "x", "--url", "http://localhost:1"], "--index and --url"),
-        (["--index", "nowhere"], "nowhere"),
-        (["--url", "http://127.0.0.1:1"], "no search server answers"),
-        (["--index", "x", "--template", "nope"], "no template 'nope'"),
-        (["--index", "INDEX", "--set", "rollout.max_turn=1"], "max_turns"),
-        (["--index", "INDEX", "--preset", "huge"], "no preset 'huge'"),
         (["--index", "INDEX", "--n", "4"], "--temperature 1"),
         (["--index", "INDEX", "--shard", "5/4"], "--shard"),
-        (["--index", "INDEX", "--run", "nowhere"], "no run"),
+        (["--index", "INDEX", "--run", "nowhere"], "nowhere"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scripts import TableSearch
 from tests.test_evaluation_runs import QUESTIONS, Place, question
 
 from srl.cli.eval.run import _rows
 from srl.evaluate.coverage import Coverage, read_coverage
 from srl.train import evaluation_coverage as module
 from srl.train import evaluation_run as generating
-from srl.train.evaluation_coverage import evaluation_coverage
-from srl.workspace import Workspace
 
 LACKS = question("town1", builder="Orra Vess")
 """A question whose answer is not in the corpus of `Place`."""
@@ -80,12 +77,3 @@ def test_the_corpus_is_read_once_for_the_same_questions(place: Place, passes: li
     changed = place.evaluate().settings["search"]
     assert passes == [4, 2, 4]
     assert changed.metrics["eval/answerable"] == 1 / 4
-
-
-def test_the_coverage_of_a_server_is_unknown_and_this_is_said(place: Place) -> None:
-    notes: list[str] = []
-    assert evaluation_coverage(QUESTIONS, TableSearch(), Workspace.resolve(), notes.append) is None
-    [note] = notes
-    assert note.startswith("coverage unknown: ")
-    assert evaluation_coverage(QUESTIONS, None, Workspace.resolve(), notes.append) is None
-    assert len(notes) == 1

@@ -240,12 +240,6 @@ def test_what_costs_memory_or_time_may_change_as_an_evaluation_goes_on(place: Pl
     assert place.evaluate(*sets, runs=[run]).settings["search"].generated == 7
 
 
-def test_what_is_no_evaluation_does_not_go_on(place: Place) -> None:
-    with pytest.raises(UserError) as caught:
-        place.evaluate(runs=[Workspace.resolve().new_run("tiny", "eval", 0)])
-    assert caught.value.key == "run"
-
-
 def test_each_setting_is_a_run_and_each_names_the_evaluation(place: Place) -> None:
     found = place.evaluate(no_search_too=True, limit=5).settings
     runs = [item.run for item in found.values()]

@@ -102,18 +102,6 @@ def test_every_file_has_lines_for_srl():
     assert sum(name == "scale.md" for name, _ in LINES) >= 12
 
 
-def test_line_that_srl_does_not_take_is_found():
-    with pytest.raises(Exception, match="No such option"):
-        parsed(["train", "--backend", "verl", "--cluster", "auto"])
-    with pytest.raises(Exception, match="No such command"):
-        parsed(["serve", "retriver", "--index", "x"])
-
-
-def test_examples_are_named_on_the_page():
-    text = PAGE.read_text(encoding="utf-8")
-    assert [path for path in SCRIPTS if str(path.relative_to(ROOT)) not in text] == []
-
-
 PROGRAMS = sorted((ROOT / "examples").rglob("*.py"))
 OWN = ROOT / "examples" / "own_documents"
 

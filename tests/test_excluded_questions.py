@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -52,13 +51,6 @@ def test_questions_of_demonstrations_and_of_question_files_are_not_asked(place):
     assert said == ["left out 4 training questions that are in data.exclude_files"]
 
 
-def test_lines_of_questions_name_their_questions_too(place):
-    row = {"id": "3", "data_source": "towns", "question": "what flag has tamwick", "golden_answers": ["red"]}
-    (place / "others.jsonl").write_text(f"{json.dumps(row)}\n")
-    asked, _ = trained_on(place, str(place / "others.jsonl"))
-    assert asked == ["0", "1", "2", "4", "5", "6", "7"]
-
-
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
@@ -79,13 +71,6 @@ def test_files_that_exclude_all_or_nothing_are_refused_by_run_and_plan(place, nu
     with pytest.raises(UserError, match=message):
         train(chosen, place / "work")
     assert any(message in error for error in startup_errors(chosen))
-
-
-def test_a_missing_file_is_named_with_its_key(place):
-    chosen = config(place, data__exclude_files=str(place / "none.jsonl"))
-    with pytest.raises(UserError, match=r"none\.jsonl: no such file \(data\.exclude_files\)"):
-        train(chosen, place / "work")
-    assert list(startup_errors(chosen)) == [f"{place / 'none.jsonl'}: no such file (data.exclude_files)"]
 
 
 def test_a_run_asks_no_excluded_question_and_says_so_when_the_file_has_changed(place):

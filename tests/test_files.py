@@ -73,13 +73,6 @@ def test_a_directory_is_replaced_whole_and_only_if_it_may_be(tmp_path, writer):
     assert (names(tmp_path), names(target.parent)) == (["far", "link"], ["index"])
 
 
-@pytest.mark.parametrize("writer", DIRECTORIES)
-def test_an_empty_directory_is_filled_without_being_asked(tmp_path, writer):
-    (tmp_path / "index").mkdir()
-    fill(writer, tmp_path / "index", "new")
-    assert names(tmp_path / "index") == ["new"]
-
-
 @pytest.mark.parametrize("replace", [None, refused])
 @pytest.mark.parametrize("writer", DIRECTORIES)
 def test_a_directory_that_appears_meanwhile_is_not_overwritten(tmp_path, writer, replace):
@@ -216,13 +209,6 @@ def test_a_lock_is_held_until_it_is_given_back_where_there_are_locks(tmp_path, m
     monkeypatch.setattr(files.fcntl, "flock", no_locks)
     with files.locked(tmp_path, "taken"), files.locked(tmp_path, "taken"):
         pass
-
-
-def test_digests_are_blake2b_and_tell_where_a_text_ends(tmp_path):
-    (tmp_path / "a").write_bytes(b"abc")
-    assert files.digest_file(tmp_path / "a") == "cf4ab791c62b8d2b2109c90275287816"
-    assert files.digest_text("ab", "c") != files.digest_text("a", "bc")
-    assert files.digest_text("ab", "c") == files.digest_text("ab", "c")
 
 
 def test_json_lines_are_read_with_their_numbers_plain_or_gzipped(tmp_path):

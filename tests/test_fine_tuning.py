@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests import training
 from tests.kills import differences
-from tests.training import Said, config, questions, search_is_down, train, write_setting
+from tests.training import Said, config, only_run, questions, search_is_down, train, write_setting
 
 import srl.store
 from srl.data.demonstration_file import write_demonstrations
@@ -46,11 +46,6 @@ def chosen(setting: Path, **changed: object):
         "trainer__save_freq": 3, "trainer__test_freq": 2,
     }  # fmt: skip
     return config(setting, "ppo", **(usual | changed))
-
-
-def only_run(workspace: Path) -> Path:
-    (run,) = Workspace(workspace).all_runs()
-    return run
 
 
 def logged(run: Path, query: str) -> list[tuple[object, ...]]:
@@ -107,8 +102,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize(
-    "moment",
-    [each if each == "a step" else pytest.param(each, marks=pytest.mark.slow) for each in MOMENTS],
+    "moment", [each if each == "a step" else pytest.param(each, marks=pytest.mark.slow) for each in MOMENTS]
 )
 def test_it_resumes_bit_for_bit(
     setting: Path, workspace: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, moment: str
@@ -197,12 +191,3 @@ def test_with_patience_the_best_is_saved(setting: Path, workspace: Path) -> None
     run = only_run(workspace)
     assert list(checkpoints(run)) == [1, 3]
     assert model_directory(f"{run.name}@best", Workspace(workspace)).name == "step-000001"
-
-
-def test_patience_needs_validations(setting: Path, workspace: Path) -> None:
-    for changed, why in (
-        ({"trainer__test_freq": 0}, r"there are none: trainer\.test_freq = 0"),
-        ({"data__val_files": None}, r"there are none: data\.val_files is not set"),
-    ):
-        with pytest.raises(UserError, match=why):
-            train(chosen(setting, sft__patience=1, **changed), workspace, "sft")

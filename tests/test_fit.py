@@ -23,7 +23,6 @@ from srl.train import disk_space
 from srl.train.checkpoint import save_checkpoint
 from srl.train.fit import (
     GPUS,
-    SAMPLED_LOGIT,
     USABLE,
     Layout,
     cache_bytes,
@@ -148,10 +147,7 @@ def experience(rows: int, length: int, vocabulary: int) -> Experience:
 def test_update_takes_about_what_is_estimated_and_not_more(
     tmp_path, monkeypatch, dtype, rank, checkpointing, vocabulary, entropy_coeff
 ):
-    for module in (
-        "srl.update.logprobs",
-        "srl.train.fit",
-    ):  # small, so that a large vocabulary need not be
+    for module in ("srl.update.logprobs", "srl.train.fit"):  # small, so that a large vocabulary need not be
         monkeypatch.setattr(f"{module}.CHUNK", 256)
         monkeypatch.setattr(f"{module}.KEPT_LOGITS", 256 * 1000)
     path, rows, length = tmp_path / "model", 6, 72
@@ -290,31 +286,6 @@ def test_a_checkpoint_takes_no_more_than_is_estimated(tmp_path, saved, networks,
     written = sum(file.stat().st_size for file in files)
     of_networks = disk_space.checkpoint_bytes(learner.actor, learner.critic)
     assert of_networks == pytest.approx(written, rel=0.02, abs=100_000)
-
-
-@pytest.mark.parametrize("small", [True, False])
-def test_a_cache_is_given_back_before_the_update_unless_it_is_small_and_a_cpus(saved, monkeypatch, small):
-    config = configured(saved["qwen2"])
-    shape = shape_of(config, saved["qwen2"], needs_critic=False)
-    size = part(shape, config, "KV cache", "rollout")
-    monkeypatch.setattr("srl.train.fit.SMALL_CACHE", size if small else size - 1)
-    on_cpu, on_gpu = (part(shape, config, "KV cache", "update", layout) for layout in (CPU, GPU))
-    assert size == part(shape, config, "KV cache", "rollout", GPU)
-    assert on_cpu - on_gpu == (size if small else 0)
-
-
-def test_a_gpu_has_keys_and_values_of_results_for_every_head(saved, monkeypatch):
-    monkeypatch.setitem(PADDED_TOKENS, "cuda", PADDED_TOKENS["cpu"])
-    config = configured(saved["qwen2"], rollout__max_num_seqs=8, rollout__max_obs_length=1000)
-    shape = shape_of(config, saved["qwen2"], needs_critic=False)
-    assert shape.heads > shape.kv_heads
-    cpu, gpu = (part(shape, config, "rollout buffers", "rollout", at) for at in (CPU, GPU))
-    together, longest = 7, 6144  # as many tokens at a time as an episode may have, 1,000 of each
-    sampling = SAMPLED_LOGIT * 8 * shape.vocabulary  # in the graphs' own memory
-    assert gpu - cpu - sampling == together * longest * 2 * shape.heads * shape.head_dim * shape.itemsize
-    alike = replace(shape, kv_heads=shape.heads)
-    cpu, gpu = (part(alike, config, "rollout buffers", "rollout", at) for at in (CPU, GPU))
-    assert gpu == cpu + sampling
 
 
 FITTING: dict[str, tuple[str, str, dict[str, object], object]] = {

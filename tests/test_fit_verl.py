@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from srl.config import Config
-from srl.train.dry_run import planned_job
 from srl.train.fit import (
     VERL_LOGIT,
     Layout,
@@ -89,14 +88,6 @@ def test_a_server_takes_its_share_of_a_gpu_in_which_weights_and_an_episode_must_
     assert server_bytes(shape, config, EIGHT, sixteen) == float("inf")
     two = Layout("verl", workers=8, copy_gpus=2)
     assert server_bytes(shape, config, two, 24 * 2**30) < server_bytes(shape, config, EIGHT, 24 * 2**30)
-
-
-def test_states_of_twice_the_workers_are_half_and_the_reference_is_on_no_gpu():
-    config, shape = seven_b("algorithm.use_kl_in_reward=true")
-    few, many = (footprint(shape, config, Layout("verl", workers=count)) for count in (8, 16))
-    assert bytes_of(many, "policy optimiser")[1] == bytes_of(few, "policy optimiser")[1] // 2
-    assert shape.reference == QWEN_7B
-    assert not [part for part in few if "reference" in part.name]
 
 
 def test_machine_without_a_gpu_holds_every_workers_part_and_the_copies():
@@ -190,19 +181,3 @@ def test_logits_of_verls_own_code_take_no_more_than_is_planned(dtype, entropy, p
     planned = VERL_LOGIT[dtype.itemsize][entropy]
     for temperature in (1.0, 0.7):
         assert peak_of_logits(dtype, packed, entropy, temperature) <= 1.02 * planned
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-@pytest.mark.parametrize(("dtype", "entropy"), [(torch.bfloat16, True), (torch.float32, False)])
-def test_bound_of_the_logits_is_tight_where_rows_are_padded(dtype, entropy):
-    pytest.importorskip("verl")
-    planned = VERL_LOGIT[dtype.itemsize][entropy]
-    assert peak_of_logits(dtype, False, entropy, 0.7) > 0.9 * planned
-
-
-def test_plan_is_for_gpus_where_the_configuration_counts_them():
-    assert planned_job(made("cluster.n_gpus_per_node=8")).gpus_per_node == 8
-    assert planned_job(made("cluster.n_gpus_per_node=8")).cpu is False
-    assert planned_job(made("cluster.address=auto")).cpu is False
-    assert planned_job(made("cluster.n_gpus_per_node=3", "model.device=cpu")).cpu is True

@@ -17,7 +17,7 @@ import srl.store
 from srl.config import Config, load_config, load_saved, save_config
 from srl.errors import UserError
 from srl.index import pull
-from srl.models.hub import HubName, cached, hub_name, local_copy
+from srl.models.hub import HubName, hub_name, local_copy
 from srl.models.load import load_model, load_tokenizer
 from srl.models.weights import model_digest, save_model
 from srl.train.fetch_models import with_cached_models, with_local_models
@@ -112,17 +112,6 @@ def test_tokenizer_and_reference_take_names_too(hub):
     assert hub_name(found.model.tokenizer) == hub_name(found.ref.path) == f"{NAME}@{COMMIT}"
 
 
-def test_a_run_is_saved_with_the_commit_and_read_with_the_directory(hub, tmp_path):
-    folder = local()
-    run = tmp_path / "runs" / "one"
-    run.mkdir(parents=True)
-    save_config(run, configured(str(folder), model__tokenizer=str(folder)))
-    text = (run / "config.yaml").read_text()
-    assert text.count(f"{NAME}@{COMMIT}") == 2
-    assert load_saved(run).model.path == str(folder)
-    assert cached(f"{NAME}@{COMMIT}") == str(folder)
-
-
 def test_a_run_is_fetched_again_where_the_cache_is_gone(hub, monkeypatch, tmp_path):
     run = tmp_path / "runs" / "one"
     run.mkdir(parents=True)
@@ -133,13 +122,6 @@ def test_a_run_is_fetched_again_where_the_cache_is_gone(hub, monkeypatch, tmp_pa
     assert saved.model.path == f"{NAME}@{COMMIT}"
     found = with_local_models(saved, Workspace.resolve(), lambda text: None)
     assert found.model.path == str(tmp_path / "elsewhere/models--acme--searcher/snapshots" / COMMIT)
-
-
-def test_a_pinned_model_in_the_cache_needs_no_hub(hub):
-    folder = local()
-    hub.asked.clear()
-    assert local(f"{NAME}@{COMMIT}") == folder
-    assert hub.asked == []
 
 
 def test_offline_the_cache_answers_or_one_line_says_what_to_do(hub, monkeypatch):

@@ -178,13 +178,6 @@ def test_a_saved_run_opens_the_index_that_its_configuration_names(folder, tmp_pa
     assert len(open_index(index)) == 1
 
 
-ERRORS = {
-    "open": ("raise AttributeError('x')", "identity = dict"),
-    "a key": ("raise KeyError('x')", "identity = dict"),
-    "identity": ("self.contents = ''", "def identity(self): raise RuntimeError('x')"),
-}
-
-
 def test_an_index_of_changed_code_is_built_again_by_a_run_and_told_elsewhere(
     folder, tmp_path, monkeypatch, caplog
 ):
@@ -283,12 +276,3 @@ def test_module_on_pythons_path_comes_before_the_current_directory(folder):
     with pytest.raises(UserError, match="'Mine'"):
         load_config(sets=["reward.weights={'json:Mine': 1}"])
     assert import_path.used_directories() == ()
-
-
-def test_kind_is_told_by_the_methods(folder):
-    write(folder, "my_rewards.py", REWARD)
-    write(folder, "my_algos.py", ALGORITHM)
-    write(folder, "mine.py", RETRIEVER)
-    import_path.look_in(folder)
-    names = ["my_rewards:Brevity", "my_algos:mine", "my_algos:made", "mine:First"]
-    assert [import_path.kind_of(name) for name in names] == ["reward", "algorithm", "algorithm", "retriever"]

@@ -14,7 +14,6 @@ import pytest
 from tests.cli_mistakes import Shell, lines, place, shell, train
 from tests.store_builder import run_info
 
-from srl.browse import sql
 from srl.cli.app import LazyGroup
 from srl.errors import UserError
 from srl.evaluate import summarise
@@ -189,19 +188,6 @@ def _interrupted(*arguments: object, **named: object) -> None:
 
 
 FOREVER = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3"
-
-
-def test_a_query_that_takes_forever_is_interrupted(shell: Shell, workspace: Path, monkeypatch) -> None:
-    with LogWriter(workspace / "runs" / run_info().run_id / "log", run_info()):
-        pass
-    run_query = sql.sql
-
-    def interrupted_query(*given: object, **named: object) -> object:
-        _interrupted()
-        return run_query(*given, **named)
-
-    monkeypatch.setattr(sql, "sql", interrupted_query)
-    assert shell.refused("inspect", "sql", FOREVER, "--run", "all", code=130) == "interrupted"
 
 
 @pytest.mark.parametrize("forever", [FOREVER, "SELECT range(30000000)"])  # constants are not folded

@@ -5,23 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
-from tests.store_builder import episode
-from tests.training import Said, config, questions, train, write_setting
+from tests.training import Said, config, only_run, questions, setting, train
 
 import srl.store
-from srl.config.sections import FilterGroups
 from srl.data.parquet import write_questions
 from srl.errors import UserError
 from srl.serve.in_process import LocalSearch
 from srl.store import read_records
 from srl.train import rl
-from srl.train.dynamic_sampling import Sampled
 from srl.train.run import resume
-from srl.trajectory import Score, Search
-from srl.update.actor import Experience
-from srl.update.batch import collate
+from srl.trajectory import Search
 from srl.workspace import Workspace
+
+__all__ = ["setting"]
 
 ALGORITHMS = ("ppo", "grpo", "reinforce", "rloo", "reinforce_plus_plus")
 WANTED = {
@@ -33,23 +29,11 @@ CRITIC = {"critic/vf_loss", "critic/vf_explained_var", "critic/grad_norm", "timi
 
 
 @pytest.fixture(scope="module")
-def setting(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("towns")
-    write_setting(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def finished(setting):
     """A run of REINFORCE that is over: its directory, its summary, and what was said."""
     said = Said()
     summary = train(config(setting, "reinforce"), setting / "workspace", "reinforce", said)
     return only_run(setting / "workspace"), summary, said.text
-
-
-def only_run(workspace):
-    (run,) = Workspace(workspace).all_runs()
-    return run
 
 
 def metrics_of(run, phase="train"):
@@ -127,20 +111,6 @@ def test_the_log_has_the_trainers_log_probs_and_entropies(setting, tmp_path, ste
     gaps = [abs(ours - sampled) for ours, _, sampled in tokens]
     assert metrics["rollout/logprob_diff/max"] == pytest.approx(max(gaps))
     assert max(ours for ours, *_ in tokens) < 0
-
-
-def test_an_episode_that_no_pass_has_read_has_no_log_probs_of_the_trainer():
-    trajectories = [episode(number) for number in range(2)]
-    batch = collate(trajectories)
-    mask, read = batch.response_mask, torch.tensor([[1.0], [0.0]])
-    found = Experience(batch, mask, mask, mask, mask, -read * mask, entropies=2 * read * mask)
-    sampled = Sampled(FilterGroups(), 1)
-    sampled.add(trajectories, [Score(1.0), Score(0.0)])
-    one, none = rl.records(sampled, [0, 1], found)
-    assert one.trainer_logprobs == [-float(bit) for bit in trajectories[0].response_mask]
-    assert one.entropies == [2.0 * bit for bit in trajectories[0].response_mask]
-    assert (none.trainer_logprobs, none.entropies) == (None, None)
-    assert none.advantages == [float(bit) for bit in trajectories[1].response_mask]
 
 
 def test_what_is_trained_is_what_was_sampled(finished):

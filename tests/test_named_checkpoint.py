@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.training import Said, config, train, write_setting
+from tests.training import Said, config, setting, train
 
 from srl.cli import main
 from srl.config import load_config, save_config
@@ -17,6 +17,8 @@ from srl.train.named_checkpoint import model_directory
 from srl.train.run import resume
 from srl.train.run_directory import VERL_PARTS, RunRecord, checkpoint_path, checkpoints
 from srl.workspace import Workspace
+
+__all__ = ["setting"]
 
 NAME = "20260101T000000Z-test-grpo-s0-00ff"
 COLLAPSE = {0: 0.1, 10: 0.3, 20: 0.6, 30: 0.4, 40: 0.0}
@@ -71,38 +73,17 @@ def test_a_run_below_the_current_directory_is_not_taken_for_a_name_on_the_hub(wo
     assert named("org/name@best", workspace) == ("name@best", ""), "a revision of a model on the hub"
 
 
-def test_a_better_validation_without_a_checkpoint_is_said(workspace):
-    made(workspace, {0: 0.1, 10: 0.6, 20: 0.4, 30: 0.5}, (20,), every=20)
-    assert named("best", workspace) == (
-        "step-000020",
-        f"the best checkpoint of {NAME}: step 20, validation EM 0.400; step 10, which has none, had 0.600",
-    )
-
-
 @pytest.mark.parametrize(
-    ("val_em", "saved", "complaint"),
-    [
-        ({}, (10,), "has no best checkpoint: it was never validated"),
-        ({5: 0.5}, (10,), "has no best checkpoint: no checkpoint that it has was validated"),
-        (COLLAPSE, (), "has no checkpoint yet"),
-    ],
-    ids=["never validated", "others validated", "no checkpoint"],
-)
-def test_a_best_that_is_not_there_is_one_line(workspace, val_em, saved, complaint):
+    ("name", "val_em", "saved"),
+    [("best", {}, (10,)), ("best", {5: 0.5}, (10,)), ("best", COLLAPSE, ()),
+     ("last@15", COLLAPSE, (10, 20)), ("last@x", COLLAPSE, (10, 20))],
+    ids=["never validated", "others validated", "no checkpoint", "no such step", "no step"],
+)  # fmt: skip
+def test_a_checkpoint_that_is_not_there_is_one_line(workspace, name, val_em, saved):
     made(workspace, val_em, saved)
-    with pytest.raises(UserError, match=complaint) as error:
-        model_directory("best", Workspace(workspace))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [("last@15", "no checkpoint of step 15; it has 10, 20"), ("last@x", "last@x|@x: expected .*@best")],
-)
-def test_a_checkpoint_that_does_not_exist_is_one_line(workspace, name, complaint):
-    made(workspace, COLLAPSE, (10, 20))
-    with pytest.raises(UserError, match=complaint):
+    with pytest.raises(UserError) as error:
         model_directory(name, Workspace(workspace))
+    assert "\n" not in str(error.value)
 
 
 def test_on_verl_the_best_is_exported_under_the_same_name(workspace):
@@ -134,13 +115,6 @@ def test_training_starts_from_the_best_checkpoint_of_a_run(workspace, capsys):
 
 
 # --- a whole run ---
-
-
-@pytest.fixture(scope="module")
-def setting(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("towns")
-    write_setting(folder)
-    return folder
 
 
 def test_a_run_that_collapses_keeps_its_best_checkpoint_also_after_it_was_resumed(

@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from tests.scripts import PAGE, TableSearch, play
 from tests.tiny_models import byte_level_tokenizer
 
-from srl.protocol import (
-    TEMPLATES,
-    Action,
-    escape,
-    parse_action,
-    render_passage,
-    search_tag,
-    template,
-)
+from srl.protocol import TEMPLATES, Action, escape, parse_action, render_passage, search_tag
 from srl.rollout.codec import Codec
 from srl.serve.named_retrievers import NamedRetrievers
 from srl.trajectory import Hit, Passage, Search
@@ -170,14 +162,3 @@ def test_every_retriever_is_reached_closed_and_named_with_its_index():
 
 
 # The prompt
-
-
-def test_the_retrievers_stand_before_the_question_each_with_what_it_is():
-    told = template("search-r1").naming({"web": "live pages", "papers": ""})
-    (message,) = told.messages("who")
-    plain = template("search-r1").messages("who")[0]["content"]
-    sentence = (
-        "Besides the default search engine you can call others by name: "
-        '<search engine="web"> query </search> (live pages) and <search engine="papers"> query </search>. '
-    )
-    assert message["content"] == plain.replace("Question: who", f"{sentence}Question: who")

@@ -95,25 +95,15 @@ def test_every_sampling_parameter_is_sent_since_servers_have_defaults_of_their_o
     }]  # fmt: skip
 
 
-def test_text_is_sent_where_the_server_returns_no_ids():
-    made = Made(completion("<answer>x</answer>"))
-    assert made.said() == "<answer>x</answer>"
-    assert made.sent[0]["prompt"] == "who built it"
-    assert not {"return_token_ids", "logprobs"} & made.sent[0].keys()
-    assert not made.engine.token_ids
-
-
 @pytest.mark.parametrize(
     ("reply", "text", "reason"),
     [
         (completion("so <search>who", stop_reason="</search>"), "so <search>who</search>", "stop"),
         (completion("so <answer>x", matched_stop="</answer>"), "so <answer>x</answer>", "stop"),
-        (completion("<search>a</search> <answer>x"), "<search>a</search>", "stop"),
         (completion('so <search engine="web">who'), 'so <search engine="web">who</search>', "stop"),
         (completion("<think>so</think><answer>x"), "<think>so</think><answer>x</answer>", "stop"),
         (completion("I give up", stop_reason=None), "I give up", "eos"),
         (completion("a <search> b", stop_reason=None), "a <search> b", "eos"),
-        (completion("I give up"), "I give up", "eos"),
         (completion("so <search>who", "length"), "so <search>who", "length"),
         (completion("<answer>x</answer> and on"), "<answer>x</answer>", "stop"),
         (completion(""), "", "eos"),

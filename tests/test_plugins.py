@@ -23,15 +23,6 @@ def test_every_hook_is_asked_and_every_kind_has_one(site):
     }
 
 
-def test_entries_tell_package_version_and_summary_in_the_order_of_kind_and_name(site):
-    site.install("srl-search-a", hook("algorithm", "z", "a"), version="0.7")
-    site.install("srl-search-b", hook("reward", "x") + "\n" + hook("retriever", "x"))
-    names = [(entry.kind, entry.name) for entry in manager.installed()]
-    assert names == [("retriever", "x"), ("reward", "x"), ("algorithm", "a"), ("algorithm", "z")]
-    entry = manager.installed("algorithm")[0]
-    assert (entry.package, entry.version, entry.summary, entry.error) == ("srl-search-a", "0.7", "does a", "")
-
-
 HOOK = "from srl.plugins import hookimpl\n@hookimpl\ndef "
 BROKEN = {
     "import no_such_module_of_anybody": "no_such_module_of_anybody",
@@ -137,14 +128,6 @@ def srl_retrievers(register):
     register("plain", "builtins:object", "without")
     register("odd", "builtins:object", "with others", options="builtins:dict")
 """
-
-
-def test_options_reach_the_factory_validated(site):
-    site.install("srl-search-bm", OPTIONS)
-    assert manager.load("retriever", "bm", {"k1": 2}).options.k1 == 2.0
-    assert manager.load("retriever", "bm").options.stemmer == "english"
-    assert list(manager.options_model("retriever", "bm").model_fields) == ["k1", "stemmer"]
-    assert manager.options_model("retriever", "plain") is None
 
 
 @pytest.mark.parametrize(

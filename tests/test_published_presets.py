@@ -5,15 +5,11 @@ That they are what was published, `tests/test_published_import.py` holds against
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
 from srl.cli.train import app
 from srl.config import load_config
-from srl.config.load import PRESETS
 from srl.train.model_size import PUBLISHED, shape_of
 
 ALGORITHMS = ("ppo", "grpo")
@@ -30,32 +26,6 @@ MODELS = [
     ("search-r1-32b", "Qwen/Qwen2.5-32B"),
     ("search-r1-llama", "meta-llama/Llama-3.2-3B"),
 ]
-
-
-@pytest.mark.parametrize("preset", NAMES)
-def test_every_value_has_its_source_beside_it(preset):
-    lines = (PRESETS / f"{preset}.yaml").read_text(encoding="utf-8").splitlines()
-    for above, line in zip(["", *lines], lines, strict=False):
-        if re.match(r"\s*\w+: \S", line) and not line.startswith("extends:"):
-            assert "  # " in line or above.strip().startswith("#"), line
-
-
-def test_groups_make_eight_optimiser_steps_where_the_script_made_ten():
-    """512 × 5 episodes in mini-batches of 256; of the divisors of 512 no other comes as near to either."""
-    config = load_config("search-r1-v0.2", algo="grpo").config
-    size, questions, n = config.actor.ppo_mini_batch_size, config.data.train_batch_size, config.rollout.n
-    divisors = [number for number in range(1, questions + 1) if questions % number == 0]
-    assert questions * n / 256 == 10
-    assert questions // size == 8
-    assert size == min(divisors, key=lambda number: abs(questions / number - 10))
-    assert size == min(divisors, key=lambda number: abs(number * n - 256))
-
-
-@pytest.mark.parametrize("preset", NAMES)
-def test_ppo_makes_two_optimiser_steps_as_published(preset):
-    config = load_config(preset, algo="ppo").config
-    assert config.data.train_batch_size // config.actor.ppo_mini_batch_size == 2
-    assert config.data.train_batch_size // config.critic.ppo_mini_batch_size == 2
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -106,10 +76,3 @@ def test_dry_run_needs_neither_weights_nor_data_and_says_what_is_missing(preset,
     assert result.exit_code == 0
     assert f"{model} (not downloaded yet)" in result.stdout
     assert "train.parquet: no such file (data.train_files); `srl data prepare" in result.stdout
-
-
-@pytest.mark.usefixtures("quick")
-def test_run_without_the_questions_says_how_they_are_made():
-    base = str(Path(PRESETS) / "base")
-    result = CliRunner().invoke(app, ["--preset", "search-r1-v0.2", "--model", base])
-    assert "data/nq_hotpotqa_train/train.parquet: no such file (data.train_files)" in str(result.exception)

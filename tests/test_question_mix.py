@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.training import config, train
-from tests.training import questions as training_questions
 
 import srl.store
 from srl.config.sections import Data, Sft
 from srl.data.demonstration_file import read_demonstrations, write_demonstrations
 from srl.errors import UserError
 from srl.train.question_order import MixedOrder, _part, order_of
-from srl.train.questions import check_mix
 from srl.train.sft import batches
 from srl.trajectory import Question, Trajectory
 
@@ -41,13 +38,6 @@ def mixed(shares, size, seed=0, count=40):
 
 def ids(order, step):
     return [question.id for question in order.batch(step)]
-
-
-def test_places_of_a_batch_go_to_what_is_furthest_below_its_share():
-    asked = questions(a=9, b=9, c=9)
-    order = MixedOrder(asked, 10, 0, False, {"a": 5, "b": 3, "c": 2})
-    assert [name[0] for name in ids(order, 1)] == ["a", "b", "c", "a", "a", "b", "a", "c", "b", "a"]
-    assert ids(order, 1)[:5] == ["a0", "b0", "c0", "a1", "a2"]
 
 
 @CALMLY
@@ -129,16 +119,6 @@ def test_a_run_trains_on_the_mix_and_refuses_one_that_does_not_fit(tmp_path):
         query = "SELECT DISTINCT step, question_id, hops FROM trajectories WHERE phase = 'train'"
         rows = srl.store.rows(log, query)
     assert Counter((row["step"], row["hops"]) for row in rows) == {(1, 1): 1, (1, 2): 3, (2, 1): 1, (2, 2): 3}
-
-
-def test_a_mix_is_checked_with_the_questions_that_a_step_asks(tmp_path):
-    """Eight questions, four of each number of hops, fill batches of four by halves, and none of eight."""
-    halves, asked = {"data.mix": {"1": 1.0, "2": 1.0}}, training_questions("train", 8)
-    config_of = partial(config, tmp_path, "reinforce", data__train_batch_size=8, **halves)
-    with pytest.raises(UserError, match=r"batches of 8, .*lower its share or data\.train_batch_size"):
-        check_mix(asked, config_of(), "reinforce")
-    check_mix(asked, config_of(rft__questions=4), "rft")
-    check_mix(asked, config_of(), "sft")
 
 
 def shown(path, **counts):

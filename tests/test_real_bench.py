@@ -8,13 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench.real import measure, parts
-from bench.real.commands import Bench, Trained
+from bench.real.commands import Bench
 from tests.shared_data import shared_data
 
 from srl.config.load import load_config
@@ -80,20 +79,6 @@ def test_a_run_that_was_stopped_is_resumed_and_a_finished_one_left_alone(bench, 
     assert replace(bench, seed=2).trained("grpo") is None
 
 
-def test_a_step_is_made_once_and_not_kept_if_it_fails(bench):
-    with pytest.raises(ZeroDivisionError):
-        bench.once("step", partial(divmod, 1, 0))
-    assert bench.once("step", lambda: {"a": 1}) == {"a": 1}
-    assert bench.once("step", partial(divmod, 1, 0)) == {"a": 1}
-
-
-@pytest.mark.parametrize("settings", [parts.common, parts.taught, parts.asked_by_rl])
-def test_every_setting_of_a_whole_run_follows_its_option(bench, settings):
-    arguments = settings(bench)
-    assert set(arguments[::2]) == {"--set"}
-    assert all("=" in setting for setting in arguments[1::2])
-
-
 @pytest.mark.parametrize("part", ["grpo", "ppo", "mask", "rft", "r1"])
 def test_reinforcement_learning_asks_nothing_that_the_cold_start_was_shown(bench, typed, monkeypatch, part):
     monkeypatch.setattr(parts, "start", lambda bench: "cold@best")
@@ -115,40 +100,6 @@ def test_rejection_sampling_and_the_grpo_beside_it_sample_as_many_episodes(bench
     assert episodes == preset.data.train_batch_size * preset.rollout.n * int(option(beside, "--steps"))
 
 
-def test_rag_learns_every_source_with_as_many_tokens_as_cold_start_and_grpo(bench, typed, monkeypatch):
-    trained = Trained(bench.cache / "run", {"steps": 5}, 1.0)
-    for name, fake in {"grpo": None, "asked": {"a"}, "write_answers": bench.prepared / "rag.jsonl"}.items():
-        monkeypatch.setattr(parts, name, lambda *arguments, fake=fake, **named: fake)
-    monkeypatch.setattr(parts, "tokens", lambda bench, trained: 100)
-    monkeypatch.setattr(Bench, "trained", lambda self, name: trained)
-    monkeypatch.setattr(Bench, "train", lambda self, name, *arguments, steps: trained)
-    ends: list[object] = []
-    monkeypatch.setattr(Bench, "train_once", lambda self, name, *rest, steps: ends.extend([*rest, steps]))
-    parts.rag(bench)
-    shares = {str(each).split("=")[0] for each in ends if str(each).startswith("sft.mix.")}
-    assert shares == {f"sft.mix.{each.split(':')[0]}" for each in parts.SOURCES if ":train=" in each}
-    assert ends[-1] == 10, "two runs of 100 tokens each, of which five steps have 100"
-
-
-def test_cold_start_learns_from_passages_and_from_facts(bench, monkeypatch):
-    commands, trained = dict[str, list[str]](), list[object]()
-
-    def srl(self: Bench, workspace: Path, *arguments: object) -> str:
-        words = [*map(str, arguments)]
-        commands[option(words, "--from")] = words
-        Path(option(words, "--out")).write_text(f"{option(words, '--from')}\n")
-        return json.dumps({"file": "made.jsonl", "demonstrations": 1})
-
-    monkeypatch.setattr(parts, "data", lambda bench: None)
-    monkeypatch.setattr(Bench, "srl", srl)
-    monkeypatch.setattr(Bench, "train_once", lambda self, name, *rest: trained.extend([name, *rest]))
-    parts.cold_start(bench)
-    limits = {kind: [word for word in words if "=" in word] for kind, words in commands.items()}
-    assert limits == {"passages": ["squad=2400"], "facts": ["hotpotqa=300", "2wikimultihopqa=300"]}
-    assert (bench.prepared / parts.SHOWN).read_text() == "passages\nfacts\n"
-    assert f"sft.train_files={bench.prepared / parts.SHOWN}" in trained
-
-
 def test_difference_is_of_the_questions_that_both_have():
     before = [result(f"q{number}") for number in range(60)]
     after = [result(f"q{number}", float(number % 2)) for number in range(20, 80)]
@@ -167,24 +118,6 @@ def test_a_paired_test_leaves_comparisons_out(bench, monkeypatch):
     assert {which: test["questions"] for which, test in tests.items()} == {
         "all": 3, "hops>1": 3, "no comparisons": 2,
     }  # fmt: skip
-
-
-def test_a_baseline_that_is_made_once_is_compared_with_every_seed(bench, monkeypatch):
-    bench.once("row-rag-s0", lambda: {"RAG": {"em": 0.0}})
-    bench.once("row-grpo-s1", lambda: {"+ GRPO": {"em": 1.0}})
-    monkeypatch.setattr(Bench, "trained", lambda self, name: None)
-    monkeypatch.setattr(measure, "compared", lambda bench, name, a, b: {name: {"em": [a["em"], b["em"]]}})
-    measure.evaluate(bench)
-    assert measure.collected(bench)["compared"] == {"+ GRPO against RAG": {"1": {"em": [0.0, 1.0]}}}
-
-
-def test_results_stay_but_for_those_that_were_measured_again():
-    nothing: dict[str, Any] = {kind: {} for kind in measure.KINDS}
-    known = {**nothing, "rows": {"cold start": {"0": 1, "1": 7}, "+ GRPO": {"0": 2}}}
-    assert measure.merged(known, nothing) == known
-    assert measure.merged({}, known) == known
-    again = measure.merged(known, {**nothing, "rows": {"cold start": {"0": 6}}})
-    assert again["rows"] == {"cold start": {"0": 6, "1": 7}, "+ GRPO": {"0": 2}}
 
 
 def test_results_have_nothing_of_this_machine(bench):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.training import Said
+from tests.training import Said, only_run
 
 from srl.config import Config, load_config, load_saved
 from srl.errors import UserError
@@ -17,7 +17,6 @@ from srl.train.run_directory import LOG, Progress, RunRecord, checkpoint_path, w
 from srl.train.search import IndexDigests
 from srl.workspace import Workspace
 
-ROOT = Path(__file__).parent.parent
 BACKENDS = ("local", "verl")
 INPUTS = IndexDigests("abc", {"papers": "def"}).as_inputs() | {"reference": "123"}
 
@@ -68,11 +67,6 @@ def started(backend: FakeBackend, workspace: Path, said: Said | None = None) -> 
         config, preset="tiny", algo="grpo", workspace=Workspace(workspace), terminal=said or Said(),
         backend=backend.name,
     )  # fmt: skip
-
-
-def only_run(workspace: Path) -> Path:
-    (run,) = Workspace(workspace).all_runs()
-    return run
 
 
 def test_a_run_is_recorded_and_summed_up_alike_on_each_backend(backend, tmp_path):

@@ -22,14 +22,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.torch_engine import TorchEngine
-from srl.train.sft import (
-    accumulate,
-    batches,
-    demonstrate,
-    demonstrated,
-    fine_tune,
-    token_weights,
-)
+from srl.train.sft import accumulate, batches, demonstrate, demonstrated, fine_tune, token_weights
 from srl.trajectory import Question, Search
 from srl.update.batch import collate
 from srl.update.optimiser import Optimiser
@@ -81,15 +74,6 @@ def test_a_demonstration_that_does_not_play_as_it_is_written_is_left_out(tmp_pat
     write_demonstrations(file, [shown(turns, "bad")])
     with pytest.raises(UserError, match=rf"1 of 1 demonstrations .*: {why}"):
         demonstrated(file, *arguments)
-
-
-def test_a_demonstration_whose_prompt_is_too_long_is_left_out(tmp_path):
-    file, notes = tmp_path / "mine.jsonl", []
-    long = replace(shown(name="long"), text="what flag has " + "velmar " * 60)
-    write_demonstrations(file, [long, shown()])
-    found = demonstrated(file, environment(options=replace(OPTIONS, max_prompt_length=32)), notes.append)
-    assert [item.question.id for item in found] == ["demo/0"]
-    assert re.search(r"is 'long': its prompt has \d+ tokens, more than data.max_prompt_length=32", notes[0])
 
 
 def test_a_demonstration_of_a_training_question_has_the_prompt_of_its_file(tmp_path):
@@ -147,10 +131,7 @@ def test_a_failed_search_stops_the_demonstrations():
 
 def test_weights_are_one_on_the_policys_tokens_and_less_on_what_it_read():
     batch = collate([trajectory("ppaaoa"), trajectory("pa")])
-    assert token_weights(batch, 0.25).tolist() == [
-        [0, 0.25, 1, 1, 0.25, 1],
-        [0, 1, 0, 0, 0, 0],
-    ]
+    assert token_weights(batch, 0.25).tolist() == [[0, 0.25, 1, 1, 0.25, 1], [0, 1, 0, 0, 0, 0]]
     assert token_weights(batch, 0.0).tolist() == batch.response_mask.tolist()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.kills import differences
-from tests.training import Said, config, train, write_setting
+from tests.training import Said, config, only_run, setting, train
 
 from srl.config import Config, load_saved
 from srl.errors import UserError
@@ -21,6 +21,8 @@ from srl.train.run_directory import checkpoints
 from srl.trajectory import Score, Trajectory
 from srl.workspace import Workspace
 
+__all__ = ["setting"]
+
 STEPS = 4
 SETTINGS = {
     "rollout.deterministic": True,
@@ -30,13 +32,6 @@ SETTINGS = {
     "algorithm.kl_ctrl.type": "adaptive",
     "algorithm.kl_ctrl.horizon": 40,
 }
-
-
-@pytest.fixture(scope="module")
-def setting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("towns")
-    write_setting(folder)
-    return folder
 
 
 def chosen(setting: Path, algo: str, **changed: object) -> Config:
@@ -56,11 +51,6 @@ def whole(setting: Path) -> Callable[[str], Path]:
         return made[algo]
 
     return run_of
-
-
-def only_run(workspace: Path) -> Path:
-    (run,) = Workspace(workspace).all_runs()
-    return run
 
 
 def breaks_scoring(patch: pytest.MonkeyPatch, phase: str, step: int, error: BaseException) -> None:

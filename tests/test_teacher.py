@@ -121,11 +121,6 @@ def test_episodes_that_a_server_fails_count_zero_and_end_with_exit_code_1(
     assert "lost to faults" in out
 
 
-def test_server_that_is_not_there_is_one_line(shell: Shell, place, corpus):  # noqa: F811
-    command = ("eval", "run", "--data", place / "q.parquet", "--index", corpus)
-    assert "http://127.0.0.1:9/v1" in shell.refused(*command, *options("http://127.0.0.1:9/v1"))
-
-
 def test_right_episodes_in_the_log_of_a_teacher_become_demonstrations(
     shell: Shell, place, corpus, server, teacher  # noqa: F811
 ):  # fmt: skip

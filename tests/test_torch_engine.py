@@ -278,18 +278,6 @@ def test_cancelling_everything_leaves_no_task_behind():
     assert len(run(engine, episode(engine, "e0"))[0]) == 3
 
 
-def test_graphs_and_cache_outlast_the_event_loop():
-    """It cancels the scheduler when it ends, between two steps: what is in the cache is whole."""
-    engine, made = new_engine(tiny_model(), graphs=True), []
-    for name in ("a", "b"):
-        run(engine, engine.generate(name, [9, 9, 9], Sampling(max_tokens=5)))
-        assert not engine._row_of
-        made.append(list(engine._forward._graphs._graphs.values()))
-        assert engine._forward.nbytes
-    assert len(made[0]) == 1
-    assert made[0][0] is made[1][0]
-
-
 def test_turn_cancelled_at_its_last_token_may_be_asked_again():
     engine = new_engine(tiny_model(dtype=torch.float64))
 

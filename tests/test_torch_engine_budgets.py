@@ -17,7 +17,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from srl.errors import UserError
 from srl.models.new import new_model
 from srl.models.weights import add_lora
-from srl.rollout import rollout_weights
 from srl.rollout.attention import slot_attention
 from srl.rollout.cached_forward import CachedForward
 from srl.rollout.codec import Codec
@@ -135,16 +134,6 @@ def test_decode_step_copies_no_keys_and_values_and_reads_nothing_back():
     assert not {"clone", "repeat_interleave", "index_select"} & {n for n, s in operations.made if len(s) >= 4}
 
 
-def test_prefill_of_prompts_makes_no_mask():
-    forward, table, length = CachedForward(model_with(), 3, 300), SlotTable(3), 96
-    for row in range(3):
-        table.begin(row, np.random.default_rng(row).integers(2, 400, length - row).tolist(), Sampling(9), 0)
-    with torch.no_grad(), Operations() as operations:
-        forward.feed(table, np.arange(3))
-    assert operations.names["_scaled_dot_product_flash_attention_for_cpu"] == LAYERS
-    assert not [shape for _, shape in operations.made if shape[-2:] == (length, length)]
-
-
 def test_neighbours_in_the_cache_are_read_together_and_no_wider_than_their_longest():
     lengths = (1000, 30, 40, 900, 20, 60)
     forward, table, rows = decoding(model_with(), lengths)
@@ -237,23 +226,6 @@ def talk(engine):
 CODEC = Codec(byte_level_tokenizer())
 
 
-def converse(engine, count=4, length=8):
-    async def one(index):
-        ids = [5 + index, 6, 7]
-        turn = await engine.generate(f"e{index}", ids, Sampling(max_tokens=length, key=(index,)))
-        engine.finish(f"e{index}")
-        return ids, turn
-
-    async def main():
-        return await asyncio.gather(*(one(index) for index in range(count)))
-
-    return asyncio.run(main())
-
-
-def new_engine(model, **options):
-    return TorchEngine(model, Codec(byte_level_tokenizer()), max_num_seqs=4, max_model_len=200, **options)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_merged_adapter_computes_the_same_and_leaves_the_weights_as_they_were_to_the_bit(dtype):
     model = model_with(lora=True).to(dtype)
@@ -272,17 +244,6 @@ def test_merged_adapter_computes_the_same_and_leaves_the_weights_as_they_were_to
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("small", "kept"), [(0, False), (2**26, True)])
-def test_engine_that_sleeps_keeps_only_a_small_cache(monkeypatch, small, kept):
-    monkeypatch.setattr("srl.rollout.torch_engine.SMALL_CACHE", small)
-    engine = new_engine(model_with())
-    before = converse(engine)
-    assert engine._forward.nbytes > 0
-    engine.sleep()
-    assert (engine._forward.nbytes > 0) is kept
-    assert [turn.token_ids for _, turn in converse(engine)] == [turn.token_ids for _, turn in before]
-
-
 def wide_model():
     return new_model("qwen2", vocab_size=600, layers=1, width=512, heads=4, ffn=512, seed=2)
 
@@ -298,14 +259,3 @@ def test_onednn_computes_what_pytorch_does_and_is_gone_afterwards():
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     model(ids).logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(("maker", "ours"), [("GenuineIntel", False), ("AuthenticAMD", True)])
-def test_library_is_chosen_by_the_maker_of_the_processor(monkeypatch, tmp_path, maker, ours):
-    about = tmp_path / "cpuinfo"
-    about.write_text(f"vendor_id\t: {maker}\n")
-    monkeypatch.setattr(rollout_weights, "CPU_INFO", about)
-    engine = TorchEngine(wide_model(), CODEC, max_num_seqs=2, max_model_len=100)
-    with Operations() as operations:
-        asyncio.run(engine.generate("a", [5, 6, 7], Sampling(max_tokens=2)))
-    assert (operations.names["_linear_pointwise"] > 0) is ours

@@ -23,8 +23,7 @@ from srl.models.load import load_model, load_tokenizer
 from srl.models.new import new_model
 from srl.models.weights import model_digest, save_model
 from srl.protocol import STOP_STRINGS
-from srl.train.export import export, in_dtype, is_tokenizer_read_as_written, with_weights
-from srl.train.make_missing import BASE_MODEL
+from srl.train.export import export, in_dtype, with_weights
 from srl.train.model_settings import settings_of
 from srl.train.model_size import shape_of
 from srl.train.named_checkpoint import model_directory
@@ -277,15 +276,6 @@ def test_number_too_large_for_the_dtype_is_said() -> None:
 # --- tokenizers ---
 
 
-def test_tokenizer_that_auto_tokenizer_misreads_is_told_from_others(tmp_path: Path) -> None:
-    assert not is_tokenizer_read_as_written(BASE_MODEL)
-    tokenizer().save_pretrained(tmp_path)
-    new_model(
-        "llama", vocab_size=len(tokenizer()), layers=1, width=16, heads=2, ffn=16
-    ).config.save_pretrained(tmp_path)
-    assert is_tokenizer_read_as_written(tmp_path)
-
-
 # --- the command, and other commands that are given a run ---
 
 
@@ -323,12 +313,6 @@ def test_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None:
     (path / "srl.json").write_text("{}")
     with pytest.raises(UserError, match=r"srl\.json is damaged"):
         export(run, tmp_path / "other")
-
-
-def test_run_given_as_a_model_says_how_to_name_its_checkpoint(run: Path) -> None:
-    for path in (run, run / "checkpoints"):
-        with pytest.raises(UserError, match=f"{run}@best"):
-            load_model(path)
 
 
 def test_run_on_verl_given_as_a_model_says_to_export_it(verl_run: Path) -> None:

@@ -19,17 +19,9 @@ from srl.config.keys import flat, place, plain
 from srl.config.yaml12 import parse
 from srl.errors import UserError
 from srl.train.importing import import_file
-from srl.train.importing.convert import (
-    DEFAULTS,
-    ONLY_SEARCH_R1,
-    SEARCH_R1,
-    VERL,
-    names_of,
-    read_value,
-)
+from srl.train.importing.convert import DEFAULTS, ONLY_SEARCH_R1, SEARCH_R1, VERL, names_of, read_value
 from srl.train.importing.script import read_script
 
-DOCS = Path(__file__).parent.parent / "docs"
 COMMAND = "python3 -m verl.trainer.main_ppo"
 
 
@@ -114,14 +106,6 @@ def test_a_script_becomes_the_same_run(tmp_path, text, expected):
     assert head[1:] == list(made.report)
 
 
-def test_keys_that_a_fork_took_elsewhere_are_named_and_not_taken(tmp_path):
-    """ZeroSearch has `trainer.max_turns` where Search-R1 has `max_turns`."""
-    config, made = imported(tmp_path, verl("trainer.max_turns=3", "trainer.do_search=False"))
-    assert (config.rollout.max_turns, config.rollout.search) == (Config().rollout.max_turns, True)
-    assert [line for line in made.report if "trainer.max_turns" in line and "trainer.do_search" in line]
-    assert "max_turns" not in config.verl.get("trainer", {})
-
-
 # A shell's words
 
 PRELUDE = "A=2\nB='three'\nEMPTY=\n"
@@ -202,16 +186,12 @@ BAD_FILES = {
     "open.sh": f"{COMMAND} a.b='x\n".encode() + b"y\n" * 2000,
     "two.sh": f"{COMMAND} max_turns=1\n\n{COMMAND} max_turns=2".encode(),
     "none.sh": b"echo hello\n",
-    "other.sh": b"python -m verl.trainer.fsdp_sft_trainer data.train_files=x",
     "word.sh": f"{COMMAND} max_turns=1 oops".encode(),
     "mapping.sh": f"{COMMAND} trainer.logger={{a:1}}".encode(),
-    "list.yaml": b"- 1\n- 2\n",
-    "text.yaml": b"hello\n",
     "broken.yaml": b"a: [1\n",
     "twice.yaml": b"data: {a: 1}\ndata: {b: 1}\n",
     "laughs.yaml": b"a0: &a0 {x: 1, y: 2}\n"
     + b"".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n".encode() for n in range(1, 40)),
-    "compose.yaml": b"services: {web: {image: nginx, ports: ['80:80']}}\n",
     "skyrl.txt": b"trainer.algorithm.advantage_estimator=grpo\ngenerator.n_samples_per_prompt=5\n",
     "ours.yaml": b"format: 1\nmodel: {path: small}\n",
 }

@@ -180,15 +180,6 @@ def test_mini_batches_hold_the_rows_of_the_local_backends(workers, actor, critic
         assert [places[row] for row in order] == sorted(places)
 
 
-def test_order_does_not_depend_on_who_finished_first():
-    orders = []
-    for seed in range(3):
-        places, _ = shuffled(seed=seed)
-        lengths = [10 * question + sample for question, sample in places]
-        orders.append([places[row] for row in balanced_order(places, lengths, workers=2, block=8)])
-    assert orders[0] == orders[1] == orders[2]
-
-
 @pytest.mark.parametrize("workers", [2, 8])
 def test_workers_get_as_many_rows_and_about_as_many_tokens(workers):
     _, lengths = shuffled(questions=16)
@@ -197,10 +188,6 @@ def test_workers_get_as_many_rows_and_about_as_many_tokens(workers):
     assert {len(share) for share in shares} == {len(lengths) // workers}
     tokens = [sum(lengths[row] for row in share) for share in shares]
     assert max(tokens) - min(tokens) <= max(lengths)
-
-
-def test_block_divides_both_mini_batches_or_is_the_actors():
-    assert [block_of(16, None, 2), block_of(16, 24, 2), block_of(6, 9, 2)] == [16, 8, 6]
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from ray.exceptions import (
 )
 
 from srl.train.verl import failures
-from srl.train.verl.failures import failed_episode, root
+from srl.train.verl.failures import failed_episode
 from srl.train.verl.workers import Health, Report, difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]  # they need Ray, which comes with verl
@@ -144,12 +144,6 @@ def test_an_error_of_ours_arrives_whole_from_any_process_after_what_happened_bef
     assert type(run.ends_with(Trainer(end=remote(CheckFailed("slow"), times)), CheckFailed)) is CheckFailed
 
 
-@pytest.mark.parametrize("error", [UserError("no", key="a.b"), ValueError("no")])
-def test_an_error_of_a_constructor_arrives_as_itself(error):
-    cause = RayTaskError("__init__", "trace", error, proctitle="ray::LogActor", pid=1, ip="127.0.0.1")
-    assert root(remote(ActorDiedError(cause))) is error
-
-
 @pytest.mark.parametrize("times", [0, 2])
 @pytest.mark.parametrize(
     ("class_name", "role"),
@@ -252,17 +246,6 @@ def test_a_run_that_goes_forward_slowly_is_left_alone(run, clock, waits, before)
 
     run.follow(Trainer(*[slowly] * 20))
     assert run.status() == "finished"
-
-
-def test_a_log_that_cannot_be_finished_is_the_error_only_where_there_is_no_other(run, monkeypatch):
-    full = UserError("the disk is full")
-
-    def close(*arguments: object) -> None:
-        raise full
-
-    monkeypatch.setattr(LogActor, "close", close)
-    assert run.ends_with(Trainer(run.step(1))) is full
-    assert run.ends_with(Trainer(end=remote(UserError("search failed")))) is not full
 
 
 class Actor:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 import threading
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +15,10 @@ import srl.store
 from srl import files
 from srl.config import load_config
 from srl.errors import UserError
-from srl.store import Record, read_records
+from srl.store import read_records
 from srl.train.run_directory import Progress
 from srl.train.verl.log_writer import LogActor
 from srl.train.watches import Watcher
-from srl.trajectory import FailedEpisodes, Score
 
 
 @pytest.fixture
@@ -267,40 +263,3 @@ def test_a_trainer_that_goes_on_after_the_end_gets_no_further(log):
         with pytest.raises(UserError):
             ask()
     assert entries(log) == counts(log) == [("train", 1, 1)]
-
-
-def test_the_writers_process_needs_neither_torch_nor_verl():
-    code = (
-        "import sys, srl.train.verl.log_writer; print(sys.modules.keys() & {'torch', 'transformers', 'verl'})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-
-
-def test_a_resumed_writer_tells_which_part_it_set_aside(log):
-    writer = new_writer(log)
-    for step in (1, 2):
-        add(writer, step)
-        finish(writer, step, "train", {"timing_s/step": 2.0})
-    (part,) = (log / "parts").glob("step-000001-*")
-    (part / "steps.parquet").write_bytes(b"")
-    resumed = new_writer(log)
-    resumed.drop_steps_after(2)
-    resumed.resume(2)
-    (note,) = resumed.poll().notes
-    assert "steps.parquet" in note
-    assert "train step 1" in note
-    assert resumed.poll().notes == ()
-    resumed.close("finished")
-    assert entries(log) == [("train", 2, 2)]
-
-
-def test_a_reward_that_gives_no_score_is_told_once_and_its_episodes_count_as_failed(log):
-    writer = new_writer(log)
-    fault = "reward 'judge' gave no score: down"
-    for number in range(3):
-        failed = replace(episode(number, step=1), end="failed", error=fault)
-        writer.add(1, "train", Record(failed, Score(0.0, error=fault)))
-    writer.add(1, "train", record(episode(3, step=1)))
-    assert writer.poll().notes == (fault,)
-    assert writer.failed_episodes(1, "train") == FailedEpisodes(3, 4, fault, "the reward")

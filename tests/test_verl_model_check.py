@@ -12,7 +12,6 @@ from tests.verl_configs import job, made
 from srl.errors import UserError
 from srl.models.load import load_model, load_tokenizer
 from srl.models.weights import save_model
-from srl.train import model_check
 from srl.train.verl.launch import prepare
 from srl.train.verl.model_check import check_start_on_verl
 from srl.train.verl.translate import settings
@@ -48,18 +47,6 @@ def test_adapters_that_verl_merges_wrongly_are_refused(saved, family, modules):
     chosen = made(saved(family), *SHORT, "model.lora_rank=4", f"model.lora_target_modules={modules}")
     with pytest.raises(UserError, match=r"^model\.lora_target_modules"):
         check_start_on_verl(chosen, job(), pytest.fail)
-
-
-def test_adapters_of_linear_layers_pass(saved):
-    check_start_on_verl(made(saved("tied"), *SHORT, "model.lora_rank=4"), job(), pytest.fail)
-
-
-def test_what_is_not_here_or_too_large_is_not_checked(saved, monkeypatch):
-    check_start_on_verl(made("model.path=an/other", *SHORT), job(), pytest.fail)
-    chosen, notes = made(saved("phimoe"), *SHORT), []
-    monkeypatch.setattr(model_check, "available_memory", lambda: 1000)
-    check_start_on_verl(chosen, job(), notes.append)
-    assert len(notes) == 1
 
 
 def test_the_launch_checks_before_anything_starts(tmp_path):

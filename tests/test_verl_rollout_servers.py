@@ -25,7 +25,6 @@ from srl.train.verl.config_check import server_config
 from srl.train.verl.rollout_servers import FOLDER, ServersEngine
 from srl.workspace import Workspace
 
-ROLLOUT = "actor_rollout_ref.rollout"
 CODEC = Codec(byte_level_tokenizer())
 
 
@@ -45,21 +44,6 @@ def test_servers_load_the_weights_themselves_and_keep_the_memory(on):
     rollout = composed(on=on).actor_rollout_ref.rollout
     assert rollout.load_format == "auto", "verl's default is random weights, since a trainer sends its own"
     assert (rollout.free_cache_engine, rollout.enable_sleep_mode) == (False, False)
-
-
-@with_verl
-def test_servers_use_every_machine_of_the_cluster():
-    rollout = composed("cluster.nnodes=4", "cluster.address=auto").actor_rollout_ref.rollout
-    assert (rollout.nnodes, rollout.n_gpus_per_node) == (4, 8)
-
-
-@with_verl
-@pytest.mark.parametrize(
-    "setting",
-    ["rollout.deterministic=true", "actor.mask_observations=false", "actor.ppo_mini_batch_size=3"],
-)
-def test_what_only_training_cannot_do_is_not_refused(setting):
-    composed("rollout.n=1", setting, on=job())
 
 
 @with_verl

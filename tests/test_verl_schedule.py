@@ -12,12 +12,10 @@ import yaml
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import config
 
-from srl.config import load_config
 from srl.models.weights import save_model
-from srl.train.learning_rate import learning_steps, updates_per_step, warmup_steps
+from srl.train.learning_rate import learning_steps, warmup_steps
 from srl.train.load_components import LoadedModel, load_learner, load_optimisers
 from srl.train.verl.schedule import VERL_ONLY, our_schedule
-from srl.update.optimiser import schedule
 
 
 class Optim(SimpleNamespace):
@@ -126,15 +124,6 @@ def test_warm_up_as_a_share_is_of_the_steps_that_the_network_learns(settings):
     only_critic = settings(trainer__critic_warmup=5, actor__optim__lr_scheduler_type="linear")
     assert learning_steps(only_critic, "actor") == 0
     assert local_rates(only_critic, "actor", 1) == [1e-3]
-
-
-def test_tiny_ppo_ends_its_decay_with_its_last_update():
-    """27 steps of two updates: the last of 54 has 1/54 of 2e-4, about 3.7e-6."""
-    chosen = load_config("tiny", None, "ppo").config
-    steps, updates = learning_steps(chosen, "actor"), updates_per_step(chosen, chosen.actor)
-    factor = schedule(chosen.actor.optim.lr_scheduler_type, warmup_steps(chosen, "actor"), steps * updates)
-    assert steps * updates == 54
-    assert chosen.actor.optim.lr * factor(53) == pytest.approx(2e-4 / 54)
 
 
 @pytest.mark.parametrize("longer", [3, 6])

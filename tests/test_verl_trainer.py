@@ -50,16 +50,6 @@ def test_the_order_of_calls_is_verls():
             assert [call for call in called_by(name) if call in inside] == inside, name
 
 
-def test_what_is_marked_is_what_we_override_in_that_order():
-    from srl.train.verl.trainer import SearchTrainer, trainer_base
-
-    theirs = {*dir(trainer_base.PPOTrainer), *dir(SearchTrainer.__mro__[1])}
-    own = [name for name, value in vars(SearchTrainer).items() if callable(value)]
-    ours = [name for name in own if name in theirs and not name.startswith("__")]
-    marked = list(dict.fromkeys(name for _, name, is_ours in told() if is_ours))
-    assert ours == marked
-
-
 @pytest.mark.parametrize(("versions", "valid", "ends"), [
     ((2, 2), True, False), ((1, 2), True, True), ((1, 1), True, True), ((3, 3), False, False),
 ])  # fmt: skip

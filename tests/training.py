@@ -201,3 +201,17 @@ def train(config: Config, workspace: Path, algo: str = "grpo", terminal: Termina
     return start(
         config, preset="test", algo=algo, workspace=Workspace(workspace), terminal=terminal or Said()
     )
+
+
+def only_run(workspace: Path) -> Path:
+    """The directory of the only run of a workspace."""
+    (run,) = Workspace(workspace).all_runs()
+    return run
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what a run needs, of a module's own."""
+    folder = tmp_path_factory.mktemp("towns")
+    write_setting(folder)
+    return folder
