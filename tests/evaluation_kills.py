@@ -81,8 +81,7 @@ def write_place(folder: Path, questions: int) -> None:
     """Questions, and an index over the towns that they ask for."""
     towns = [f"town{number}" for number in range(TOWNS)]
     write_corpus(
-        folder / "corpus.jsonl",
-        (Passage(town, f'"{town}"\nThe flag of {town} is red .') for town in towns),
+        folder / "corpus.jsonl", (Passage(town, f'"{town}"\nThe flag of {town} is red .') for town in towns)
     )
     build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
     train_tokenizer([template(TEMPLATE).prompt, *towns], folder / "tokenizer", 1000)

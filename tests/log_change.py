@@ -66,11 +66,7 @@ def launch(run: Path) -> None:
     os.wait()
 
 
-ACTIONS: dict[str, Callable[[Path], None]] = {
-    "resume": resume,
-    "fork": fork,
-    "launch": launch,
-}
+ACTIONS: dict[str, Callable[[Path], None]] = {"resume": resume, "fork": fork, "launch": launch}
 
 
 def wait() -> None:

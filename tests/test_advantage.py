@@ -17,12 +17,10 @@ from srl.advantage import (
     leave_one_out_mean,
     masked_mean,
     masked_sum,
-    masked_var,
     masked_whiten,
     over_tokens,
     score_on_last_token,
     sequence_score,
-    valid_mask,
 )
 
 NAN = float("nan")
@@ -38,15 +36,6 @@ def test_sums_and_means_read_nothing_off_the_mask():
     assert masked_sum(values, MASK) == 9
     assert masked_mean(values, MASK) == 3
     assert masked_mean(values, MASK, dim=-1).tolist() == [3]
-
-
-def test_variance_is_unbiased():
-    assert masked_var(row(1, NAN, NAN, 2, 6, NAN), MASK) == pytest.approx((4 + 1 + 9) / 2)
-
-
-@pytest.mark.parametrize("mask", [[0, 0], [0, 1]])
-def test_variance_of_fewer_than_two_values_is_zero(mask):
-    assert masked_var(row(NAN, 5), torch.tensor([mask])) == 0
 
 
 def test_whitening_by_hand():
@@ -67,15 +56,6 @@ def test_the_score_sits_on_the_last_policy_token():
     mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
     rewards = score_on_last_token(torch.tensor([0.5, 1.0, 2.0]), mask)
     assert rewards.tolist() == [[0, 0, 0.5, 0], [0, 0, 0, 0], [0, 0, 0, 2]]
-
-
-def test_a_reward_off_the_mask_is_not_part_of_the_score():
-    assert sequence_score(row(1, NAN, 100, 2, 6, 100), MASK).tolist() == [9]
-
-
-def test_a_row_that_is_not_valid_loses_all_its_tokens():
-    mask = valid_mask(torch.ones(2, 3), torch.tensor([1, 0]))
-    assert mask.tolist() == [[True] * 3, [False] * 3]
 
 
 def test_gamma_counts_policy_tokens():

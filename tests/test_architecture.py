@@ -20,25 +20,12 @@ ORDER = {name: position for position, name in enumerate(["plugins", "config", *S
 ORDER |= {"evaluate": len(ORDER), "testing": len(ORDER), "browse": len(ORDER) + 1}
 ORDER |= {"train": len(ORDER), "cli": len(ORDER) + 1}
 NOUNS = {"trajectory", "protocol", "models", "errors", "answers", "files", "workspace"}
-NOUNS |= {
-    "progress",
-    "renamed",
-    "install",
-    "process",
-    "safe",
-}
+NOUNS |= {"progress", "renamed", "install", "process", "safe"}
 """Modules at the root that everybody may import; they import each other and no stage."""
 
 BARE = {"trajectory", "protocol", "models", "rollout", "advantage", "update"}
 """What runs on a machine that has torch and transformers and nothing else."""
-BARE_HELPERS = {
-    "errors",
-    "files",
-    "install",
-    "process",
-    "safe",
-    "answers",
-}
+BARE_HELPERS = {"errors", "files", "install", "process", "safe", "answers"}
 """Nouns of the standard library alone, which the bare ones may use too."""
 LIBRARIES = {"numpy", "torch", "transformers"}
 LATE = {"models": {"peft", "safetensors", "huggingface_hub", "httpx"}, "files": {"pyarrow"}}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli_mistakes import place, shell
-from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch
+from tests.scripts import QUESTION, RecordingEngine, TableSearch
 from tests.tiny_models import byte_level_tokenizer
 
 import srl.train.ask
@@ -27,7 +27,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import EngineFault, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.train.load_components import Generation
-from srl.trajectory import Passage, Search
+from srl.trajectory import Passage
 
 __all__ = ["place", "shell"]
 
@@ -105,33 +105,6 @@ def test_what_a_model_or_a_passage_says_cannot_control_the_terminal(capsys, monk
     ours = re.sub(r"\x1b\[(?:0|1|2|36|1;32)m", "", out)
     assert not set(ours) & {"\x1b", "\x07", "\u202e"}
     assert ours.count("[bold]x[/bold] \\x1b[31mred \\x07\\u202e") == 5
-
-
-def test_passages_are_a_line_each_or_whole(capsys):
-    pages = [PAGE, Passage("long", '"Long"\n' + "word " * 200)]
-    short = shown(capsys, search=TableSearch(pages), max_obs_length=60).splitlines()
-    assert short[3].startswith("        2    0.500  Long  (not read: it did not fit) word word")
-    assert short[3].endswith("…")
-    assert len(short[3]) <= 160
-    assert shown(capsys, search=TableSearch(pages), full=True).count("word") == 200
-
-
-@pytest.mark.parametrize(
-    ("turns", "search", "last"),
-    [
-        (["<think> hm"], None, "answer  none: cut off after 4 tokens"),
-        (["no tags"] * 9, None, "answer  none: the model did not answer in 3 turns"),
-        (TURNS, TableSearch(outcomes=[Search("x", status="timed_out", error="10 s")]),
-         "answer  none: timed_out: 10 s"),
-        (["<search></search>", TURNS[1]], None, "answer  Ossa Trell"),
-        (["<answer> A </answer> or <answer> B </answer>"], None, "answer  A"),
-        (["<search> A <answer> B </answer>"], None, "answer  B"),
-    ],
-)  # fmt: skip
-def test_last_line_is_the_answer_or_why_there_is_none(capsys, turns, search, last):
-    options = {"max_turn_tokens": 4} if turns == ["<think> hm"] else {}
-    out = shown(capsys, turns, search, max_turns=0 if options else 2, **options)
-    assert out.splitlines()[-1] == last
 
 
 def scripted(monkeypatch, turns=TURNS, engine=None):

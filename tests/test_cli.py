@@ -11,18 +11,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import typer
 from tests.plugin_site import hook, site
 
-from srl.cli import main, output
+from srl.cli import main
 from srl.cli.app import COMMANDS, command
 from srl.errors import CheckFailed, UserError
 
@@ -270,23 +267,6 @@ def test_plugins_check_prints_every_check_and_ends_with_1_where_one_fails(site, 
     facts = (result["kind"], result["package"], len(result["checks"]))
     assert facts == ("reward", "srl-search-words", len(good))
     assert result["checks"][0].keys() == {"name", "passed", "detail"}
-
-
-@dataclass
-class UserPoint:
-    x: float
-    where: Path
-
-
-def test_json_takes_data_classes_paths_dates_numpy_and_nan(capsys) -> None:
-    point = UserPoint(float("nan"), Path("a"))
-    rows = [point, {1: np.float32(0.5), "b": np.arange(2)}, {"é"}, date(2025, 1, 2)]
-    output.print_json(rows)
-    output.print_rows(rows)
-    expected = [{"x": None, "where": "a"}, {"1": 0.5, "b": [0, 1]}, ["é"], "2025-01-02"]
-    out = capsys.readouterr().out.splitlines()
-    assert json.loads("".join(out[:-4])) == expected
-    assert [json.loads(line) for line in out[-4:]] == expected
 
 
 def test_telemetry_of_the_libraries_is_off_unless_the_user_says_otherwise(monkeypatch, capsys) -> None:

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srl.data.corpus import read_corpus
-from srl.data.hub import download
 from srl.data.parquet import read_questions, write_questions
 from srl.data.prepare import Input, parse_input, prepare
 from srl.data.sources import SOURCES
-from srl.data.splits import (
-    guess_split,
-    parse_amounts,
-    split_off,
-    without_repeats,
-)
+from srl.data.splits import guess_split, split_off, without_repeats
 from srl.errors import UserError
-from srl.files import read_manifest
 from srl.trajectory import Question
 
 FIXTURES = Path(__file__).parent / "fixtures" / "data"
@@ -95,20 +85,6 @@ def test_no_question_of_the_test_is_held_out_for_validation(tmp_path):
     assert made.questions == {"train": 5, "validation": 5, "test": 20}
     kept = [q for name in ("train", "validation") for q in read_questions(made.directory / f"{name}.parquet")]
     assert {q.id.rpartition("/")[2] for q in kept} == {f"q{n}" for n in range(20, 30)}
-
-
-def test_the_manifest_says_what_was_read(tmp_path):
-    prepare([given_file("squad", "squad-train.json")], tmp_path / "out", validation=1)
-    manifest = read_manifest(tmp_path / "out", "data")
-    assert (manifest["template"], manifest["validation"], manifest["passages"]) == ("search-r1", 1, 3)
-    (source,) = manifest["sources"]
-    assert (source["source"], source["questions"], source["skipped"]) == (
-        "squad",
-        4,
-        {"impossible (SQuAD 2)": 1},
-    )
-    assert len(source["digest"]) == 32
-    assert str(FIXTURES) not in json.dumps(manifest)
 
 
 @pytest.mark.parametrize(
@@ -246,19 +222,6 @@ def test_each_source_gives_its_part_within_one_question(sizes, amount):
         assert abs(held[f"s{number}"] - amount * size / len(questions)) < 1
 
 
-@pytest.mark.parametrize(
-    ("texts", "found"), [([], 0.0), (["0.1"], 0.1), (["400"], 400), (["a=b=3", "c=.5"], {"a=b": 3, "c": 0.5})]
-)
-def test_amounts_to_hold_out_are_read_by_source(texts, found):
-    assert parse_amounts(texts) == found
-
-
-@pytest.mark.parametrize("text", ["x", "nq=", "-1", "nq=nan", "inf", "1 2", "nq=1 nq=2", "1 nq=2"])
-def test_an_amount_that_is_none_is_refused(text):
-    with pytest.raises(UserError):
-        parse_amounts(text.split())
-
-
 def test_questions_in_the_same_words_are_the_same():
     asked = without_repeats(
         [question("a", "Who  rows ?"), question("b", "who sails?"), question("c", "Who -- “rows”!")],
@@ -301,40 +264,3 @@ def test_an_input_is_written_as_source_split_and_files():
     assert parse_input("2wiki") == Input(SOURCES["2wikimultihopqa"])
     with pytest.raises(UserError):
         parse_input("nq=")
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    """A hub that serves the fixtures, and remembers what it was asked for."""
-    asked: list[tuple[str, str]] = []
-
-    def hf_hub_download(repository: str, name: str, repo_type: str) -> str:
-        assert repo_type == "dataset"
-        asked.append((repository, name))
-        if name.startswith("nq/"):
-            return str(FIXTURES / "flashrag-train.jsonl")
-        if name.startswith("bamboogle/"):
-            raise httpx.ProxyError("407 Proxy Authentication Required")
-        raise OSError("cannot be reached\nand more")
-
-    module, errors, utils, logging = (ModuleType(f"hub{n}") for n in range(4))
-    module.hf_hub_download = hf_hub_download
-    errors.HfHubHTTPError = errors.HFValidationError = OSError
-    logging.set_verbosity_error = lambda: None
-    names = ("", ".errors", ".utils", ".utils.logging")
-    for name, fake in zip(names, (module, errors, utils, logging), strict=True):
-        monkeypatch.setitem(sys.modules, f"huggingface_hub{name}", fake)
-    return asked
-
-
-def test_without_files_a_source_comes_from_the_hub_by_name(hub, tmp_path):
-    made = prepare([Input(SOURCES["nq"])], tmp_path / "out")
-    assert hub == [("RUC-NLPIR/FlashRAG_datasets", "nq/train.jsonl")]
-    assert made.questions == {"train": 3}
-
-
-def test_a_hub_out_of_reach_names_the_file_to_give(hub):
-    with pytest.raises(UserError):
-        download(SOURCES["wiki-18"])
-    with pytest.raises(UserError):
-        download(SOURCES["bamboogle"], "test")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from srl.data.sources import SOURCES, source_of
+from srl.data.sources import SOURCES
 from srl.errors import UserError
 from srl.trajectory import Question
 
@@ -185,13 +185,6 @@ def test_a_broken_row_is_named_with_its_line(name, row, tmp_path):
     good = {"question": "q", "answer": ["a"], "id": "1hop__0"}
     path = written(tmp_path / "rows.jsonl", good, row)
     assert complaint(name, path).startswith(f"{path}:2: ")
-
-
-def test_sources_are_known_by_short_names_and_an_unknown_one_names_the_nearest():
-    assert source_of("2wiki") is SOURCES["2wikimultihopqa"]
-    assert source_of("hotpot") is SOURCES["hotpotqa"]
-    with pytest.raises(UserError, match="'squad'"):
-        source_of("squat")
 
 
 ODD_VALUES = (None, 1, "", "x", [], [1], [[]], [["x", "y"]], {"x": 1})

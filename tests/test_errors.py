@@ -23,10 +23,7 @@ def test_a_file_whose_reader_gives_no_reason_is_refused_in_one_line(tmp_path, mo
 
     (tmp_path / "a.parquet").touch()
     monkeypatch.setattr(pq, "ParquetFile", refuse)
-    with (
-        pytest.raises(UserError, match=r"a\.parquet: "),
-        open_parquet(tmp_path / "a.parquet"),
-    ):
+    with pytest.raises(UserError, match=r"a\.parquet: "), open_parquet(tmp_path / "a.parquet"):
         pass
 
 

@@ -96,13 +96,6 @@ def test_srl_takes_the_line(name, words):
         assert resolved.config.cluster.nnodes >= 1
 
 
-def test_every_file_has_lines_for_srl():
-    names = {name for name, _ in LINES}
-    assert names == {"scale.md", "submit.sh", "train.sbatch"}
-    assert sum(name == "scale.md" for name, _ in LINES) >= 12
-
-
-PROGRAMS = sorted((ROOT / "examples").rglob("*.py"))
 OWN = ROOT / "examples" / "own_documents"
 
 
@@ -116,15 +109,6 @@ def run(path: Path, *arguments: object, folder: Path) -> str:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
-def test_program_says_how_to_run_it_and_is_listed(path):
-    assert "\n\n    " in (loaded(path)["__doc__"] or "")
-    listed = re.findall(r"\]\(([^)]+)\)", (ROOT / "examples" / "README.md").read_text(encoding="utf-8"))
-    assert path.relative_to(ROOT / "examples").as_posix() in listed
-    for target in listed:
-        assert (ROOT / "examples" / target).exists()
 
 
 def test_reward_of_the_example_conforms_and_counts_searches(monkeypatch):

@@ -95,16 +95,3 @@ def test_web_addresses_come_back_and_are_found(tmp_path):
     assert store.row("http://wiki/2") is None
     with pytest.raises(KeyError):
         store.passage("http://wiki/3")
-
-
-def test_a_store_without_web_addresses_has_no_files_of_them(tmp_path):
-    write_passages(ADDRESSED, tmp_path)
-    more = {file.name for file in tmp_path.iterdir()}
-    assert list(write_passages(SOME, tmp_path)) == SOME
-    assert len(more - {file.name for file in tmp_path.iterdir()}) == 2
-
-
-def test_web_addresses_are_in_the_digest_of_a_corpus():
-    assert digest([Passage("a", "b", "http://c")]) != digest([Passage("a", "b")])
-    moved = [Passage("a", "b"), Passage("c", "d", "http://c")]
-    assert digest(moved) != digest([Passage("a", "b", "http://c"), Passage("c", "d")])

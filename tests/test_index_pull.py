@@ -158,10 +158,7 @@ def test_the_command_says_what_it_takes_and_what_to_type_next(hub, tmp_path, mon
 
 @pytest.mark.parametrize(
     ("part", "sent", "how", "code"),
-    [
-        ("part_aa", 123_456, signal.SIGKILL, -signal.SIGKILL),
-        ("part_ab", 100_000, signal.SIGINT, 130),
-    ],
+    [("part_aa", 123_456, signal.SIGKILL, -signal.SIGKILL), ("part_ab", 100_000, signal.SIGINT, 130)],
 )
 def test_a_pull_killed_at_any_moment_goes_on_where_it_was(hub, tmp_path, part, sent, how, code):
     hub.stalls_after, out = {part: sent}, tmp_path / "e5"

@@ -9,12 +9,7 @@ import pytest
 from tests.plugin_site import Site, site  # noqa: F401
 
 from srl.errors import UserError
-from srl.index import (
-    build_index,
-    import_index,
-    live_index,
-    open_index,
-)
+from srl.index import build_index, import_index, live_index, open_index
 
 PLUGIN = """
     from pydantic import BaseModel, Field

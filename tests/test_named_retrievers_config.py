@@ -24,7 +24,7 @@ def refused(sets: list[str]) -> str:
 def test_named_retrievers_are_put_over_each_other_key_by_key(tmp_path):
     file = tmp_path / "my.yaml"
     file.write_text(
-        "search:\n  retrievers:\n    web: {retriever: bm25, description: live pages}\n    wiki: {index: w}\n",
+        "search:\n  retrievers:\n    web: {retriever: bm25, description: live pages}\n    wiki: {index: w}\n"
     )
     resolved = load_config(
         file=file, sets=[f"{WEB}.options.k1=1.5", "search.retrievers.papers.url=http://h/"]

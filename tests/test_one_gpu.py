@@ -75,11 +75,7 @@ class Own:
 
     def config(self, **settings: object) -> Config:
         given = {name.replace("__", "."): value for name, value in settings.items()}
-        paths = {
-            "model.path": self.model,
-            "data.train_files": [self.questions],
-            "data.corpus": self.corpus,
-        }
+        paths = {"model.path": self.model, "data.train_files": [self.questions], "data.corpus": self.corpus}
         return load_config("one-gpu", None, None, {**SMALL, **paths, **given}).config
 
 

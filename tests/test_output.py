@@ -16,7 +16,6 @@ from rich.cells import cell_len
 from tests.cli_mistakes import place, shell
 
 from srl.cli import output
-from srl.safe import safe
 
 __all__ = ["place", "shell"]
 
@@ -69,20 +68,6 @@ def test_no_line_is_wider_than_the_terminal_and_none_controls_it(patch, rows, wi
     assert all(cell_len(line) <= width for line in lines)
     assert "\x1b" not in "".join(lines)
     assert not one_line or len(lines) == len(rows) + 1
-
-
-def test_columns_without_room_are_left_out_and_named(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "60")
-    output.table(["name", "hops", "source"], [["0123456789ab", 2, "hotpotqa"]], least=("source",))
-    out, err = capsys.readouterr()
-    assert ("hotpotqa" in out, "hops" in out, "source" in err) == (False, True, True)
-
-
-@given(st.text("ab 語", max_size=200))
-def test_text_wraps_and_nothing_of_it_is_lost(patch, text):
-    (_, *lines) = printed(patch, 40, ["a", "text"], [["x", text]])
-    assert "".join("".join(lines).split())[1:] == "".join(safe(text).split())
 
 
 @pytest.mark.parametrize(

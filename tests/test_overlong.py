@@ -47,8 +47,5 @@ def test_it_is_a_part_of_its_own_in_the_last_turn():
 
 
 def test_a_buffer_longer_than_the_limit_is_refused(tmp_path):
-    with pytest.raises(
-        UserError,
-        match=r"overlong_buffer\.len = 256 .*max_response_length = 128",
-    ):
+    with pytest.raises(UserError, match=r"overlong_buffer\.len = 256 .*max_response_length = 128"):
         config(tmp_path, "grpo", reward__overlong_buffer={"enable": True})

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ import srl.store
 from srl.cli import main
 from srl.errors import UserError
 from srl.plugins import manager
-from srl.plugins.scaffold import KINDS, create, next_steps
+from srl.plugins.scaffold import KINDS, create
 from srl.train.make_missing import BASE_MODEL
 
 __all__ = ["site"]
@@ -48,28 +47,6 @@ def test_new_plugin_is_listed_and_passes_its_own_tests(kind, site, tmp_path, mon
     assert main(["plugins", "check", "short-answers"]) == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_new_package_is_complete_and_nothing_stands_unfilled(kind, tmp_path):
-    folder = create(kind, "my_own", tmp_path / "new")
-    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    module = "src/srl_my_own"
-    main_file = f"{module}/{KINDS[kind].file}.py"
-    tests = "tests/test_srl_my_own.py"
-    assert files == {"README.md", "pyproject.toml", f"{module}/__init__.py", main_file, tests}
-    entry = (folder / module / "__init__.py").read_text()  # imported by every listing
-    assert [line for line in entry.splitlines() if "import" in line] == ["from srl.plugins import hookimpl"]
-    for name in files:
-        text = (folder / name).read_text(encoding="utf-8")
-        assert "{{" not in text
-        assert text.endswith("\n")
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    assert project["name"] == "srl-search-my-own"
-    assert project["entry-points"]["srl"] == {"my_own": "srl_my_own"}
-    needed = ["srl-search", "srl-search-web"] if kind == "provider" else ["srl-search"]
-    assert project["dependencies"] == [f"{package}>=0.1,<0.2" for package in needed]
-    assert project["optional-dependencies"] == {"test": ["pytest"]}
-
-
 @pytest.mark.parametrize(
     "name", ["", "Bad", "has space", "9x", "x-", "-x", "x--y", "a.b", "ü", "../up", "x\n"]
 )
@@ -87,20 +64,6 @@ def test_name_that_is_taken_is_refused(site, tmp_path):
     with pytest.raises(UserError, match="algorithm"):
         create("algo", "mine", tmp_path / "new")
     assert not (tmp_path / "new").exists()
-
-
-def test_command_prints_the_folder_and_what_to_type_next(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["plugins", "new", "reward", "bees"]) == 0
-    out, err = capsys.readouterr()
-    assert out == "srl-search-bees\n"
-    assert [line.strip() for line in err.splitlines()[1:]] == [
-        "pip install -e './srl-search-bees[test]'",
-        "pytest ./srl-search-bees",
-        "srl plugins check bees",
-        "srl train --set reward.weights.bees=0.1",
-    ]
-    assert "'/tmp/my plugins/x[test]'" in next_steps("algorithm", "x", Path("/tmp/my plugins/x"))
 
 
 SRL = str(Path(sys.executable).with_name("srl"))

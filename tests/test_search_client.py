@@ -171,11 +171,6 @@ def test_a_server_that_keeps_failing_is_left_alone_and_tried_now_and_then_until_
     assert site.asked.count("one") == 3
 
 
-def test_a_query_that_one_server_rejects_is_not_taken_to_the_next():
-    site = Site(one=422, two=200)
-    assert outcomes(ask(client(site), "a")) == [("rejected", 1)]
-
-
 # Waits
 
 

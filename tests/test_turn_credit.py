@@ -149,11 +149,6 @@ def process(request):
     return Process(POLICIES[request.param])
 
 
-def test_the_probabilities_of_all_episodes_and_of_all_groups_sum_to_1(process):
-    assert float(process.p.sum()) == pytest.approx(1)
-    assert float(process.weights.sum()) == pytest.approx(1)
-
-
 @pytest.mark.parametrize("estimate", [rloo, turn_rloo], ids=["rloo", "turn_rloo"])
 def test_without_bias_the_mean_over_all_groups_is_the_gradient_of_the_return(process, estimate):
     assert_close(process.mean(plugin(estimate)), process.gradient(), rtol=0, atol=1e-12)
