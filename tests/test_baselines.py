@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 import re
@@ -13,21 +12,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.scripts import EXAMPLES, PAGE, QUESTION, RecordingEngine, TableSearch, play, rollout
+from tests.scripts import EXAMPLES, PAGE, QUESTION, RecordingEngine, TableSearch, play
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 from srl.cli import main
 from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
-from srl.errors import UserError
 from srl.index import build_index
 from srl.models.weights import save_model
-from srl.protocol import (
-    TEMPLATES,
-    examples_in,
-    render_information,
-    render_passage,
-)
+from srl.protocol import TEMPLATES, examples_in, render_information, render_passage
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.environment import Environment
@@ -80,19 +73,6 @@ def test_a_failed_search_of_rag_is_a_fault_and_nothing_is_generated(codec):
     assert (trajectory.end, trajectory.valid, trajectory.answer) == ("failed", False, None)
     assert (engine.contexts, trajectory.turns, trajectory.valid_searches) == ([], 0, 0)
     assert trajectory.fault == "timed_out: no answer in 30 s"
-
-
-@pytest.mark.parametrize(("faults", "end"), [(1, "answered"), (2, "failed")])
-def test_rag_is_tried_once_more_after_a_failed_search(codec, faults, end):
-    down = [Search(QUESTION.text, status="refused", error="gone")] * faults
-    search = TableSearch(outcomes=down)
-    [trajectory] = asyncio.run(
-        rollout(
-            [QUESTION], ScriptedEngine(codec, lambda request, turn: ANSWER), search, codec=codec,
-            template=RAG, options=EpisodeOptions(max_turns=0),
-        )
-    )  # fmt: skip
-    assert (trajectory.end, trajectory.attempt, len(search.queries)) == (end, 1, 2)
 
 
 def test_the_passages_of_rag_lose_whole_passages_first(codec):
@@ -240,14 +220,6 @@ def _tokens(config: Config, question: str) -> int:
     """The length of a prompt where a token is three characters, the most that a usual text takes."""
     messages = choose_template(config).messages(question, render_information([]))
     return sum(-(-len(message["content"]) // 3) for message in messages)
-
-
-def test_prompts_with_passages_are_not_prepared_ahead(tmp_path: Path):
-    from srl.data.prepare import parse_input, prepare
-
-    (tmp_path / "q.jsonl").write_text('{"id": "1", "question": "Who?", "golden_answers": ["x"]}\n')
-    with pytest.raises(UserError, match=r"--template rag has passages.*data\.template=rag"):
-        prepare([parse_input(f"questions={tmp_path / 'q.jsonl'}")], tmp_path / "out", template="rag")
 
 
 TOWERS = {"Velmar": "Ossa Trell", "Quillon": "Ada Brix", "Tarn": "Ivo Stell", "Mirre": "Una Vost"}

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -190,22 +190,6 @@ def test_global_options_reach_the_command(monkeypatch, flags, ours, theirs) -> N
     replace_eval(monkeypatch, body)
     assert main([*flags, "eval", "--workspace", "some/where"]) == 0
     assert seen == [ours, theirs, "some/where"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "warned"),
-    [(["--preset", "small"], True), (["--preset", "tiny-hard"], False), (["--model", "mine"], False),
-     (["--model", "mine", "--set", "data.train_files=mine.parquet"], True)],
-)  # fmt: skip
-def test_the_demos_model_or_settings_where_they_do_not_belong_are_warned_of(
-    monkeypatch, capsys, tmp_path, arguments, warned
-) -> None:
-    (tmp_path / "mine").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("srl.cli.train._runs", lambda: SimpleNamespace(start=lambda *_, **__: None))
-    monkeypatch.setattr("srl.cli.train._tell", lambda *_: None)
-    assert main(["train", *arguments]) == 0
-    assert ("the demo's" in capsys.readouterr().err) == warned
 
 
 def test_plugins_list_shows_the_broken_with_their_place_and_the_ambiguous(site, capsys) -> None:

@@ -25,7 +25,6 @@ from srl.evaluate.coverage import (
     Share,
     WrittenCoverage,
     coverage,
-    coverage_key,
     coverage_metrics,
     read_coverage,
     write_coverage,
@@ -187,20 +186,6 @@ def test_what_was_written_is_read_again(tmp_path):
     write_coverage(tmp_path, WrittenCoverage(found, notes, "key"))
     assert read_coverage(tmp_path) == read_coverage(tmp_path, "key") == (found, notes, "key")
     assert read_coverage(tmp_path, "another") is None
-
-
-def test_the_key_tells_other_questions_answers_and_corpora_apart():
-    one, two = ask("a", "x", supporting_ids=["p1"]), ask("b", "y")
-    key = coverage_key([one, two], ["c1"])
-    assert coverage_key([two, one], ["c1"]) == key
-    others = [
-        coverage_key([one], ["c1"]),
-        coverage_key([one, ask("b", "z")], ["c1"]),
-        coverage_key([ask("a", "x", supporting_ids=["p2"]), two], ["c1"]),
-        coverage_key([one, two], ["c2"]),
-        coverage_key([one, two], ["c1", "c2"]),
-    ]
-    assert len({key, *others}) == 6
 
 
 # The command

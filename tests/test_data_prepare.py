@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srl.data.corpus import read_corpus
-from srl.data.parquet import read_questions, write_questions
+from srl.data.parquet import read_questions
 from srl.data.prepare import Input, parse_input, prepare
 from srl.data.sources import SOURCES
 from srl.data.splits import guess_split, split_off, without_repeats
@@ -54,15 +54,6 @@ def test_each_split_goes_to_a_file_of_its_own(tmp_path):
         "popqa/test/501",
         "popqa/test/502",
     ]
-
-
-def test_rows_of_a_parquet_file_keep_their_split(tmp_path):
-    """As `srl data prepare nq=nq.parquet` reads what it wrote."""
-    asked = [Question(f"nq/{name}/7", name, ("a",), "nq", name) for name in ("train", "test")]
-    write_questions(tmp_path / "nq.parquet", asked)
-    made = prepare([Input(SOURCES["nq"], (tmp_path / "nq.parquet",))], tmp_path / "out")
-    assert made.questions == {"train": 1, "test": 1}
-    assert made.notes == ()
 
 
 def test_a_training_question_that_the_test_asks_too_is_dropped_and_said(tmp_path):
@@ -160,24 +151,6 @@ def test_a_row_says_its_split_in_any_usual_way_or_is_refused(tmp_path):
         prepare(inputs, tmp_path / "other")
 
 
-def test_own_questions_that_name_passages_by_id_get_their_titles(tmp_path):
-    passages = [{"id": f"p{n}", "title": f"Page {n}", "text": "red"} for n in (1, 2)]
-    rows = [asked("which", metadata={"supporting_ids": ["p2", "p1"]})]
-    prepare(own_files(tmp_path, rows, passages), tmp_path / "out")
-    (found,) = read_questions(tmp_path / "out" / "train.parquet")
-    assert found.metadata["supporting_titles"] == ["Page 2", "Page 1"]
-
-
-def test_a_part_with_the_id_of_another_passage_is_refused(tmp_path):
-    passages = [
-        {"id": "a", "title": "A", "text": "One is here. Two is there."},
-        {"id": "a#1", "contents": "x"},
-    ]
-    for rows in (passages, passages[::-1]):
-        with pytest.raises(UserError):
-            prepare(own_files(tmp_path, [asked("a")], rows), tmp_path / "out", passage_words=3)
-
-
 @settings(deadline=None)
 @given(
     st.lists(
@@ -255,12 +228,3 @@ def test_a_question_with_the_id_of_a_test_question_is_not_trained_on():
 )
 def test_the_split_is_what_the_files_name_says(name, split):
     assert guess_split(Path("dev") / name) == split
-
-
-def test_an_input_is_written_as_source_split_and_files():
-    assert parse_input("nq:dev=a.jsonl,b.jsonl") == Input(
-        SOURCES["nq"], (Path("a.jsonl"), Path("b.jsonl")), "validation"
-    )
-    assert parse_input("2wiki") == Input(SOURCES["2wikimultihopqa"])
-    with pytest.raises(UserError):
-        parse_input("nq=")

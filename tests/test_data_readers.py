@@ -97,28 +97,6 @@ def test_a_published_file_gives_its_questions(name):
         assert (question.data_source, question.split) == (name, "train")
 
 
-def test_a_question_is_read_whole():
-    first, *_, last = read("nq", "nq-open.train.jsonl")
-    text = "who founded the village of lower thorne"
-    assert first == Question("nq/train/0", text, ("Maud Ashby",), "nq", "train", metadata={"hops": 1})
-    assert last.text == "what is a köhlerhütte built of — and why"
-    assert read("bamboogle", "bamboogle.csv") == read("bamboogle", "bamboogle.json")
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "metadata"),
-    [
-        ("nq", {"answer": ["Ana"], "title": "Rye"}, {"hops": 1, "supporting_titles": ["Rye"]}),
-        ("hotpotqa", {"answer": "Ana", "supporting_titles": ["A", "B"]},
-         {"hops": 2, "supporting_titles": ["A", "B"]}),
-        ("hotpotqa", {"answer": "Ana", "type": "bridge"}, {"hops": 2, "type": "bridge"}),
-    ],
-)  # fmt: skip
-def test_what_only_some_files_have_is_kept(name, row, metadata, tmp_path):
-    [question] = read(name, written(tmp_path / "a.jsonl", {"question": "who made rye", **row}))
-    assert question.metadata == metadata
-
-
 @pytest.mark.parametrize(
     ("name", "titles"),
     [
@@ -142,13 +120,6 @@ def test_any_question_source_takes_flashrag_rows(name):
     assert second.metadata["supporting_titles"] == ["Ferry Hall", "Ilse Brandl"]
     assert "context" not in second.metadata
     assert third.metadata["supporting_titles"] == ["Osk lighthouse"]
-
-
-def test_paragraphs_in_flashrag_metadata_become_passages():
-    passages = list(SOURCES["hotpotqa"].passages(FIXTURES / "flashrag-train.jsonl"))
-    assert [p.title for p in passages] == ["Ferry Hall", "Ilse Brandl", "Lantern Works", "Osk lighthouse"]
-    second = read("hotpotqa", "flashrag-train.jsonl")[1]
-    assert second.metadata["supporting_ids"] == [passages[0].id, passages[1].id]
 
 
 @pytest.mark.parametrize("name", FILES)

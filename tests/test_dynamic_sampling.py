@@ -149,14 +149,6 @@ def test_a_step_asks_no_question_twice_and_the_position_is_all_that_it_depends_o
         asked, position = asked | names, after
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.integers(1, 30), st.integers(1, 9), st.integers(1, 12))
-def test_where_nothing_is_replaced_a_step_asks_the_questions_of_its_batch(count, size, step):
-    order = QuestionOrder(questions("train", count), size, 0)
-    position = (step - 1) * order.batch_size
-    assert order.further(position, order.batch_size) == (order.batch(step), position + order.batch_size)
-
-
 SETS = {
     "rollout__n": 2, "data__train_batch_size": 2, "rollout__deterministic": True, "actor__use_kl_loss": False,
     "algorithm__filter_groups": {"enable": True, "max_num_gen_batches": 3},

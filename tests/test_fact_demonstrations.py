@@ -21,7 +21,7 @@ from srl.data.demonstration_texts import COMMON_WORDS, QUOTED_WORDS, words_of
 from srl.data.parquet import read_questions, write_questions
 from srl.data.prepare import parse_input, prepare
 from srl.data.stated_values import find_value
-from srl.data.supporting_facts import NoDemonstration, facts_of
+from srl.data.supporting_facts import NoDemonstration
 from srl.errors import CheckFailed
 from srl.index import build_index, open_index
 from srl.protocol import parse_action, template
@@ -148,18 +148,6 @@ def test_decomposition_asks_its_parts_with_the_answers_so_far(index):
     assert answer_of(chain) == "Quenton"
 
 
-def test_brief_thoughts_begin_when_something_was_read_and_name_the_passage_of_the_answer(index):
-    one = chain_of(asks("What are floods of the Lenn called?", "reedwash", "Lenn"), index, brief=True)
-    assert one.turns == [
-        f"<search> {one.queries[0]} </search>",
-        "<think> Doc 1 says it. </think>\n<answer> reedwash </answer>",
-    ]
-    two, full = (chain_of(TWO_HOPS, index, brief=brief) for brief in (True, False))
-    assert two.queries == full.queries
-    assert two.turns[0] == "<search> The Silver Pass director </search>"
-    assert "Arno Rusk" in two.turns[1].partition("</think>")[0]
-
-
 def test_search_that_misses_is_reworded_and_with_recovery_kept_as_it_was(index):
     question = asks("In Quenton, which politician keeps bees?", "Mira Oswin", "Mira Oswin")
     plain, kept = chain_of(question, index), chain_of(question, index, recovery=1.0)
@@ -170,37 +158,6 @@ def test_search_that_misses_is_reworded_and_with_recovery_kept_as_it_was(index):
     assert found.hits[0].passage.id != IDS["Mira Oswin"]
     assert kept.docs[0].passage == found.hits[0].passage
     assert answer_of(kept) == "Mira Oswin"
-
-
-def test_triples_whose_names_differ_in_accents_or_length_are_one_chain():
-    for value, subject in (("Émile Chautard", "Emile Chautard"), ("Kanye West", "Kanye")):
-        known = {
-            "supporting_titles": ["A", value],
-            "evidences": [["A", "director", value], [subject, "spouse", "C"]],
-        }
-        facts = facts_of(Question("q", "?", ("C",), metadata=known))
-        assert facts.by_value
-        assert [lookup.title for lookup in facts.lookups] == ["A", value]
-
-
-def test_triples_may_be_columns_and_other_forms_leave_the_titles():
-    columns = {"fact": ["A", "B"], "relation": ["director", "spouse"], "entity": ["B", "C"]}
-    known = {"supporting_titles": ["A", "B"]}
-    facts = facts_of(Question("q", "?", ("C",), metadata={**known, "evidences": columns}))
-    assert [(lookup.subject, lookup.value) for lookup in facts.lookups] == [("A", "B"), ("B", "C")]
-    odd: list[dict[str, Any]] = [
-        {"evidences": [["A", "mother", "B"], ["C", "sibling", "D"]]},
-        {"evidences": [["A", "by", "X"], ["B", "by", "Y"], ["X", "born", "1"], ["Y", "born", "2"]]},
-        {"evidences": [["A", "director"]]}, {"evidences": {"fact": ["A"]}}, {"evidences": "A"},
-        {"question_decomposition": [{"question": "A?"}]}, {"question_decomposition": "A"},
-        {"evidences": [["A", "director", 7]]},
-    ]  # fmt: skip
-    for metadata in odd:
-        facts = facts_of(
-            Question("q", "?", ("C",), metadata={**known, "supporting_facts": [["A", 0]], **metadata})
-        )
-        assert [lookup.title for lookup in facts.lookups] == ["A", "B"]
-        assert not facts.by_value
 
 
 @pytest.mark.parametrize(

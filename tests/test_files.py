@@ -179,23 +179,6 @@ def test_what_is_not_a_dead_writers_is_left_alone(tmp_path):
     assert names(tmp_path / unmarked) == ["thesis.txt"]
 
 
-def test_what_could_not_be_removed_is_still_marked(tmp_path, monkeypatch):
-    """Such as a directory with a file that is open, on NFS."""
-    fill(files.atomic_directory, tmp_path / "x", "open")
-
-    def keeping_the_open_file(path: Path, **options: object) -> None:
-        for file in path.rglob("*"):
-            if file.is_file() and file.name != "open":
-                file.unlink()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files.shutil, "rmtree", keeping_the_open_file)
-        files.discard(tmp_path / "x")
-    assert list(tmp_path.glob("*/x/open"))
-    files.remove_leftovers(tmp_path, alone=True)
-    assert names(tmp_path) == []
-
-
 def test_a_lock_is_held_until_it_is_given_back_where_there_are_locks(tmp_path, monkeypatch):
     with files.locked(tmp_path):
         with pytest.raises(UserError), files.locked(tmp_path, "taken"):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from tests.plugin_site import Site, site  # noqa: F401
 
-from srl.cli import main, output
+from srl.cli import main
 
 PLUGIN = """
     from srl.index import Fault
@@ -85,15 +84,6 @@ def test_build_says_what_was_built_and_progress_goes_to_stderr(corpus, capsys):
     assert "indexing passages: 2 of 2" in err
 
 
-def test_search_on_a_terminal_shows_a_few_lines_of_a_hit(built, capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setattr(output, "terminal_width", lambda: 10)
-    assert main(["index", "search", "i", "tall lighthouse"]) == 0
-    assert capsys.readouterr().out.endswith("  p0  Lighthouse: The lighthouse of…\n")
-    assert main(["index", "search", "i", "tall lighthouse", "--full"]) == 0
-    assert capsys.readouterr().out.endswith("  p0  Lighthouse: The lighthouse of Genoa is tall.\n")
-
-
 def test_search_reads_queries_from_standard_input(built, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("genoa\n\nunicorn\n"))
     assert main(["index", "search", "i", "-", "-k", "1", "--json"]) == 0
@@ -102,18 +92,6 @@ def test_search_reads_queries_from_standard_input(built, capsys, monkeypatch):
     assert [[hit["id"] for hit in one["hits"]] for one in found] == [["p1"], []]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["index", "search", "i", "-"]) == 2
-
-
-def test_only_what_searches_outside_is_built_without_a_corpus(corpus, site, capsys):  # noqa: F811
-    site.install("srl-search-outside", PLUGIN)
-    assert main(["index", "build", "--retriever", "plain", "--out", "i"]) == 2
-    command = ["index", "build", "--retriever", "outside", "--out", "o"]
-    assert main([*command, "--corpus", "corpus.jsonl"]) == 2
-    assert main(command) == 0
-    capsys.readouterr()
-    assert main(["index", "info", "o", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert (facts["passages"], facts["corpus_digest"]) == (0, "")
 
 
 def test_a_live_index_is_searched_and_measured_and_its_faults_are_said(corpus, site, capsys):  # noqa: F811

@@ -42,11 +42,3 @@ def test_a_checkout_is_named_with_its_plugins_installed_or_not(tmp_path, install
     assert pip_install(of="srl-search-e5") == f"pip install -e '{plugin}'"
     assert pip_install(of="srl-search-other") == "pip install srl-search-other"
     assert str(here) in install_default()
-
-
-@pytest.mark.parametrize("place", ["no folder", "a folder that is gone", "not installed"])
-def test_a_package_is_named_without_a_checkout(tmp_path, installed, place):
-    if place != "not installed":
-        installed("srl-search", tmp_path / "gone" if "gone" in place else None)
-    assert pip_install("verl") == "pip install 'srl-search[verl]'"
-    assert install_default() == "pip install 'srl-search[default]'"

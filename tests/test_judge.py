@@ -172,14 +172,6 @@ def test_a_judge_that_keeps_failing_is_given_up(
         assert len(prompts_of(server)) == requests
 
 
-def test_a_server_that_fails_gives_no_score_and_says_why(tmp_path: Path) -> None:
-    with judged_by(careful, tmp_path, status=503) as (mix, server):
-        found = score(mix, "Genoa", "Paris")
-    for item in found:
-        assert str(server.port) in item.error
-        assert "HTTP 503" in item.error
-
-
 def test_a_request_that_the_server_refuses_costs_its_episode_alone(tmp_path: Path) -> None:
     answers = saying(careful, 200, USAGE)
 

@@ -205,15 +205,3 @@ def test_training_moves_the_policy_towards_its_reward(setting, workspace, tmp_pa
     train(chosen, workspace, algo)
     rewards = [values["critic/score/mean"] for values in metrics_of(only_run(workspace)).values()]
     assert sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + 0.3
-
-
-def test_a_run_that_cannot_start_leaves_nothing(setting, workspace, monkeypatch):
-    with pytest.raises(UserError, match="this model's context is 256"):
-        train(config(setting, data__max_response_length=1000), workspace)
-    monkeypatch.setattr("srl.train.report.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="wandb is not installed"):
-        train(config(setting, trainer__logger=["wandb"]), workspace)
-    for algo in ("grpo", "sft"):
-        with pytest.raises(UserError, match=r"model\.dtype = float16: .*set model\.dtype=bfloat16"):
-            train(config(setting, model__dtype="float16"), workspace, algo)
-    assert Workspace(workspace).all_runs() == []

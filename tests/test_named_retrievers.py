@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import string
 
 import pytest
@@ -134,31 +133,6 @@ def test_a_fault_of_one_retriever_fails_the_episode_and_says_which(codec):
 
 
 # The router
-
-
-class Elsewhere(TableSearch):
-    """A searcher that must be reached and closed."""
-
-    def __init__(self, digest: str) -> None:
-        super().__init__()
-        self.index_digest = digest
-        self.calls: list[str] = []
-
-    async def connect(self) -> None:
-        self.calls.append("connect")
-
-    async def aclose(self) -> None:
-        self.calls.append("close")
-
-
-def test_every_retriever_is_reached_closed_and_named_with_its_index():
-    default, web = Elsewhere("d1"), Elsewhere("d2")
-    searcher = NamedRetrievers(default, {"web": web, "table": TableSearch()})
-    asyncio.run(searcher.connect())
-    asyncio.run(searcher.aclose())
-    assert default.calls == web.calls == ["connect", "close"]
-    assert (searcher.retrievers, searcher.index_digest) == (("web", "table"), "d1")
-    assert searcher.digests == {"": "d1", "web": "d2", "table": ""}
 
 
 # The prompt

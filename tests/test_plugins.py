@@ -7,20 +7,9 @@ from tests.plugin_site import hook, site
 
 from srl.errors import UserError
 from srl.install import install_default, pip_install
-from srl.plugins import hookspecs, manager
+from srl.plugins import manager
 
 __all__ = ["site"]
-
-HOOKS = {name: function for name, function in vars(hookspecs).items() if name.startswith("srl_")}
-
-
-def test_every_hook_is_asked_and_every_kind_has_one(site):
-    assert set(HOOKS) == set(manager.KINDS.values())
-    for kind in manager.KINDS:
-        site.install(f"srl-search-my-{kind}", hook(kind, f"my-{kind}"))
-    assert {(entry.kind, entry.name) for entry in manager.installed()} == {
-        (kind, f"my-{kind}") for kind in manager.KINDS
-    }
 
 
 HOOK = "from srl.plugins import hookimpl\n@hookimpl\ndef "

@@ -14,7 +14,7 @@ import srl.store
 from srl.config.sections import Data, Sft
 from srl.data.demonstration_file import read_demonstrations, write_demonstrations
 from srl.errors import UserError
-from srl.train.question_order import MixedOrder, _part, order_of
+from srl.train.question_order import MixedOrder, order_of
 from srl.train.sft import batches
 from srl.trajectory import Question, Trajectory
 
@@ -85,29 +85,6 @@ def test_a_pool_asks_all_its_questions_before_any_again():
 def test_a_mix_that_does_not_fit_the_questions_is_refused(mix, message):
     with pytest.raises(UserError, match=message):
         order_of(questions(nq=6, squad=20), Data(train_batch_size=10, mix=mix), 0)
-
-
-@pytest.mark.parametrize(
-    ("hops", "part"),
-    [
-        (2, "2"), (2.0, "2"), ("2", "2"), (None, "unknown"), (float("nan"), "unknown"), (2.5, "unknown"),
-        ("many", "unknown"), (True, "unknown"), (-1, "unknown"),
-    ],
-)  # fmt: skip
-def test_a_question_belongs_to_a_part_that_a_mix_by_hops_can_name(hops, part):
-    """Also where pandas has written the numbers, or where the file has null."""
-    asked = Question("a", "?", (), "nq", metadata={"hops": hops})
-    assert _part(asked, {"1": 1, "2": 1, "unknown": 0}) == part
-    assert _part(asked, {"nq": 1}) == "nq"
-    MixedOrder([asked], 1, 0, True, {part: 1.0, "7": 0.0})
-
-
-def test_questions_whose_hops_are_not_known_are_left_out_or_mixed_by_the_name_unknown():
-    asked = [*questions(nq=20), *(Question(f"a{n}", "?", (), "nq") for n in range(20))]
-    without = MixedOrder(asked, 8, 0, True, {"1": 1, "2": 1, "unknown": 0})
-    assert Counter(question.metadata.get("hops") for question in without.batch(1)) == {1: 4, 2: 4}
-    with_them = MixedOrder(asked, 8, 0, True, {"1": 1, "2": 0, "unknown": 1})
-    assert Counter(question.metadata.get("hops") for question in with_them.batch(1)) == {1: 4, None: 4}
 
 
 def test_a_run_trains_on_the_mix_and_refuses_one_that_does_not_fit(tmp_path):

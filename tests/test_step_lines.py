@@ -40,22 +40,6 @@ def test_step_without_searches_or_advantages_teaches_nothing(values, sets, expec
     assert bool(nothing_to_learn(values, config(*sets))) is expected
 
 
-def lines(*steps: tuple[int, dict[str, float]]) -> list[int]:
-    """How many lines each of these steps has."""
-    out = StringIO()
-    terminal, counts = Terminal(Console(file=out, width=200)), []
-    for step, values in steps:
-        before = out.getvalue().count("\n")
-        terminal.step(step, config(), values)
-        counts.append(out.getvalue().count("\n") - before)
-    return counts
-
-
-def test_it_is_said_after_the_first_step_and_again_where_it_persists():
-    assert lines(*((step, EQUAL) for step in range(1, 13))) == [2, *[1] * 8, 2, 1, 1]
-    assert lines((1, LEARNING), *((step, NO_SEARCH) for step in range(2, 9)), (9, LEARNING)) == [1] * 9
-
-
 def test_time_left_is_that_of_all_steps_with_what_is_between_them(monkeypatch):
     """Steps of 2 s with 8 s of validation after the first: 28 of 30 steps at (2 + 8 + 2) / 2 s are left. A
     validation and a test come once more."""

@@ -111,16 +111,6 @@ def test_a_set_named_twice_and_an_unknown_suite_are_refused(tmp_path: Path) -> N
         read_suite("search-r2")
 
 
-def test_missing_files_are_told_with_the_commands_that_get_them(tmp_path: Path) -> None:
-    jsonl(tmp_path / "nq.jsonl", rows_of("nq", 3))
-    with pytest.raises(UserError) as error:
-        read_sets(read_suite("search-r1"), tmp_path)
-    said = str(error.value)
-    assert f"srl data prepare hotpotqa:validation --out {tmp_path}/hotpotqa && srl data prepare" in said
-    assert "prepare nq" not in said
-    assert "\n" not in said
-
-
 def test_sets_are_found_by_name_and_by_split_and_in_one_merged_file(tmp_path: Path) -> None:
     suite = suite_of("nq", "popqa", "musique")
     (tmp_path / "popqa").mkdir()
@@ -130,13 +120,6 @@ def test_sets_are_found_by_name_and_by_split_and_in_one_merged_file(tmp_path: Pa
     found = read_sets(suite, tmp_path)
     assert {name: len(rows.questions) for name, rows in found.items()} == {"nq": 3, "popqa": 4, "musique": 5}
     assert [item.id for item in found["nq"].questions] == ["nq/test/0", "nq/test/1", "nq/test/2"]
-
-
-def test_published_files_are_read_where_the_source_is_named(tmp_path: Path) -> None:
-    jsonl(tmp_path / "dev.jsonl", [{"question": "who?", "answer": ["a", "b"]}])
-    suite = read_suite(manifest(tmp_path / "m.yaml", "name: real, source: nq, split: dev, file: dev.jsonl"))
-    (question,) = read_sets(suite, tmp_path)["real"].questions
-    assert (question.id, question.golden_answers) == ("nq/validation/0", ("a", "b"))
 
 
 def test_an_id_of_two_sets_is_an_error_and_so_is_one_that_is_repeated(tmp_path: Path) -> None:

@@ -137,13 +137,6 @@ def test_a_larger_budget_generates_only_what_the_smaller_one_did_not_ask(place: 
     assert len(list(run.glob("questions-*.json"))) == 2
 
 
-def test_rows_that_are_not_those_of_the_manifest_are_refused(place: Place) -> None:
-    write_questions(place.folder / "nq.parquet", questions("nq", 39))
-    code, out, err = place.suite()
-    assert (code, out, place.engines) == (2, "", [])
-    assert "nq: 39 rows" in err.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

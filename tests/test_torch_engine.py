@@ -139,25 +139,6 @@ def test_more_episodes_than_slots_all_end_and_nothing_is_fed_twice():
     assert sum(fed) == sum(5 + 2 * 4 + count - 1 for count in sampled)
 
 
-@pytest.mark.parametrize("cost", [1.0, 40.0])
-def test_requests_wait_until_they_have_lost_what_a_feed_costs_the_others(cost, monkeypatch):
-    engine, fed, asked = new_engine(Bigram(torch.zeros(400, 400)), max_num_seqs=20), [], []
-    monkeypatch.setattr(type(engine._forward), "feed_cost", cost)
-    advance = engine._advance
-    engine._advance = lambda rows: fed.append(len(rows)) or advance(rows)
-
-    async def main():
-        others = [engine.generate(f"e{i}", [5, 6], Sampling(max_tokens=60)) for i in range(19)]
-        tasks = [asyncio.create_task(other) for other in others]
-        while len(fed) < 5:
-            await asyncio.sleep(0)
-        asked.append(len(fed))
-        await asyncio.gather(*tasks, engine.generate("late", [5, 6], Sampling(max_tokens=1)))
-
-    asyncio.run(main())
-    assert fed.index(1) - asked[0] == (19 if cost == 1 else 60 - asked[0])
-
-
 def test_slow_search_holds_up_its_own_episode_only():
     engine = new_engine(tiny_model())
 

@@ -134,27 +134,6 @@ def test_decode_step_copies_no_keys_and_values_and_reads_nothing_back():
     assert not {"clone", "repeat_interleave", "index_select"} & {n for n, s in operations.made if len(s) >= 4}
 
 
-def test_neighbours_in_the_cache_are_read_together_and_no_wider_than_their_longest():
-    lengths = (1000, 30, 40, 900, 20, 60)
-    forward, table, rows = decoding(model_with(), lengths)
-    rows, widths = rows[[0, 1, 2, 4, 5]], []
-
-    class Seen(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if "scaled_dot_product" in str(function):
-                widths.append((args[1].shape[0], args[1].shape[2]))
-            return function(*args, **(kwargs or {}))
-
-    with torch.no_grad(), Seen():
-        logits = forward.feed(table, rows)
-    assert widths == [(3, 1008), (2, 64)] * LAYERS
-    for index, row in enumerate(rows):
-        with torch.no_grad():
-            ids = table.ids[row, : lengths[row] + 1].tolist()
-            alone = forward.model(torch.tensor([ids])).logits[:, -1]
-        torch.testing.assert_close(logits[index : index + 1], alone, rtol=1e-4, atol=1e-4)
-
-
 def test_body_of_a_graph_has_its_budget_of_operations_and_reads_nothing():
     """The body is run on tensors without values: what asks for one raises."""
     with FakeTensorMode(), torch.no_grad():

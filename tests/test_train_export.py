@@ -6,13 +6,11 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.training import SETTINGS, tokenizer
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from srl.cli import main
@@ -27,7 +25,7 @@ from srl.train.export import export, in_dtype, with_weights
 from srl.train.model_settings import settings_of
 from srl.train.model_size import shape_of
 from srl.train.named_checkpoint import model_directory
-from srl.train.sharded_weights import merged, shard_files, sharding
+from srl.train.sharded_weights import merged, shard_files
 from srl.workspace import Workspace
 
 TEXT = "what flag has velmar ? <search> flag of velmar </search>"
@@ -147,10 +145,7 @@ def test_tokenizer_is_the_runs_also_where_the_checkpoint_has_another(verl_run: P
     odd = verl_run / "checkpoints" / "global_step_3" / "actor" / "huggingface" / "tokenizer.json"
     odd.write_text("{}", encoding="utf-8")
     out = export(verl_run, tmp_path / "out").directory
-    for read in (
-        PreTrainedTokenizerFast.from_pretrained(out),
-        load_tokenizer(out)[0],
-    ):
+    for read in (PreTrainedTokenizerFast.from_pretrained(out), load_tokenizer(out)[0]):
         assert read.encode(TEXT) == tokenizer().encode(TEXT)
     shutil.rmtree(verl_run / "tokenizer")
     with pytest.raises(UserError, match="tokenizer"):
@@ -226,22 +221,6 @@ def test_file_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         merged(tmp_path / "actor")
     assert not (tmp_path / "harmed").exists()
-
-
-def placed(*placements: Placement) -> SimpleNamespace:
-    """What `sharding` looks at of a tensor that four processes hold, two by two."""
-    return SimpleNamespace(
-        placements=placements, device_mesh=SimpleNamespace(mesh=torch.tensor([[0, 1], [2, 3]]))
-    )
-
-
-def test_parts_of_a_weight_are_those_of_one_group_of_copies() -> None:
-    assert sharding("w", placed(Replicate(), Shard(1))) == ([0, 1], 1)
-    assert sharding("w", placed(Shard(0), Replicate())) == ([0, 2], 0)
-    assert sharding("w", placed(Replicate(), Replicate())) == ([0], None)
-    for odd in ((Shard(0), Shard(1)), (Replicate(), Partial())):
-        with pytest.raises(UserError, match="w is sharded in a way that is not supported"):
-            sharding("w", placed(*odd))
 
 
 @pytest.mark.parametrize(

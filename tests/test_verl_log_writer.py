@@ -212,21 +212,6 @@ def test_the_first_failure_is_kept_and_the_place_is_told_and_news_once(log):
     assert ([event.step for event in news.events], writer.poll().events) == ([1], [])
 
 
-def test_episodes_marks_and_steps_are_progress_and_questions_are_not(log, monkeypatch):
-    moments = iter(range(1000))
-    monkeypatch.setattr("time.monotonic", lambda: float(next(moments)))
-    writer = new_writer(log)
-    writer.mark("rollout", 1)
-    for forward in (lambda: add(writer, 1, count=1), lambda: writer.mark("rollout", 1),
-                    lambda: writer.finish(1, "train", {})):  # fmt: skip
-        waited = [writer.poll().idle_s for _ in range(5)][-1]
-        writer.failure()
-        writer.failed_episodes(1, "train")
-        assert writer.poll().idle_s > waited
-        forward()
-        assert writer.poll().idle_s < waited
-
-
 def test_a_full_disk_is_one_line_and_what_was_written_stays(log, monkeypatch):
     writer = new_writer(log)
     add(writer, 1)

@@ -13,7 +13,6 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import config
 
 from srl.models.weights import save_model
-from srl.train.learning_rate import learning_steps, warmup_steps
 from srl.train.load_components import LoadedModel, load_learner, load_optimisers
 from srl.train.verl.schedule import VERL_ONLY, our_schedule
 
@@ -115,15 +114,6 @@ def test_decay_of_the_actor_begins_when_the_critic_has_warmed_up(settings):
     assert local_rates(chosen, "critic", 12)[-1] == pytest.approx(1e-3 / 12)
     our_schedule(chosen, engine(total_training_steps=2), theirs)
     assert rates(theirs, 4) == pytest.approx(expected)
-
-
-def test_warm_up_as_a_share_is_of_the_steps_that_the_network_learns(settings):
-    ratios = {f"{network}__optim__lr_warmup_steps_ratio": 0.5 for network in ("actor", "critic")}
-    chosen = settings(trainer__critic_warmup=1, **ratios)
-    assert (warmup_steps(chosen, "actor"), warmup_steps(chosen, "critic")) == (1, 2)
-    only_critic = settings(trainer__critic_warmup=5, actor__optim__lr_scheduler_type="linear")
-    assert learning_steps(only_critic, "actor") == 0
-    assert local_rates(only_critic, "actor", 1) == [1e-3]
 
 
 @pytest.mark.parametrize("longer", [3, 6])
