@@ -315,7 +315,7 @@ def test_a_model_trained_on_the_prompts_of_its_files_is_measured_on_them(
         (["--index", "x", "--url", "http://localhost:1"], "--index and --url"),
         (["--index", "INDEX", "--n", "4"], "--temperature 1"),
         (["--index", "INDEX", "--shard", "5/4"], "--shard"),
-        (["--index", "INDEX", "--run", "nowhere"], "nowhere"),
+        (["--index", "INDEX", "--run", "nowhere"], "run"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
