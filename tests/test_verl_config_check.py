@@ -136,14 +136,14 @@ def test_policy_loss_is_the_same_number_under_both(verl, mode, bound):
 
 
 def test_value_loss_is_the_same_number_under_both(verl):
-    config = made("critic.cliprange_value=0.2")
+    config = made("critic.cliprange_value=0.2", "critic.loss_agg_mode=seq-mean-token-mean")
     composed = compose(config, GPU)
     values, old, returns, mask = rows(1)
     loss, _ = verl.compute_value_loss(
         values, returns, old, mask, select(composed, "critic.cliprange_value"),
         loss_agg_mode=select(composed, "critic.loss_agg_mode"),
     )  # fmt: skip
-    ours, _ = value_loss(values, old, returns, mask, clip=0.2)
+    ours, _ = value_loss(values, old, returns, mask, clip=0.2, normalise="seq-mean-token-mean")
     assert_close(loss, ours)
 
 

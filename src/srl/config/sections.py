@@ -618,6 +618,8 @@ class Critic(Section):
     """Clip range of the value around the old one."""
     grad_clip: Annotated[Positive, Key(verl=".optim.clip_grad")] = 1.0
     """Largest gradient norm."""
+    loss_agg_mode: Annotated[LossAggMode, Key(verl=".", names=LOSS_AGG)] = "token-mean"
+    """How token losses are aggregated, as for the actor."""
     optim: Annotated[CriticOptim, SAME] = CriticOptim()
 
 

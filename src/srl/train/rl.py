@@ -176,7 +176,8 @@ def update(
         with timed("update_critic"):
             metrics |= update_critic(
                 learner.critic, optimisers["critic"], experience,
-                clip=config.critic.cliprange_value,
+                clip=config.critic.cliprange_value, normalise=config.critic.loss_agg_mode,
+                horizon=config.data.max_response_length,
                 mini_batch_rows=config.critic.ppo_mini_batch_size * config.rollout.n,
                 epochs=config.critic.ppo_epochs, max_tokens=config.critic.ppo_max_token_len,
             )  # fmt: skip

@@ -236,10 +236,8 @@ def _rollout(config: Config, job: Job) -> Rows:
 
 
 def _clipping(config: Config) -> Rows:
-    """The loss of the policy, its divisor and its clip ranges; verl takes one bound where it is told both."""
-    actor, length = config.actor, config.data.max_response_length
-    scale = length if actor.loss_agg_mode == "constant" else None
-    yield f"{ACTOR}.loss_scale_factor", scale, "data.max_response_length"
+    """The loss of the policy and its clip ranges; verl takes one bound where it is told both."""
+    actor = config.actor
     for name in ("clip_ratio_low", "clip_ratio_high"):
         if getattr(actor, name) is None:
             yield f"{ACTOR}.{name}", actor.clip_ratio, "actor.clip_ratio"
@@ -263,6 +261,8 @@ def _network(config: Config, who: Network, verl: str) -> Rows:
     yield f"{verl}.use_dynamic_bsz", True, ""
     yield f"{verl}.shuffle", False, ""
     yield f"{verl}.data_loader_seed", config.trainer.seed, "trainer.seed"
+    scale = config.data.max_response_length if section.loss_agg_mode == "constant" else None
+    yield f"{verl}.loss_scale_factor", scale, "data.max_response_length"
     yield f"{verl}.optim.lr_warmup_steps", warmup_steps(config, who), f"{who}.optim.lr_warmup_steps{asked}"
     yield f"{verl}.optim.lr_warmup_steps_ratio", 0.0, f"{who}.optim.lr_warmup_steps_ratio"
     if is_megatron(config):
