@@ -59,18 +59,11 @@ def verl(*settings: str) -> str:
     return "\n".join([*lines, "trainer.total_training_steps=20", *settings]) + "\n"
 
 
-def imported(folder: Path, text: str, name: str = "run.sh", **given: str) -> tuple[Config, Imported]:
+def imported(folder: Path, text: str, name: str = "run.sh") -> tuple[Config, Imported]:
     """The configuration that a file of this text becomes, as it loads, and what was made of it."""
     file = folder / name
     file.write_text(text, encoding="utf-8")
-    made = import_file(file, given)
+    made = import_file(file)
     out = folder / "imported.yaml"
     out.write_text(made.text, encoding="utf-8")
     return load_config(file=out).config, made
-
-
-def said(made: Imported, *words: str) -> str:
-    """The one line of the report that has all of these words."""
-    found = [line for line in made.report if all(word in line for word in words)]
-    assert len(found) == 1, (words, made.report)
-    return found[0]

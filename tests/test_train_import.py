@@ -25,9 +25,9 @@ from srl.train.importing.script import read_script
 COMMAND = "python3 -m verl.trainer.main_ppo"
 
 
-def words(text: str, **given: str) -> list[str]:
+def words(text: str) -> list[str]:
     """The words of the training command in `text`."""
-    return read_script(text, "run.sh", given, frozenset({"max_turns"})).words
+    return read_script(text, frozenset({"max_turns"})).words
 
 
 def at(config: Config, key: str) -> Any:
@@ -61,23 +61,16 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
         '  actor_rollout_ref.model.path="$MODEL" "$@" 2>&1 | tee run.log\n',
         {"rollout.max_turns": 3, "actor.optim.lr": 2e-6, "model.path": "models/small"},
     ),
-    "with arrays and sums": (
-        "set -euo pipefail\nmax_prompt=$((1024 * 2))\nmax_response=$((1024 * 3 + 512))\n"
-        "DATA=(\n  data.train_files=train.parquet   # ours\n  \"data.val_files=['dev.parquet']\"\n"
-        "  data.max_prompt_length=$max_prompt\n)\nACTOR=(algorithm.adv_estimator=rloo)\n"
-        "ACTOR+=(actor_rollout_ref.rollout.n=8 data.max_response_length=${max_response})\n"
-        f'{COMMAND} --config-name=base "${{DATA[@]}}" "${{ACTOR[@]}}" $@\n',
-        {"data.max_prompt_length": 2048, "data.max_response_length": 3584, "algorithm.name": "rloo",
-         "rollout.n": 8, "data.train_files": ("train.parquet",), "data.val_files": ("dev.parquet",)},
-    ),
-    "with defaults, a document and a branch for its log": (
-        'ROOT=${ROOT:-"${BASE:-work}"}\nN=${1:-4}\ncat > notes.txt <<EOF\nalgorithm.adv_estimator=gae\nEOF\n'
+    "with defaults, sums and a branch for its log": (
+        'ROOT=${ROOT:-"${BASE:-work}"}\nN=${1:-4}\nPROMPT=$((1024 * 2 + 1))\n'
         'if [ -z "$LOG" ]; then\n  LOG=run.log\nfi\n'
         f"{COMMAND} \\\n  algorithm.adv_estimator=grpo \\\n  actor_rollout_ref.rollout.n=$N \\\n"
-        "  data.train_files=$ROOT/train.parquet \\\n  trainer.experiment_name='a << b' \\\n"
-        "  trainer.default_local_dir=$(pwd)/$LOG \\\n  trainer.total_training_steps=9\n",
+        "  data.train_files=$ROOT/train.parquet \\\n  trainer.experiment_name='a < b' \\\n"
+        "  data.max_prompt_length=$PROMPT trainer.default_local_dir=$(pwd)/$LOG \\\n"
+        "  trainer.total_training_steps=9\n",
         {"algorithm.name": "grpo", "rollout.n": 4, "data.train_files": ("work/train.parquet",),
-         "trainer.experiment_name": "a << b", "trainer.total_training_steps": 9},
+         "trainer.experiment_name": "a < b", "trainer.total_training_steps": 9,
+         "data.max_prompt_length": 2049},
     ),
     "submitted to Ray, with the format's program": (
         'ray job submit --address="$RAY" --no-wait --runtime-env-json=\'{"env_vars": {"A": "1"}}\' -- \\\n'
@@ -106,21 +99,15 @@ def test_a_script_becomes_the_same_run(tmp_path, text, expected):
     assert head[1:] == list(made.report)
 
 
-# A shell's words
-
-PRELUDE = "A=2\nB='three'\nEMPTY=\n"
 CASES = {
-    "X a.b=1 \\\n   c.d=2": ["a.b=1", "c.d=2"],
     "X \"a.b=$A  $B\" a.c='x \"q\"'": ["a.b=2  three", 'a.c=x "q"'],
     "X a.b=\"['$A', '${B}']\" a.c=['wandb']": ["a.b=['2', 'three']", "a.c=[wandb]"],
-    "X a.b=${A}_${B}-$A.$B/x": ["a.b=2_three-2.three/x"],
+    "X a.b='$A' a.c=\"\\$A\" a.d=${A}_${B}-$A.$B/x": ["a.b=$A", "a.c=$A", "a.d=2_three-2.three/x"],
     "X ${NONE:-c.d=4} a.b=${A:-5} a.c=${EMPTY:-6}": ["c.d=4", "a.b=2", "a.c=6"],
     'X a.b="${NONE:-"$A/${B}"}"': ["a.b=2/three"],
-    "X a.b=$((1024 * 2)) a.c=$((A*3 + 1))": ["a.b=2048", "a.c=7"],
-    "L=(a.b=1 # comment\n  'c d' \"$A\"\n)\nX \"${L[@]}\"": ["a.b=1", "c d", "2"],
     "M='a.b=1 c.d=2'\nX $M": ["a.b=1", "c.d=2"],
-    "# X no=1\nX a.b=1 # c.d=2\nY e.f=3": ["a.b=1"],
-    "X a.b=c#d e.f=http://h:1/x?y=z": ["a.b=c#d", "e.f=http://h:1/x?y=z"],
+    "# it's no X\nX a.b=1 # c.d=2\nY e.f=3": ["a.b=1"],
+    "echo \"# it's\"\nX a.b=c#d e.f=http://h:1/x?y=z": ["a.b=c#d", "e.f=http://h:1/x?y=z"],
     "X a.b=1 2>&1 > out.txt c.d=2 | tee x": ["a.b=1", "c.d=2"],
     "V=1\nV=2\nW=$V-3; X a.b=$W; Z c.d=2 && Z e.f=3": ["a.b=2-3"],
     "function F() {\n  date\n}\nV=1\nX a.b=$V": ["a.b=1"],
@@ -130,8 +117,7 @@ CASES = {
 
 @pytest.mark.parametrize("text", CASES)
 def test_words_are_those_of_a_shell(text):
-    assert words(PRELUDE + text.replace("X", COMMAND, 1) if "# X" not in text else
-                 PRELUDE + text.replace("\nX", f"\n{COMMAND}")) == CASES[text]  # fmt: skip
+    assert words("A=2\nB='three'\nEMPTY=\n" + text.replace("X", COMMAND)) == CASES[text]
 
 
 @pytest.mark.parametrize(
@@ -140,14 +126,14 @@ def test_words_are_those_of_a_shell(text):
         f"{COMMAND} data.train_files=$HERE/a",
         f"A=$(pwd)/x\n{COMMAND} data.train_files=$A",
         f"A=`date`\n{COMMAND} data.train_files=$A",
-        f"A=${{B%.*}}\n{COMMAND} data.train_files=$A",
+        f"{COMMAND} data.train_files=${{B%.*}}",
         f"A=1\nif [ -z $A ]; then\n A=2\nfi\n{COMMAND} data.train_files=$A",
         f"[ -n x ] && A=1\n{COMMAND} data.train_files=$A",
         f"for A in 1 2; do\n{COMMAND} data.train_files=$A\ndone",
         f"{COMMAND} data.train_files=$1",
     ],
 )
-def test_a_value_that_only_a_shell_can_tell_is_asked_for_where_it_matters(tmp_path, text):
+def test_a_value_that_only_a_shell_can_tell_is_refused_where_it_matters(tmp_path, text):
     with pytest.raises(UserError) as refused:
         imported(tmp_path, text)
     assert refused.value.key == "data.train_files"
@@ -160,7 +146,7 @@ def test_a_value_that_only_a_shell_can_tell_is_asked_for_where_it_matters(tmp_pa
 @given(st.text(alphabet="abX=.'\"\\ #\n[]{}()$`<>|&;:-+@*0", max_size=60))
 def test_no_text_breaks_the_reader(text):
     for whole in (f"{COMMAND} a.b=1 {text}", text):
-        with suppress(UserError):
+        with suppress(ValueError):
             words(whole)
 
 
@@ -172,7 +158,7 @@ def test_nothing_in_a_script_is_run(tmp_path):
         f"touch {mark}\n{COMMAND} a.b=1",
         f"{COMMAND} a.b=$((__import__('os').system('touch {mark}')))",
     ):
-        with suppress(UserError):
+        with suppress(ValueError):
             words(text)
     assert not mark.exists()
 
@@ -181,12 +167,12 @@ BAD_FILES = {
     "missing.sh": None,
     "empty.sh": b" \n",
     "binary.sh": b"\x7fELF\xff\xfe\x00",
-    "huge.sh": b"# x\n" * 2**17,
     "growing.sh": ("A=a\n" + "A=$A$A\n" * 40 + f"{COMMAND} data.train_files=$A").encode(),
     "open.sh": f"{COMMAND} a.b='x\n".encode() + b"y\n" * 2000,
     "two.sh": f"{COMMAND} max_turns=1\n\n{COMMAND} max_turns=2".encode(),
     "none.sh": b"echo hello\n",
     "word.sh": f"{COMMAND} max_turns=1 oops".encode(),
+    "array.sh": f'A=(\n  max_turns=1\n)\n{COMMAND} "${{A[@]}}"'.encode(),
     "mapping.sh": f"{COMMAND} trainer.logger={{a:1}}".encode(),
     "broken.yaml": b"a: [1\n",
     "twice.yaml": b"data: {a: 1}\ndata: {b: 1}\n",
@@ -208,8 +194,6 @@ def test_a_file_that_is_none_of_theirs_is_refused_in_one_line_that_names_it(tmp_
     assert str(tmp_path / name) in str(refused.value)
 
 
-# Values and references
-
 VALUES: dict[str, Any] = {
     "1": 1, "-7": -7, "1e-6": 1e-6, ".5": 0.5, "2.": 2.0, "true": True, "False": False, "null": None,
     "words": "words", "a/b-c.d:80": "a/b-c.d:80", "'1'": "1", '"a, b"': "a, b", "[]": [], "{}": {},
@@ -219,10 +203,8 @@ VALUES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", VALUES)
-def test_value_is_read_as_it_is_meant(text):
-    assert read_value(text) == VALUES[text]
-    assert isinstance(read_value(text), type(VALUES[text]))
+def test_values_are_read_as_they_are_meant():
+    assert {text: repr(read_value(text)) for text in VALUES} == {text: repr(VALUES[text]) for text in VALUES}
 
 
 @pytest.mark.slow
@@ -231,15 +213,14 @@ def test_values_are_those_of_hydra():
     pytest.importorskip("verl")
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
+    def unquoted(value: Any) -> Any:
+        if isinstance(value, list):
+            return [unquoted(part) for part in value]
+        return value.text if type(value).__name__ == "QuotedString" else value
+
     parser = OverridesParser.create()
     for text in VALUES:
-        assert read_value(text) == _plain(parser.parse_override(f"key={text}").value()), text
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(part) for part in value]
-    return value.text if type(value).__name__ == "QuotedString" else value
+        assert read_value(text) == unquoted(parser.parse_override(f"key={text}").value()), text
 
 
 def test_yaml_is_read_with_its_references_and_bases(tmp_path):
@@ -283,31 +264,32 @@ def test_optimiser_steps_of_a_rollout_are_counted_there_and_here(tmp_path, more,
     )
 
 
-@pytest.mark.parametrize(
-    ("setting", "key", "value"),
-    [
-        ("actor_rollout_ref.actor.kl_loss_type=mse", "actor.kl_loss_type", "k2"),
-        ("actor_rollout_ref.actor.kl_loss_type=k3+", "actor.kl_loss_type", "k3+"),
-        ("algorithm.adv_estimator=reinforce++", "algorithm.name", "reinforce_plus_plus"),
-        ("algorithm.adv_estimator=gae", "algorithm.name", "ppo"),
-        ("algorithm.adv_estimator=srl_grpo", "algorithm.name", "grpo"),
-        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "actor.loss_agg_mode", "constant"),
-        ("actor_rollout_ref.actor.optim.warmup_style=cosine", "actor.optim.lr_scheduler_type", "cosine"),
-        ("actor_rollout_ref.actor.optim.lr_warmup_steps=-1", "actor.optim.lr_warmup_steps", 0),
-        ("actor_rollout_ref.rollout.name=sglang_async", "cluster.rollout", "sglang"),
-        ("+actor_rollout_ref.actor.megatron.sequence_parallel=true", "cluster.strategy", "megatron"),
-        ("actor_rollout_ref.actor.megatron.param_offload=true", "cluster.param_offload", True),
-        ("trainer.save_freq=-1", "trainer.save_freq", 0),
-        ("data.val_max_samples=-1", "eval.val_questions", None),
-        ("reward_model.reward_kwargs.overlong_buffer_cfg.enable=true", "reward.overlong_buffer.enable", True),
-        ("actor_rollout_ref.rollout.multi_turn.max_user_turns=3", "rollout.max_turns", 3),
-        ("actor_rollout_ref.rollout.multi_turn.max_user_turns=0", "rollout.max_turns", 4),
-        ("actor_rollout_ref.actor.optim.clip_grad=0.5", "actor.grad_clip", 0.5),
-        ("actor_rollout_ref.rollout.val_kwargs.temperature=0.6", "eval.temperature", 0.0),
-        ("data.train_files=\"[a.parquet,'b c.parquet']\"", "data.train_files", ("a.parquet", "b c.parquet")),
-    ],
-)
-def test_name_of_verls_has_its_counterpart(tmp_path, setting, key, value):
+MEANINGS = {
+    "actor_rollout_ref.actor.kl_loss_type=mse": ("actor.kl_loss_type", "k2"),
+    "actor_rollout_ref.actor.kl_loss_type=k3+": ("actor.kl_loss_type", "k3+"),
+    "algorithm.adv_estimator=reinforce++": ("algorithm.name", "reinforce_plus_plus"),
+    "algorithm.adv_estimator=gae": ("algorithm.name", "ppo"),
+    "algorithm.adv_estimator=srl_grpo": ("algorithm.name", "grpo"),
+    "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm": ("actor.loss_agg_mode", "constant"),
+    "actor_rollout_ref.actor.optim.warmup_style=cosine": ("actor.optim.lr_scheduler_type", "cosine"),
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=-1": ("actor.optim.lr_warmup_steps", 0),
+    "actor_rollout_ref.rollout.name=sglang_async": ("cluster.rollout", "sglang"),
+    "+actor_rollout_ref.actor.megatron.sequence_parallel=true": ("cluster.strategy", "megatron"),
+    "actor_rollout_ref.actor.megatron.param_offload=true": ("cluster.param_offload", True),
+    "trainer.save_freq=-1": ("trainer.save_freq", 0),
+    "data.val_max_samples=-1": ("eval.val_questions", None),
+    "reward_model.reward_kwargs.overlong_buffer_cfg.enable=true": ("reward.overlong_buffer.enable", True),
+    "actor_rollout_ref.rollout.multi_turn.max_user_turns=3": ("rollout.max_turns", 3),
+    "actor_rollout_ref.rollout.multi_turn.max_user_turns=0": ("rollout.max_turns", 4),
+    "actor_rollout_ref.actor.optim.clip_grad=0.5": ("actor.grad_clip", 0.5),
+    "actor_rollout_ref.rollout.val_kwargs.temperature=0.6": ("eval.temperature", 0.0),
+    "data.train_files=\"[a.parquet,'b c.parquet']\"": ("data.train_files", ("a.parquet", "b c.parquet")),
+}
+
+
+@pytest.mark.parametrize("setting", MEANINGS)
+def test_name_of_verls_has_its_counterpart(tmp_path, setting):
+    key, value = MEANINGS[setting]
     config, _ = imported(tmp_path, verl(setting))
     assert at(config, key) == value
 
@@ -358,9 +340,6 @@ def test_key_of_verls_alone_is_kept_for_its_engine(tmp_path):
     assert config.verl["+actor_rollout_ref"] == {"actor": {"my_own": {"knob": 3}}}
 
 
-# The table
-
-
 @pytest.mark.parametrize("dialect", [SEARCH_R1, VERL])
 def test_each_name_of_theirs_leads_to_a_key_of_ours(dialect):
     names = names_of(dialect)
@@ -368,31 +347,25 @@ def test_each_name_of_theirs_leads_to_a_key_of_ours(dialect):
     assert len(names) > 80
 
 
-def shipped(name: str) -> dict[str, Any]:
-    """The configuration that comes with verl, flat, its references as they stand."""
+def shipped(name: str) -> str:
+    """The configuration that comes with verl, a line for each setting, its references as they stand."""
     package = pytest.importorskip("verl")
     file = Path(package.__file__).parent / "trainer" / "config" / f"_generated_{name}.yaml"
     tree = parse(file.read_text(encoding="utf-8"), name)
-    return {".".join(path): plain(value) for path, value in flat(tree) if path[-1] != "_target_"}
+    pairs = [(".".join(path), plain(value)) for path, value in flat(tree) if path[-1] != "_target_"]
+    return "\n".join(f"{key}: {json.dumps(value)}" for key, value in pairs if value != "???")
 
 
 @pytest.mark.slow
 @pytest.mark.must_run
-@pytest.mark.parametrize("name", ["ppo_trainer", "ppo_megatron_trainer"])
-def test_of_verls_own_configuration_nothing_is_kept_or_unknown(tmp_path, name):
-    lines = [f"{key}: {json.dumps(value)}" for key, value in shipped(name).items() if value != "???"]
-    config, made = imported(tmp_path, "\n".join(lines), "verl.yaml")
-    assert config.verl == {}
-    assert not [line for line in made.report if line.startswith("ignored, unknown")]
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_a_file_that_says_nothing_means_verls_own_defaults(tmp_path):
-    lines = [f"{key}: {json.dumps(value)}" for key, value in shipped("ppo_trainer").items() if value != "???"]
-    whole, _ = imported(tmp_path, "\n".join(lines), "verl.yaml")
+def test_verls_own_configuration_is_all_defaults(tmp_path):
+    """Nothing of it is kept or unknown, and a file that says nothing means the same."""
+    whole = [imported(tmp_path, shipped(f"ppo{kind}_trainer"), "verl.yaml") for kind in ("", "_megatron")]
+    for config, made in whole:
+        assert config.verl == {}
+        assert not [line for line in made.report if line.startswith("ignored, unknown")]
     bare, _ = imported(tmp_path, "trainer.nnodes=1\n", "bare.txt")
-    found = [dict(flat(plain(config.model_dump()))) for config in (whole, bare)]
+    found = [dict(flat(plain(config.model_dump()))) for config in (whole[0][0], bare)]
     differ = {".".join(key) for key in found[0] if found[0][key] != found[1].get(key)}
     assert differ <= {
         "data.train_files", "data.val_files", "model.path", "trainer.project_name", "trainer.logger",
@@ -425,13 +398,7 @@ def test_imported_file_is_one_that_verl_accepts(tmp_path, text):
     config, _ = imported(tmp_path, text)
     composed = validated(config, Job(tmp_path / "run", resume=False, cpu=False, gpus_per_node=8))
     for path, value in flat(config.verl):
-        node: Any = composed
-        for part in path:
-            node = node[part.removeprefix("+")]
-        assert node == value
-
-
-# The command
+        assert reduce(lambda node, part: node[part.removeprefix("+")], path, composed) == value
 
 
 def test_command_writes_a_file_that_is_planned_and_says_the_changes(tmp_path, monkeypatch, capsys):
@@ -444,17 +411,6 @@ def test_command_writes_a_file_that_is_planned_and_says_the_changes(tmp_path, mo
     assert capsys.readouterr().out == Path("deep/ours.yaml").read_text()
     assert main(["train", "import", "train.sh", "--out", "deep/ours.yaml"]) == 2
     assert main(["train", "--config", "deep/ours.yaml", "--dry-run"]) == 0
-
-
-def test_command_takes_values_of_variables(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("train.sh").write_text(search_r1("data.train_files=$WHERE/a.parquet"))
-    assert main(["train", "import", "train.sh"]) == 2
-    assert "--define WHERE=VALUE" in capsys.readouterr().err
-    assert main(["train", "import", "train.sh", "--define", "WHERE=my/data"]) == 0
-    assert "train_files: my/data/a.parquet" in capsys.readouterr().out
-    for wrong in ("WHERE", "=x", "a b=x"):
-        assert main(["train", "import", "train.sh", "--define", wrong]) == 2
 
 
 # Whatever is in it

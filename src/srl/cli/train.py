@@ -169,10 +169,6 @@ def export(
 def import_config(
     file: Annotated[Path, typer.Argument(help="verl's YAML, a list of overrides, or a training script.")],
     out: Annotated[Path | None, typer.Option(help="Output file; default: stdout.")] = None,
-    define: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Value of a shell variable in the script (repeatable)."),
-    ] = None,
 ) -> None:
     """Convert verl's configuration or a training script of Search-R1 to ours, and report what changes.
 
@@ -187,13 +183,7 @@ def import_config(
     from srl.train.importing import import_file
 
     check_new(out, overwrite=None, inputs=[file])
-    variables = dict[str, str]()
-    for text in define or []:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise UserError(f"--define {text}: expected NAME=VALUE, as in --define DATA_DIR=data/nq")
-        variables[name] = value
-    converted = import_file(file, variables)
+    converted = import_file(file)
     if out is None:
         output.verbatim(converted.text)
     else:

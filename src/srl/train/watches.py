@@ -33,7 +33,8 @@ LOWER = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A watch fires once its value is beyond its bound `patience` steps in a row; None is no value.
+    """A watch fires once its value is beyond its bound `patience` steps in a row; without a metric there is
+    no value.
 
     The bound is the threshold itself; that share of the run's `highest` level; so many times the `median` of
     the last steps; or the highest value minus the threshold, for a `fall`.
@@ -49,44 +50,35 @@ class Rule:
     """Of the metrics of a step, where it is not `metric` alone."""
 
     def of(self, metrics: Metrics, config: Config) -> float | None:
-        return metrics.get(self.metric) if self.value is None else self.value(metrics, config)
+        try:
+            return metrics[self.metric] if self.value is None else self.value(metrics, config)
+        except KeyError:
+            return None
 
 
-def _skipped(metrics: Metrics, config: Config) -> float | None:
+def _skipped(metrics: Metrics, config: Config) -> float:
     """Skipped optimiser steps; verl counts none, but logs a norm that is not finite."""
-    counts = [metrics[name] for name in ("actor/skipped_steps", "critic/skipped_steps") if name in metrics]
-    norms = [metrics[name] for name in ("actor/grad_norm", "critic/grad_norm") if name in metrics]
-    if counts:
-        return sum(counts)
-    return float(sum(not math.isfinite(norm) for norm in norms)) if norms else None
+    if "actor/skipped_steps" in metrics:
+        return metrics["actor/skipped_steps"] + metrics.get("critic/skipped_steps", 0.0)
+    norms = (metrics["actor/grad_norm"], metrics.get("critic/grad_norm", 0.0))
+    return float(sum(not math.isfinite(norm) for norm in norms))
 
 
 def _searched(metrics: Metrics, config: Config) -> float | None:
     """Searches per question, where the policy may search."""
-    return metrics.get(_SEARCHES) if config.rollout.search and config.rollout.max_turns else None
+    return metrics[_SEARCHES] if config.rollout.search and config.rollout.max_turns else None
 
 
 def _searched_without_answer(metrics: Metrics, config: Config) -> float | None:
     """The share of the turns for searching that is used, minus the share of episodes with an answer."""
-    searches, answered = _searched(metrics, config), metrics.get("env/finish_ratio")
-    return None if searches is None or answered is None else searches / config.rollout.max_turns - answered
+    searches = _searched(metrics, config)
+    return None if searches is None else searches / config.rollout.max_turns - metrics["env/finish_ratio"]
 
 
-def _share_of_longest(metrics: Metrics, config: Config) -> float | None:
+def _share_of_longest(metrics: Metrics, config: Config) -> float:
     """The tokens that the policy writes, of the most that an episode allows."""
     turns = (config.rollout.max_turns + 1) * config.rollout.max_turn_tokens
-    length, most = metrics.get(_LENGTH), min(turns, config.data.max_response_length)
-    return None if length is None else length / most
-
-
-def _equally_wrong(metrics: Metrics, config: Config) -> float | None:
-    """At least this share of groups agrees on something wrong: those that agree, minus the right answers."""
-    equal, right = metrics.get("env/equal_groups_share"), metrics.get("train/em")
-    return None if equal is None or right is None else equal - right
-
-
-def _kl(metrics: Metrics, config: Config) -> float | None:
-    return metrics.get("actor/ref_kl", metrics.get("critic/kl"))
+    return metrics[_LENGTH] / min(turns, config.data.max_response_length)
 
 
 _SEARCHES, _LENGTH = "env/number_of_valid_search", "response_length/mean"
@@ -94,7 +86,9 @@ _FALLS: Any = {"above": False, "compared_with": "highest"}
 RULES: dict[WatchName, Rule] = {
     "entropy_low": Rule("actor/entropy", 0.001, 5, above=False),
     "entropy_high": Rule("actor/entropy", 2.0),
-    "kl": Rule("actor/ref_kl", 1.0, value=_kl),
+    "kl": Rule(
+        "actor/ref_kl", 1.0, value=lambda m, _: m["actor/ref_kl" if "actor/ref_kl" in m else "critic/kl"]
+    ),
     "sampler_mismatch": Rule("rollout/logprob_diff/mean", 0.1),
     "grad_norm": Rule("actor/grad_norm", 10.0, compared_with="median"),
     "skipped_steps": Rule("actor/skipped_steps", 0.0, value=_skipped),
@@ -106,7 +100,12 @@ RULES: dict[WatchName, Rule] = {
     "repetition": Rule("env/repetition", 0.5),
     "length_low": Rule(_LENGTH, 0.25, **_FALLS),
     "length_high": Rule(f"{_LENGTH} / the most tokens", 0.8, value=_share_of_longest),
-    "equal_groups": Rule("env/equal_groups_share − train/em", 0.9, 5, value=_equally_wrong),
+    "equal_groups": Rule(  # at least this share of groups agrees on something wrong
+        "env/equal_groups_share − train/em",
+        0.9,
+        5,
+        value=lambda m, _: m["env/equal_groups_share"] - m["train/em"],
+    ),
     "explained_variance": Rule("critic/vf_explained_var", -0.5, 5, above=False),
     "val_em": Rule("val/em", 0.1, 2, above=False, compared_with="fall", phase="val"),
 }
@@ -139,60 +138,46 @@ class Fired:
 
 @dataclass(slots=True)
 class Course:
-    """How the value of one watch went so far."""
+    """How the value of one watch went so far: the last values within its bound and the highest level of all,
+    then how many steps in a row are beyond it, and the first that may be."""
 
+    good: list[float] = field(default_factory=list)
+    highest: float = -math.inf
     beyond: int = 0
-    """Steps in a row beyond the bound, up to the last."""
-    within: int = 0
-    """Steps in a row within it, up to the last."""
     since: int | None = None
-    """The step after the last one within it."""
-    fired: bool = False
-    """Whether it has fired and not recovered since."""
-    highest: float | None = None
-    recent: list[float] = field(default_factory=list)
 
     def bound(self, rule: Rule, threshold: float) -> float | None:
         """What the next value is compared with; None while too little is known."""
         if rule.compared_with == "threshold":
             return threshold
         if rule.compared_with == "median":
-            return threshold * median(self.recent) if len(self.recent) >= LEVEL else None
-        if self.highest is None:
+            return threshold * median(self.good) if len(self.good) >= LEVEL else None
+        if self.highest == -math.inf:
             return None
         return self.highest - threshold if rule.compared_with == "fall" else self.highest * threshold
 
-    def note(self, step: int, value: float, is_beyond: bool, rule: Rule) -> None:
-        """Count the step, and let its value change what later ones are compared with."""
-        self.beyond, self.within = (self.beyond + 1, 0) if is_beyond else (0, self.within + 1)
-        if self.since is None or not is_beyond:
-            self.since = step if is_beyond else step + 1
-        if is_beyond or not math.isfinite(value):
+    def note(self, step: int, value: float, is_good: bool, rule: Rule) -> None:
+        """Count the step; a good one changes what later ones are compared with."""
+        if not is_good:
+            self.beyond, self.since = self.beyond + 1, step if self.since is None else self.since
             return
-        self.recent = [*self.recent, value][-(WINDOW if rule.compared_with == "median" else LEVEL) :]
-        if rule.compared_with == "fall" or len(self.recent) >= LEVEL:
-            level = value if rule.compared_with == "fall" else median(self.recent)
-            self.highest = level if self.highest is None else max(self.highest, level)
-
-
-def is_beyond(value: float, bound: float | None, above: bool) -> bool:
-    """Whether `value` is on the wrong side of `bound`; what is not finite always is."""
-    if not math.isfinite(value):
-        return True
-    return bound is not None and (value > bound if above else value < bound)
+        self.good = [*self.good, value][-WINDOW:]
+        self.beyond, self.since = 0, step + 1
+        if rule.compared_with == "fall" or len(self.good) >= LEVEL:
+            level = value if rule.compared_with == "fall" else median(self.good[-LEVEL:])
+            self.highest = max(self.highest, level)
 
 
 class Watcher:
     """The watches of a run. A resumed run's have seen what its log has (`look_back`)."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.section = config, config.watch
+        self.config = config
         self.courses = {name: Course() for name in RULES if config.watch.does(name) != "off"}
         self.fired: list[Fired] = []
 
     def look_back(self, log: Path) -> None:
         """Observe the steps and validations in the directory `log`, one after the other."""
-
         query = "SELECT step, phase, name, value FROM metrics WHERE phase IN ('train', 'val') ORDER BY 1, 2"
         rows = reading([log], lambda connection: connection.execute(query).fetchall())
         for (step, phase), group in groupby(rows, itemgetter(0, 1)):
@@ -200,22 +185,21 @@ class Watcher:
 
     def observe(self, step: int, phase: Phase, metrics: Metrics) -> list[Fired]:
         """The watches that fire on the metrics of a finished step or validation."""
-        fired = list[Fired]()
+        fired, section = list[Fired](), self.config.watch
         for name, course in self.courses.items():
             rule = RULES[name]
             value = rule.of(metrics, self.config) if rule.phase == phase else None
             if value is None:
                 continue
-            patience = self.section.patience.get(name, rule.patience)
-            bound = course.bound(rule, self.section.thresholds.get(name, rule.threshold))
-            course.note(step, value, is_beyond(value, bound, rule.above), rule)
-            if course.within >= patience:
-                course.fired = False
-            if course.beyond >= patience and not course.fired:
-                course.fired = True
-                shown, since = value if math.isfinite(value) else None, course.since or 0
-                action = self.section.does(name)
-                fired.append(Fired(step, phase, name, rule.metric, shown, bound, since, action))
+            bound, is_finite = (
+                course.bound(rule, section.thresholds.get(name, rule.threshold)),
+                math.isfinite(value),
+            )
+            within = bound is None or (value <= bound if rule.above else value >= bound)
+            course.note(step, value, is_finite and within, rule)
+            if course.beyond == section.patience.get(name, rule.patience):
+                shown, since = value if is_finite else None, course.since or 0
+                fired.append(Fired(step, phase, name, rule.metric, shown, bound, since, section.does(name)))
         self.fired += fired
         return fired
 

@@ -25,12 +25,10 @@ from srl.errors import UserError, parsing
 from srl.files import FORMAT
 from srl.plugins.manager import installed
 from srl.safe import quoted
-from srl.train.importing.script import MARK, read_script
+from srl.train.importing.script import ECHO, MARK, read_script
 
 SEARCH_R1, VERL = "Search-R1", "verl"
 """The dialects: Search-R1's own version of verl, and verl itself (0.9.1)."""
-MAX_BYTES = 2**18
-"""The largest file that is read."""
 
 VALUES: dict[str, dict[Any, Any]] = {
     "algorithm.name": {
@@ -117,10 +115,11 @@ trainer.v1.* trainer.device trainer.val_only data.* reward.* reward_model.* rera
 *.rollout.trace.* *.rollout.multi_turn.* *.rollout.agent.* *.rollout.mode *.rollout.*do_sample
 *.rollout.val_kwargs.* *.rollout.ignore_eos *.rollout.*_length *.rollout.top_k *.rollout.calculate_log_probs
 *.rollout.over_sample_rate *.rollout.skip_tokenizer_init *.rollout.load_format *.rollout.seed *.rollout.dtype
-*.rollout.max_model_len *.rollout.max_num_batched_tokens *.hybrid_engine *.ref.strategy critic.enable
-critic.nccl_timeout critic.strategy critic.*_offload critic.model.* ray_kwargs.ray_init.runtime_env.*
-ray_init.* transfer_queue.* skip.* distillation.* hydra.* hydra/* algorithm.rollout_correction.*
-algorithm.filter_groups.* algorithm.state_masking.* algorithm.no_think_rl sandbox_fusion.*
+*.rollout.max_model_len *.rollout.max_num_batched_tokens *.hybrid_engine *.ref.strategy *.ref.*_offload
+critic.enable critic.nccl_timeout critic.strategy critic.*_offload critic.model.*
+ray_kwargs.ray_init.runtime_env.* ray_init.* transfer_queue.* skip.* distillation.* hydra.* hydra/*
+algorithm.rollout_correction.* algorithm.filter_groups.* algorithm.state_masking.*
+algorithm.no_think_rl sandbox_fusion.*
 """
 """Keys for what srl does itself: runs, checkpoints, questions, episodes, passes, rewards, starting verl."""
 SECTIONS = (
@@ -145,9 +144,9 @@ class Conversion:
 
     settings: dict[str, Any] = field(default_factory=dict)
     program: str = ""
+    notes: list[str] = field(default_factory=list)
     added: set[str] = field(default_factory=set)
     ours: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -162,15 +161,15 @@ class Conversion:
         return SEARCH_R1 if is_search_r1 else VERL
 
 
-def import_file(path: Path | str, given: Mapping[str, str] | None = None) -> Imported:
+def import_file(path: Path | str) -> Imported:
     """Convert a file of verl's or Search-R1's to a configuration of ours, and check that it loads.
 
-    `given` are values of shell variables. Raises UserError for what cannot be converted.
+    Raises UserError for what cannot be converted.
     """
     path = Path(path)
-    theirs = _read(path, given or {})
+    theirs = _read(path)
     names = names_of(theirs.dialect)
-    _resolve(theirs, path, names, given or {})
+    _resolve(theirs, path, names)
     theirs.ours = {key: pair[theirs.dialect == VERL] for key, pair in DEFAULTS.items()}
     for name, ours in names.items():
         if name in theirs.settings and (value := theirs.settings[name]) is not None:
@@ -184,7 +183,14 @@ def import_file(path: Path | str, given: Mapping[str, str] | None = None) -> Imp
     report = tuple(" ".join(note.split()) for note in theirs.notes)
     head = (f"From {' '.join(path.name.split())}, a configuration of {theirs.dialect}'s.", *report)
     text = "".join(f"# {line}\n" for line in head) + "\n" + _yaml(theirs, path)
-    _check(text, path)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "imported.yaml"
+        file.write_text(text, encoding="utf-8")
+        try:
+            load_config(file=file)
+        except UserError as error:
+            said = re.sub(rf"{re.escape(str(file))}(:\d+)?", "converted", str(error))
+            raise UserError(f"{path}: {said}", key=error.key) from error
     return Imported(text, report)
 
 
@@ -197,9 +203,11 @@ def names_of(dialect: str) -> dict[str, str]:
 
 
 def _converted(path: Path, name: str, ours: str, value: Any) -> Any:
-    """Our value of theirs. Raises UserError where we have nothing for it."""
-    if isinstance(value, list | dict):
-        return [_at_home(part) for part in value] if isinstance(value, list) else value
+    """Our value of theirs, a path with `~` expanded. Raises UserError where we have nothing for it."""
+    if isinstance(value, list):
+        return [_at_home(part) for part in value]
+    if isinstance(value, dict):
+        return value
     table = {theirs: mine for mine, theirs in facts(ours).names.items()} | VALUES.get(ours, {})
     value = table.get(value, _at_home(value))
     annotation = getattr(place(ours.split("."))[1], "annotation", None)
@@ -213,35 +221,25 @@ def _converted(path: Path, name: str, ours: str, value: Any) -> Any:
 
 
 def _at_home(value: Any) -> Any:
-    """A path with `~` expanded, as verl does."""
     return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
 
 
 # Reading
 
 
-def _read(path: Path, given: Mapping[str, str]) -> Conversion:
+def _read(path: Path) -> Conversion:
     """The settings of a YAML file, a list of overrides or a script. Raises UserError in one line."""
     with parsing(path):
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path} has more than {MAX_BYTES:,} bytes, too many for a configuration")
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     if not text.strip() or "\0" in text:
         raise UserError(f"{path} is empty or not text")
     if path.suffix.lower() not in (".yaml", ".yml"):
-        script = read_script(
-            text, str(path), given, frozenset(key for key in ONLY_SEARCH_R1 if "." not in key)
-        )
-        theirs = _of_overrides([word for word in script.words if word[:1] != "-"], path)
-        theirs.program = script.program
-        if options := [word for word in script.words if word[:1] == "-"]:
-            theirs.notes.append(f"options are not read, and what only their files set: {' '.join(options)}")
-        if script.behind:
-            theirs.notes.append(f"below the training command, and no part of it: {', '.join(script.behind)}")
-        return theirs
+        with parsing(path):
+            script = read_script(text, frozenset(key for key in ONLY_SEARCH_R1 if "." not in key))
+        return _of_overrides(script.words, path, Conversion(program=script.program, notes=script.notes))
     tree = parse(text, str(path))
     if isinstance(tree, list):
-        return _of_overrides([str(override) for override in tree], path)
+        return _of_overrides(map(str, tree), path, Conversion())
     if not isinstance(tree, Mapping):
         raise UserError(f"{path}: expected sections with keys under them, or a list of overrides")
     if "format" in tree:
@@ -253,12 +251,12 @@ def _read(path: Path, given: Mapping[str, str]) -> Conversion:
     return theirs
 
 
-def _of_overrides(words: Iterable[str], path: Path) -> Conversion:
-    theirs = Conversion()
+def _of_overrides(words: Iterable[str], path: Path, theirs: Conversion) -> Conversion:
     for word in words:
         override = re.fullmatch(r"(\+{0,2}|~)([A-Za-z_][\w./@-]*)(?:=(.*))?", word, re.DOTALL)
         if override is None or (override[3] is None) != (override[1] == "~"):
-            raise UserError(f"{path}: expected KEY=VALUE, found {word!r:.60}")
+            shown = word.replace(MARK, "")[:60]
+            raise UserError(f"{path}: expected KEY=VALUE, found {shown!r}", hint=ECHO if MARK in word else "")
         settings = _flat({override[2]: read_value(override[3] or "", f"{path}: {word[:60]}")})
         theirs.settings |= settings
         theirs.added |= settings.keys() if "+" in override[1] else set()
@@ -286,56 +284,50 @@ def read_value(text: str, name: str = "value") -> Any:
     return value
 
 
-def _resolve(theirs: Conversion, path: Path, names: Mapping[str, str], given: Mapping[str, str]) -> None:
-    """Put in references. What only a shell can tell is asked for where it matters, else named."""
+def _resolve(theirs: Conversion, path: Path, names: Mapping[str, str]) -> None:
+    """Put in references. What only a shell can tell is refused where it matters, else named."""
     settings, unread = theirs.settings, [key for key, value in theirs.settings.items() if MARK in str(value)]
     if needed := sorted(names.keys() & set(unread)):
-        variables = re.findall(r"\$\{?(\w+)", " ".join(str(settings[key]) for key in needed))
-        hint = " ".join(f"--define {name}=VALUE" for name in dict.fromkeys(variables))
         said = ", ".join(f"{key}={quoted(str(settings[key]).replace(MARK, ''))}" for key in needed)
-        raise UserError(f"{path}: only a shell can tell {said}", key=needed[0], hint=hint or "write it there")
+        raise UserError(f"{path}: only a shell can tell {said}", key=needed[0], hint=f"write it, or {ECHO}")
     for key in unread:
         del settings[key]
     if unread:
         theirs.notes.append(f"not read, since only a shell can tell the value: {', '.join(unread)}")
     for key, value in list(settings.items()):
         try:
-            settings[key] = resolved(value, key, settings, given)
+            settings[key] = resolved(value, key, settings)
         except LookupError as error:
             theirs.notes.append(f"ignored, {error.args[0]} is not defined: {key}")
             del settings[key]
 
 
-def resolved(value: Any, key: str, known: Mapping[str, Any], given: Mapping[str, str]) -> Any:
+_REFERENCE = re.compile(r"\$\{(?:oc\.(?P<of>env|select):)?(?P<name>[^${},:]*)(?:,(?P<otherwise>[^${}]*))?\}")
+
+
+def resolved(value: Any, key: str, settings: Mapping[str, Any]) -> Any:
     """The value of `key` with `${a.b}`, `${oc.select:a.b,otherwise}` and `${oc.env:NAME,otherwise}` put in.
 
-    References lead to settings in `known` and variables in `given`. Raises LookupError with one that leads
-    nowhere, or in a circle.
+    Raises LookupError with a reference that leads nowhere, or in a circle.
     """
     if isinstance(value, list):
-        return [resolved(part, key, known, given) for part in value]
+        return [resolved(part, key, settings) for part in value]
     for _ in range(10):  # references behind references; a circle has no end
-        found = (
-            re.search(r"\$\{([^${}]*)\}", value) if isinstance(value, str) and len(value) < 2**14 else None
-        )
-        if found is None:
+        if not isinstance(value, str) or len(value) > 2**14 or not (found := _REFERENCE.search(value)):
             break
-        function, _, argument = found[1].strip().rpartition(":")
-        name, has_default, default = (part.strip() for part in argument.partition(","))
+        name = found["name"].strip()
         if up := len(name) - len(name.lstrip(".")):  # leading dots count sections up from that of `key`
             name = ".".join([*key.split(".")[:-up], name.lstrip(".")])
-        if function == "oc.env" and name in given:
-            held: Any = given[name]
-        elif function in ("", "oc.select") and name in known:
-            held = known[name]
-        elif function in ("oc.env", "oc.select") and has_default:
-            held = read_value(default)
+        if found["of"] != "env" and name in settings:
+            held: Any = settings[name]
+        elif found["of"] and found["otherwise"] is not None:
+            held = read_value(found["otherwise"])
         else:
             raise LookupError(found[0][:60])
         around = value[: found.start()], value[found.end() :]
         value = f"{around[0]}{'' if held is None else held}{around[1]}" if any(around) else held
-    if isinstance(value, str) and (found := re.search(r"\$\{[^${}]*\}", value)):
-        raise LookupError(found[0][:60])
+    if isinstance(value, str) and (rest := re.search(r"\$\{[^${}]*\}", value)):
+        raise LookupError(rest[0][:60])
     return value
 
 
@@ -396,16 +388,16 @@ def _verl(theirs: Conversion) -> None:
     ours["reward.weights"] = {"em": 1.0}
     paths = [theirs.get(f"{section}custom_reward_function.path") for section in ("", "reward.")]
     path = paths[0] or paths[1]
-    said = (
+    what = (
         f"{path} is not read; write a plugin (srl plugins new reward NAME)" if path else "it was the data's"
     )
-    notes.append(f"the reward is em: {said}")
+    notes.append(f"the reward is em: {what}")
     if f"{ACTOR}.strategy" not in theirs.settings and any(".megatron." in key for key in theirs.settings):
         ours["cluster.strategy"] = "megatron"
-    for name in ("param_offload", "optimizer_offload"):  # one setting for all networks: the actor's
-        offload = theirs.get(f"{ACTOR}.megatron.{name}")
-        if offload is not None and ours["cluster.strategy"] == "megatron":
-            ours[f"cluster.{name}"] = offload
+    if ours["cluster.strategy"] == "megatron":
+        for name in ("param_offload", "optimizer_offload"):  # one setting for all networks: the actor's
+            if (offload := theirs.get(f"{ACTOR}.megatron.{name}")) is not None:
+                ours[f"cluster.{name}"] = offload
 
 
 def _both(theirs: Conversion) -> None:
@@ -413,10 +405,8 @@ def _both(theirs: Conversion) -> None:
     samples = theirs.get(f"{ROLLOUT}.val_kwargs.do_sample") is True
     ours["eval.temperature"] = theirs.get(f"{ROLLOUT}.val_kwargs.temperature", 0.0) if samples else 0.0
     files = ours.get("data.val_files")
-    tests = [
-        str(f) for f in (files if isinstance(files, list) else [files]) if "test" in PurePath(str(f)).name
-    ]
-    if tests:
+    files = [str(file) for file in (files if isinstance(files, list) else [files])]
+    if tests := [file for file in files if "test" in PurePath(file).name]:
         notes.append(
             f"data.val_files={', '.join(tests)}: test questions would choose the checkpoint; set others "
             "aside for validation and move these to data.test_files"
@@ -466,8 +456,6 @@ def _about_other_keys(theirs: Conversion) -> list[str]:
         last = key.rpartition(".")[2]
         if _is_dropped(key) or (key in usual and usual[key] == value):
             fate = "left out, since srl does this itself or verl by default"
-        elif key.startswith("actor_rollout_ref.ref.") and last in ("param_offload", "optimizer_offload"):
-            fate = "left out, since the actor's decides"
         elif last in alike and key not in usual:
             fate, key = "ignored, though named like another key", f"{key} ({alike[last]})"
         elif key in theirs.added or (key in usual if usual else key.startswith(SECTIONS)):
@@ -489,7 +477,7 @@ def _verls_defaults(theirs: Conversion) -> dict[str, Any]:
     known, defaults = {**shipped, **theirs.settings}, dict(shipped)
     for key, value in shipped.items():
         try:
-            defaults[key] = resolved(value, key, known, {})
+            defaults[key] = resolved(value, key, known)
         except LookupError:
             continue
     return defaults
@@ -517,15 +505,3 @@ def _yaml(theirs: Conversion, path: Path) -> str:
                 raise UserError(f"{path}: {key}: {part} is set to {node!r:.60} and cannot hold keys", key=key)
         node[last] = plain(value)
     return dump(tree)
-
-
-def _check(text: str, path: Path) -> None:
-    """Raise UserError unless the configuration loads."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "imported.yaml"
-        file.write_text(text, encoding="utf-8")
-        try:
-            load_config(file=file)
-        except UserError as error:
-            said = re.sub(rf"{re.escape(str(file))}(:\d+)?", "converted", str(error))
-            raise UserError(f"{path}: {said}", key=error.key) from error

@@ -1,89 +1,79 @@
 """The training command of a shell script: its words, with plain variables put in. Nothing is run.
 
-Read are assignments, arrays, `$NAME`, `${NAME:-otherwise}`, `"${ARRAY[@]}"` and sums. A loop over the
-script's own options has none to read, so the values above it hold. What only a shell can tell (the output of
-a command, what an `if` chose) stays as it is written, behind a `MARK`.
+Read are assignments, `$NAME`, `${NAME:-otherwise}` and sums of numbers. A loop over the script's own options
+has none to read, so the values above it hold. What only a shell can tell (the output of a command, what an
+`if` chose) stays as it is written, behind a `MARK`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from math import prod
 
-from srl.errors import UserError
-
-MARK = "\0"
-"""Stands before what only a shell can tell."""
+MARK, DOLLAR = "\0", "\1"
+"""What stands before what only a shell can tell, and for a quoted dollar."""
 MAX_WORD = 2**16
 """Characters of one value: a variable that holds itself twice grows without end."""
+ECHO = "put echo before the training command, run the script and import what it prints"
 
 _OUTPUT = r"\$\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\)|`[^`]*+`"
-_BRACED = r"\$\{(?:[^{}]|\$?\{[^{}]*+\})*+\}"
 _PIECE = re.compile(
-    rf"""'[^']*+'|"(?:\\.|{_BRACED}|{_OUTPUT}|[^"\\])*+"|{_BRACED}|{_OUTPUT}|\\."""
-    r"""|(?:[^\s'"\\;|&<>()`$]|\$(?![({]))++|\$""",
+    rf"(?P<single>'[^']*+')|(?P<double>\"(?:\\.|{_OUTPUT}|[^\"\\])*+\")|(?P<output>{_OUTPUT})|(?P<dollar>\\\$)"
+    r"|\\\n|(?<!\S)\#[^\n]*|(?<=\s)[\d&](?=>)",
     re.DOTALL,
 )
-_TOKEN = re.compile(
-    rf"(?P<space>[ \t\r]+|\\\n|#[^\n]*)|(?P<document><<-?\s*['\"]?(?P<end>[A-Za-z_]\w*)['\"]?)"
-    rf"|(?P<redirect>[\d&]?(?:>>|>|<<<|<)(?:&\d)?)|(?P<word>(?:{_PIECE.pattern})+)|(?P<operator>&&|\|\||[\n;|&()])",
-    re.DOTALL,
-)
-_VARIABLE = re.compile(
-    r"\\(?P<escaped>[\\\"`$\n])|\$\(\((?P<sum>[\w\s*+]+)\)\)|\$(?P<plain>\w+)"
-    r"|\$\{(?P<name>\w+)(?:\[[@*]\])?(?::?-(?P<otherwise>(?:[^{}]|\$?\{[^{}]*+\})*+))?\}"
-    rf"|\$\{{\w+[^\w.:}}][^}}]*\}}|{_OUTPUT}"
-)
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?P<plain>\w+)|\$\{(?P<name>\w+)(?::?-(?P<otherwise>(?:[^{}]|\{[^{}]*+\})*+))?\}")
+_UNREAD = re.compile(r"\$\{\w+[^\w.}]")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _PROGRAM = re.compile(r"(?:.*[./])?(main_ppo(?:_\w+)?)(?:\.py)?")
 _BLOCKS = {"if": "fi", "case": "esac", "{": "}"} | dict.fromkeys(("for", "while", "until", "select"), "done")
 _KEYWORDS = {"then", "else", "elif", "do", "export", "declare", "local", "readonly", "nohup", "time"}
 
-Variables = dict[str, str | list[str]]
-
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The words behind the training program, or those of a file of settings alone (`program` is empty).
-
-    `behind` are settings in lines below the command, which a shell does not pass to it.
-    """
+    """The words behind the training program, or those of a file of settings alone (`program` is empty)."""
 
     words: list[str]
     program: str = ""
-    behind: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
 
 
-def read_script(text: str, name: str, given: Mapping[str, str], bare: frozenset[str]) -> Script:
-    """The one training command of `text`. `given` are values of variables, which win over the script's.
+def read_script(text: str, bare: frozenset[str]) -> Script:
+    """The one training command of `text`. `bare` are the keys without a dot that are settings, not variables.
 
-    `bare` are the keys without a dot that are settings, not variables. Raises UserError with the line.
+    Raises ValueError.
     """
-    variables: Variables = dict(given)
-    scripts: list[Script] = []
-    settings: list[str] = []
-    behind: list[str] = []
-    other = ""
-    for line, words, doubt in _commands(text, name):
-        rest = _assign(words, variables, given, bare, doubt)
-        at = next((n for n, word in enumerate(rest) if n and _PROGRAM.fullmatch(word)), 0)
-        if at and (rest[at - 1] == "-m" or rest[at].endswith(".py")):
-            program = _PROGRAM.sub(r"\1", rest[at])
-            scripts.append(Script(_expanded(rest[at + 1 :], variables, f"{name}:{line}"), program))
-        elif rest and _is_setting(rest[0], bare):
-            settings += _expanded(rest, variables, f"{name}:{line}")
-            behind += rest[:1] if scripts else []
-        elif rest and not other:
-            other = f"{name}:{line}: neither a setting nor verl's training command: {rest[0]!r:.60}"
+    variables = dict[str, str]()
+    scripts, settings, behind, other = list[Script](), list[str](), list[str](), ""
+    for words, doubt in _commands(text):
+        while words and (found := _ASSIGNMENT.fullmatch(words[0])) and found[1] not in bare:
+            words = words[1:]
+            if doubt == "if":
+                variables.pop(found[1], None)
+            elif not doubt:
+                variables[found[1]] = _value(found[2], variables)
+        at = next((n for n, word in enumerate(words) if n and _PROGRAM.fullmatch(word)), 0)
+        if at and (words[at - 1] == "-m" or words[at].endswith(".py")):
+            scripts.append(Script(_expanded(words[at + 1 :], variables), _PROGRAM.sub(r"\1", words[at])))
+        elif words and _is_setting(words[0], bare):
+            settings += _expanded(words, variables)
+            behind += words[:1] if scripts else []
+        elif words and not other:
+            other = f"neither a setting nor verl's training command: {words[0]!r:.60}"
     if len(scripts) > 1:
-        raise UserError(f"{name}: {len(scripts)} training commands", hint="keep one of them")
-    if scripts:
-        return Script(scripts[0].words, scripts[0].program, tuple(behind))
-    if other:
-        raise UserError(other)
-    return Script(settings)
+        raise ValueError(f"{len(scripts)} training commands; keep one of them")
+    if other and not scripts:
+        raise ValueError(other)
+    script = scripts[0] if scripts else Script(settings)
+    if options := [word for word in script.words if word.startswith("-")]:
+        script.notes.append(f"options are not read, and what only their files set: {' '.join(options)}")
+    if behind:  # a shell does not pass them to it
+        script.notes.append(f"below the training command, and no part of it: {', '.join(behind)}")
+    return Script([word for word in script.words if word not in options], script.program, script.notes)
 
 
 def _is_setting(word: str, bare: frozenset[str]) -> bool:
@@ -91,125 +81,68 @@ def _is_setting(word: str, bare: frozenset[str]) -> bool:
     return ("=" in word and re.fullmatch(r"[A-Za-z_][\w/@-]*(\.[\w/@-]+)+", key) is not None) or key in bare
 
 
-def _commands(text: str, name: str) -> Iterator[tuple[int, list[str], str]]:
-    """`(line, words, doubt)` of each command, the words as written and without redirections.
+def _commands(text: str) -> Iterator[tuple[list[str], str]]:
+    """`(words, doubt)` of each command, without quotes, comments and redirections.
 
-    `doubt` is `if` where a shell may not get there, and `options` in a loop over the script's own options,
-    of which there are none. An array `NAME=(a b)` is the words `NAME=(`, `a` and `b`.
+    `doubt` is `if` where a shell may not get there, and `while` in a loop over the script's own options, of
+    which there are none.
     """
-    words: list[str] = []
-    blocks: list[str] = []
-    at, line, skips, in_array, unsure, end = 0, 1, False, False, "", ""
-    while at < len(text):
-        token = _TOKEN.match(text, at)
-        if token is None:
-            raise UserError(f"{name}:{text.count(chr(10), 0, at) + 1}: a quote opened here is never closed")
-        at, kind, word = token.end(), token.lastgroup, token[0]
-        if kind == "word":
-            line = line if words else text.count("\n", 0, token.start()) + 1
-            words, skips = (words if skips else [*words, word]), False
-        elif kind in ("end", "document"):
-            end = token["end"]
-        elif kind == "redirect":
-            skips = word[-1] in "<>"
-        elif kind != "operator":
-            continue
-        elif word == "(" and words and words[-1].endswith("=") and not in_array:
-            words[-1], in_array = f"{words[-1]}(", True
-        elif not in_array or word == ")":
-            in_array = False
-            if words := _without_keywords(words, blocks):
-                doubt = "options" if "options" in blocks else "if" if blocks else unsure
-                yield line, words, doubt
-            words, unsure = [], "if" if word in ("&&", "||") else ""
-        if word == "\n" and end:  # the document that was announced in the line above
-            closing = re.compile(rf"^\s*{end}\s*$", re.MULTILINE).search(text, at)
-            at, end = closing.end() if closing else at, ""
-    if words := _without_keywords(words, blocks):
-        yield line, words, "options" if "options" in blocks else "if" if blocks else unsure
-
-
-def _without_keywords(words: list[str], blocks: list[str]) -> list[str]:
-    """The words without `then`, `export` and the like; `blocks` are those that are open."""
-    while words and words[0] in {*_BLOCKS, *_BLOCKS.values(), *_KEYWORDS}:
-        first, *words = words
-        if first in _BLOCKS:
-            loops = _BLOCKS[first] == "done"
-            own = loops and any(word.strip('"') in ("$#", "$@", "$*", "getopts") for word in words)
-            blocks.append("options" if own else first)
-            if first in ("for", "select") and words:
-                return [f"{words[0]}="]
-        elif first in _BLOCKS.values() and blocks:
-            blocks.pop()
-        words = words[1:] if words and first in ("declare", "local") and words[0][0] == "-" else words
-    return words
-
-
-def _assign(
-    words: list[str], variables: Variables, given: Mapping[str, str], bare: frozenset[str], doubt: str
-) -> list[str]:
-    """Carry out the assignments that a command begins with; the words after them."""
-    while words and (found := _ASSIGNMENT.fullmatch(words[0])) and found[1] not in bare:
-        (name, adds, value), words = found.groups(), words[1:]
-        is_array, old = value == "(", variables.get(name, [] if value == "(" else "")
-        new: str | list[str] = _expanded(words, variables, name) if is_array else _value(value, variables)
-        words = [] if is_array else words
-        if name in given or doubt == "options":
-            continue
-        if doubt or len(new) > MAX_WORD:
-            variables.pop(name, None)
-        elif adds and isinstance(old, list):
-            variables[name] = [*old, *(new if isinstance(new, list) else [new])]
+    lexer = shlex.shlex(_PIECE.sub(_as_word, text), posix=True, punctuation_chars="\n;&|<>")
+    lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "", True
+    blocks, words, unsure, skips = list[str](), list[str](), "", False
+    for token in [*lexer, "\n"]:
+        if token.strip("\n;&|<>") or not token:
+            words, skips = (words if skips else [*words, token]), False
+        elif "<" in token or ">" in token:
+            skips = True
         else:
-            variables[name] = f"{old}{new}" if adds else new
-    return words
+            while words and words[0] in {*_BLOCKS, *_BLOCKS.values(), *_KEYWORDS}:
+                first, *words = words
+                if first in _BLOCKS:
+                    blocks.append(first)
+                    words = [f"{words[0]}="] if first in ("for", "select") and words else words
+                elif first in _BLOCKS.values() and blocks:
+                    blocks.pop()
+            yield words, "while" if "while" in blocks else "if" if blocks else unsure
+            words, unsure = [], "if" if token.startswith(("&&", "||")) else ""
 
 
-def _expanded(words: list[str], variables: Variables, name: str) -> list[str]:
-    """The words with their variables: an array gives several, and so does one variable of settings."""
-    expanded: list[str] = []
+def _as_word(found: re.Match[str]) -> str:
+    """A piece of a script so that it is one word for `shlex`, and a quoted dollar no variable."""
+    if found["single"]:
+        return found[0].replace("$", DOLLAR)
+    if found["double"]:
+        return re.sub(_OUTPUT, _output, found[0]).replace("\\$", DOLLAR)
+    return _output(found) if found["output"] else DOLLAR if found["dollar"] else ""
+
+
+def _output(found: re.Match[str]) -> str:
+    """The output of a command, as text behind a mark; a sum of products of numbers."""
+    if numbers := re.fullmatch(r"\$\(\(\s*(\d{1,9}(?:\s*[*+]\s*\d{1,9})*)\s*\)\)", found[0]):
+        return str(sum(prod(map(int, term.split("*"))) for term in numbers[1].split("+")))
+    return MARK + re.sub(r"[^\w$()]", "_", found[0])
+
+
+def _expanded(words: list[str], variables: dict[str, str]) -> list[str]:
+    """The words with their variables; a variable of several settings gives several."""
+    expanded = list[str]()
     for word in words:
-        whole = _VARIABLE.fullmatch(word.strip('"'))
-        held = variables.get(whole["name"] or whole["plain"] or "") if whole else None
-        if isinstance(held, list):
-            expanded += held
-        elif isinstance(held, str) and "=" in held and word[0] != '"':
-            expanded += held.split()
-        elif word.strip('"') not in ("$@", "$*"):
-            expanded.append(_value(word, variables))
-        if expanded and len(expanded[-1]) > MAX_WORD:
-            raise UserError(f"{name}: a word of more than {MAX_WORD:,} characters")
+        value = _value(word, variables)
+        is_variable = _VARIABLE.fullmatch(word) and "=" in value
+        expanded += value.split() if is_variable else [] if word in ("$@", "$*") else [value]
     return expanded
 
 
-def _value(word: str, variables: Variables) -> str:
-    """The text of a word; text in single quotes stays as it is."""
-    texts: list[str] = []
-    for piece in _PIECE.findall(word):
-        if piece[0] == "'":
-            texts.append(piece[1:-1])
-        elif piece[0] == "\\":
-            texts.append(piece[1].strip("\n"))
-        else:
-            bare = piece[1:-1] if piece[0] == '"' else piece
-            texts.append(_VARIABLE.sub(lambda found: _held(found, variables), bare))
-    return "".join(texts)
+def _value(word: str, variables: dict[str, str]) -> str:
+    """The text of a word; what only a shell can tell is marked."""
 
+    def held(found: re.Match[str]) -> str:
+        text, otherwise = variables.get(found["name"] or found["plain"]), found["otherwise"]
+        if otherwise is not None and not text:
+            return _value(otherwise, variables)
+        return f"{MARK}{found[0]}" if text is None else text
 
-def _held(found: re.Match[str], variables: Variables) -> str:
-    """What stands for a variable or a sum; what only a shell can tell is marked."""
-    if found["escaped"]:
-        return found["escaped"].strip("\n")
-    if found["sum"]:  # of products and sums alone
-        terms = [
-            [str(variables.get(part.strip(), part.strip())) for part in term.split("*")]
-            for term in found["sum"].split("+")
-        ]
-        is_plain = all(part.isdecimal() and len(part) < 10 for term in terms for part in term)
-        return str(sum(prod(map(int, term)) for term in terms)) if is_plain else f"{MARK}{found[0]}"
-    held, otherwise = variables.get(found["name"] or found["plain"] or ""), found["otherwise"]
-    if otherwise is not None and not held:
-        return _value(otherwise, variables)
-    if held is None:
-        return f"{MARK}{found[0]}"
-    return held if isinstance(held, str) else " ".join(held)
+    text = _UNREAD.sub(rf"{MARK}\g<0>", _VARIABLE.sub(held, word)).replace(DOLLAR, "$")
+    if len(text) > MAX_WORD:
+        raise ValueError(f"a word of more than {MAX_WORD:,} characters: {text[:60]!r}")
+    return text
