@@ -87,8 +87,7 @@ def filled(text: str, trajectory: str, port: int) -> str:
     if re.match(r"srl train (?!import|init|export|--resume)", text) and "--dry-run" not in text:
         text += " --print-config"
     if text.startswith("srl eval run "):
-        budget = "--budget 2" if "--budget" in text or "--suite" in text else "--limit 1"
-        text += f" {budget} --set rollout.max_turns=1 --set rollout.max_turn_tokens=16"
+        text += " --limit 2 --set rollout.max_turns=1 --set rollout.max_turn_tokens=16"
     return text
 
 

@@ -1,17 +1,22 @@
-"""The table over question sets: full sets, drawn ones, several samples, episodes lost to faults."""
+"""Question sets: which questions a limit draws, the table's rows, and how far they are from the full sets."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean
 
 import pytest
 from tests.store_builder import episode, question
 
+from srl.errors import UserError
 from srl.evaluate import EpisodeResult
 from srl.evaluate.coverage import Coverage
-from srl.evaluate.question_sets import question_set_rows
-from srl.evaluate.sample import draw
-from srl.trajectory import Question
+from srl.evaluate.intervals import interval, wilson_interval
+from srl.evaluate.question_sets import Sample, SampleEstimate, draw, estimate, question_set_rows
 
 BLANK = EpisodeResult.of(episode(0, step=0, phase="eval", asked=question(0)))
 
@@ -20,15 +25,107 @@ def result(name: str, em: float = 0.0, f1: float = 0.0, cover: float = 0.0, samp
     return replace(BLANK, question_id=name, sample=sample, em=em, f1=f1, cover_em=cover)
 
 
-def asked(name: str, count: int) -> list[Question]:
-    return [Question(f"{name}{i}", "Q?", ("a",), name) for i in range(count)]
+def ids(**sizes: int) -> dict[str, list[str]]:
+    return {name: [f"{name}{i}" for i in range(size)] for name, size in sizes.items()}
 
 
-def test_full_sets_have_their_plain_means_and_the_macro_mean_counts_them_equally() -> None:
-    sample = draw({"a": asked("a", 4), "b": asked("b", 2)})
+SIZES = {"nq": 361, "triviaqa": 1131, "popqa": 1427, "hotpotqa": 740, "2wiki": 1258, "musique": 242,
+         "bamboogle": 125}  # fmt: skip
+"""Sets a tenth of the size of Search-R1's."""
+TRUTH = dict(zip(SIZES, (0.43, 0.6, 0.45, 0.35, 0.33, 0.1, 0.3), strict=True))
+
+
+@pytest.fixture(scope="module")
+def em() -> dict[str, float]:
+    """The made-up result of every question."""
+    rng = random.Random(1)
+    return {each: float(rng.random() < TRUTH[name]) for name, of in ids(**SIZES).items() for each in of}
+
+
+def test_a_limit_draws_as_many_of_every_set_and_a_larger_one_includes_a_smaller_one() -> None:
+    sets = ids(**SIZES)
+    assert sorted(map(len, draw(sets, 400).drawn.values())) == [57] * 6 + [58]
+    assert {name: len(of) for name, of in draw(ids(a=40, b=4), 20).drawn.items()} == {"a": 16, "b": 4}
+    draws = [set(draw(sets, limit).ids) for limit in (30, 31, 100, 400, 401, 2000, 6000)]
+    assert all(smaller < larger for smaller, larger in pairwise(draws))
+    turned = {name: sets[name][::-1] for name in reversed(sets)}
+    assert set(draw(turned, 400).ids) == draws[3]
+    assert draw(ids(q=10), 4).ids == ["q3", "q9", "q0", "q2"], "the same on every machine"
+    with pytest.raises(UserError) as caught:
+        draw(sets, 6)
+    assert caught.value.key == "limit"
+
+
+def of_all(em: Mapping[str, float], sample: Sample) -> dict[str, SampleEstimate]:
+    """The estimate of each set, and of both means."""
+    rows = question_set_rows([result(name, em=em[name]) for name in sample.ids], sample)
+    return {row.name: row.measures["em"] for row in rows}
+
+
+def test_the_estimate_of_two_sets_is_that_of_hand_computed_numbers() -> None:
+    sample = Sample({"x": 30, "y": 10}, {"x": ["x0", "x1", "x2"], "y": ["y0", "y1"]})
+    values = {"x0": 0.1, "x1": 0.2, "x2": 0.6, "y0": 0.5, "y1": 0.9}
+    found = estimate(values, sample, {"x": 0.75, "y": 0.25}, {})
+    assert found.mean == pytest.approx(0.75 * 0.3 + 0.25 * 0.7)
+    variance = 0.75**2 * 0.9 * (0.14 / 2) / 3 + 0.25**2 * 0.8 * 0.08 / 2
+    assert found.full == pytest.approx(wilson_interval(0.4, 0.4 * 0.6 / variance))
+    assert found.draw_error == pytest.approx(max(found.full.high - 0.4, 0.4 - found.full.low))
+    # weights 5/3 · 3/4 and 5/2 · 1/4: the effective number is 25 / Σ w²
+    effective = 25 / (3 * (5 * 0.75 / 3) ** 2 + 2 * (5 * 0.25 / 2) ** 2)
+    assert found.interval == pytest.approx(wilson_interval(0.4, effective))
+
+
+def test_a_full_evaluation_has_the_plain_means_and_no_error_of_the_draw(em: Mapping[str, float]) -> None:
+    sample = draw(ids(**SIZES))
+    found = of_all(em, sample)
+    assert found["mean over sets"].mean == pytest.approx(fmean(found[name].mean for name in SIZES))
+    assert found["all questions"].mean == pytest.approx(fmean(em.values()))
+    assert {each.draw_error for each in found.values()} == {0}
+    assert found["all questions"].interval == pytest.approx(interval(list(em.values())))
+    assert found["nq"].interval == interval([em[name] for name in sample.drawn["nq"]])
+
+
+def test_intervals_count_documents_as_any_evaluation_does() -> None:
+    sample = draw(ids(a=240, b=60))
+    values = {name: float(place % 12 < 5) for place, name in enumerate(sample.ids)}
+    documents = {name: place // 4 for place, name in enumerate(sample.ids)}
+    shares = {"a": 0.8, "b": 0.2}
+    alone, together = (estimate(values, sample, shares, of).interval for of in ({}, documents))
+    assert together == pytest.approx(interval(list(values.values()), list(documents.values())))
+    assert alone
+    assert together
+    assert together.high - together.low > alone.high - alone.low
+    assert estimate(values, sample, shares, dict.fromkeys(sample.ids, 0)).interval is None
+
+
+def test_a_small_set_without_a_right_answer_does_not_make_the_mean_over_sets_certain() -> None:
+    sample = draw(ids(s=12, t=3610, u=125))
+    found = of_all(dict.fromkeys(sample.ids, 0.0), sample)["mean over sets"]
+    assert found.interval == pytest.approx(wilson_interval(0, 9 / (1 / 12 + 1 / 3610 + 1 / 125)))
+
+
+@pytest.mark.slow
+def test_draws_hold_the_full_figure_as_often_as_stated(em: Mapping[str, float]) -> None:
+    """2,000 draws: a true 95% is within these bounds but once in 300 runs."""
+    sets, held = ids(**SIZES), Counter[str]()
+    shares = {name: {name: 1.0} for name in SIZES} | {"sets": dict.fromkeys(SIZES, 1 / len(SIZES))}
+    shares["questions"] = {name: size / len(em) for name, size in SIZES.items()}
+    truth = {name: estimate(em, draw(sets), share, {}).mean for name, share in shares.items()}
+    for seed in range(2000):
+        sample = draw(sets, 400, seed)
+        for name, share in shares.items():
+            found = estimate(em, sample, share, {}).full
+            held[name] += found.low <= truth[name] <= found.high
+    assert 0.935 <= held["sets"] / 2000 <= 0.965
+    assert 0.935 <= held["questions"] / 2000 <= 0.965
+    assert 0.935 <= fmean(held[name] for name in SIZES) / 2000 <= 0.965
+
+
+def test_rows_have_the_means_of_each_set_and_of_all() -> None:
+    sample = draw(ids(a=4, b=2))
     found = [result(f"a{i}", em=1, f1=1, cover=1) for i in range(3)] + [result("a3", f1=0.5, cover=1)]
     found += [result("b0"), result("b1", f1=0.25, cover=1)]
-    rows = {row.name: row for row in question_set_rows(found, sample)}
+    rows = {row.name: row for row in question_set_rows([*found, result("other", em=1)], sample)}
     means = {name: {key: one.mean for key, one in row.measures.items()} for name, row in rows.items()}
     assert means["a"] == pytest.approx({"em": 0.75, "f1": 0.875, "cover_em": 1})
     assert means["b"] == pytest.approx({"em": 0, "f1": 0.125, "cover_em": 0.5})
@@ -37,24 +134,24 @@ def test_full_sets_have_their_plain_means_and_the_macro_mean_counts_them_equally
     assert {name: (row.used, row.size) for name, row in rows.items()} == {
         "a": (4, 4), "b": (2, 2), "mean over sets": (6, 6), "all questions": (6, 6),
     }  # fmt: skip
-    assert {row.measures["em"].draw_error for row in rows.values()} == {0}
 
 
-def test_a_drawn_set_counts_as_the_whole_of_it() -> None:
-    sample = draw({"a": asked("a", 40), "b": asked("b", 4)}, 8)
-    assert len(sample.of("a").ids) == len(sample.of("b").ids) == 4
-    found = [result(name, em=float(name.startswith("a"))) for name in sample.ids]
+def test_a_drawn_set_counts_as_the_whole_of_it_and_samples_of_a_question_as_their_mean() -> None:
+    sample = draw(ids(a=40, b=4), 8)
+    found = [result(name, em=float(name[0] == "a")) for name in sample.ids]
+    found += [result(name, em=float(name[0] == "a"), sample=1) for name in sample.drawn["a"]]
     rows = {row.name: row for row in question_set_rows(found, sample)}
     assert rows["mean over sets"].measures["em"].mean == 0.5
     assert rows["all questions"].measures["em"].mean == pytest.approx(40 / 44)
     assert (rows["a"].used, rows["a"].size) == (4, 40)
-    assert rows["a"].measures["em"].draw_error > 0
-    assert rows["b"].measures["em"].draw_error == 0
+    assert rows["a"].measures["em"].draw_error > rows["b"].measures["em"].draw_error == 0
+    with pytest.raises(KeyError):
+        question_set_rows(found[1:2], sample)
 
 
 def test_the_answerable_part_of_each_set_and_of_all() -> None:
     """a: 3 of 4 answerable, of which 2 are right; b: 1 of 2, which is wrong; c: nothing is known."""
-    sample = draw({"a": asked("a", 4), "b": asked("b", 2), "c": asked("c", 2)})
+    sample = draw(ids(a=4, b=2, c=2))
     found = [result(name, em=float(name in ("a0", "a1", "b1", "c0"))) for name in sample.ids]
     covered = {f"a{i}": Coverage(None, i < 3) for i in range(4)} | {
         f"b{i}": Coverage(None, i < 1) for i in range(2)
@@ -64,19 +161,5 @@ def test_the_answerable_part_of_each_set_and_of_all() -> None:
     }
     assert rows["a"] == (3 / 4, 2 / 3)
     assert rows["b"] == (1 / 2, 0)
-    assert rows["c"] == (None, None)
-    assert rows["mean over sets"] == (None, None)
+    assert rows["c"] == rows["mean over sets"] == (None, None)
     assert rows["all questions"] == (pytest.approx(4 / 6), pytest.approx(2 / 4))
-    assert {(row.answerable, row.em_answerable) for row in question_set_rows(found, sample)} == {(None, None)}
-
-
-def test_samples_of_a_question_count_as_their_mean() -> None:
-    sample = draw({"a": asked("a", 2)})
-    found = [result("a0", em=1), result("a0", sample=1), result("a1"), result("a1", sample=1)]
-    (row,) = question_set_rows(found, sample)
-    assert (row.measures["em"].mean, row.used) == (0.25, 2)
-
-
-def test_a_question_that_was_not_asked_is_an_error_never_a_silent_score() -> None:
-    with pytest.raises(KeyError, match="a1"):
-        question_set_rows([result("a0")], draw({"a": asked("a", 2)}))

@@ -121,7 +121,7 @@ def test_a_paired_test_leaves_comparisons_out(bench, monkeypatch):
 
 
 def test_results_have_nothing_of_this_machine(bench):
-    bench.once("row-base", lambda: {"closed-book": {"em": 0, "questions_file": "gone", "place": "x"}})
+    bench.once("row-base", lambda: {"closed-book": {"em": 0, "place": "x"}})
     bench.once("curves-grpo-s0", lambda: {"val/em": {"steps": [0], "values": [0.5]}})
     found = measure.collected(bench)
     assert found["rows"] == {"closed-book": {"0": {"em": 0}}}

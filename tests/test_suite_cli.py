@@ -1,4 +1,4 @@
-"""`srl eval run --suite` and `--budget`, with a model whose answers are scripted."""
+"""`srl eval run --suite` and `--limit`, with a model whose answers are scripted."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 from srl.cli import main
 from srl.data.parquet import write_questions
 from srl.evaluate.intervals import wilson_interval
-from srl.evaluate.sample import Selection
+from srl.evaluate.question_sets import draw
 from srl.models.weights import save_model
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.trajectory import Question
-from srl.workspace import Workspace
 
 PLAIN = [
     "data.template=r1", "rollout.search=false", "data.max_prompt_length=512", "data.max_response_length=128",
@@ -49,13 +48,16 @@ class Says(ScriptedEngine):
         return Completion(ids, (0.0,) * len(ids), "stop")
 
 
+SETS = {"nq": 40, "popqa": 10}
+
+
 class Place:
     """A model, and a suite of two sets: 40 questions of nq and 10 of popqa."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], engines: list[Says]) -> None:
         self.folder, self.capsys, self.engines = folder, capsys, engines
         save_model(tiny_model(max_length=1024), byte_level_tokenizer(), folder / "model")
-        for name, count in (("nq", 40), ("popqa", 10)):
+        for name, count in SETS.items():
             write_questions(folder / f"{name}.parquet", questions(name, count))
         self.manifest = folder / "mine.yaml"
         self.manifest.write_text(
@@ -109,55 +111,31 @@ def test_a_suite_prints_a_row_for_each_set_and_their_means(place: Place) -> None
     assert len(place.asked) == 50
 
 
-def test_a_budget_says_its_error_and_which_questions_it_used(place: Place) -> None:
-    code, out, err = place.suite("--budget", "16", "--json")
+def test_a_limit_says_its_error_and_a_larger_one_generates_only_what_is_new(place: Place) -> None:
+    code, out, err = place.suite("--limit", "16", "--json")
     assert code == 0, err
-    found = json.loads(out)["full_sets"]["no_search"]
-    rows = {row["name"]: row for row in found["sets"]}
+    rows = {row["name"]: row for row in json.loads(out)["no_search"]["sets"]}
     assert {name: (row["used"], row["size"]) for name, row in rows.items()} == {
         "nq": (8, 40), "popqa": (8, 10), "mean over sets": (16, 50), "all questions": (16, 50),
     }  # fmt: skip
-    assert set(rows["nq"]["measures"]) == {"em", "f1", "cover_em"}
     assert set(rows["nq"]["measures"]["em"]) == {"mean", "interval", "full"}
-    saved = json.loads(Path(found["questions_file"]).read_text())
-    assert set(saved["ids"]["nq"]) | set(saved["ids"]["popqa"]) == place.asked
-    assert (saved["budget"], saved["suite"], saved["sets"]["nq"]["rows"]) == (16, "mine", 40)
-    [run] = Workspace.resolve().all_runs()
-    assert Path(found["questions_file"]).parent == run
-
-
-def test_a_larger_budget_generates_only_what_the_smaller_one_did_not_ask(place: Place) -> None:
-    assert place.suite("--budget", "16")[0] == 0
     first = place.asked
-    assert place.suite("--budget", "30", "--run", "last")[0] == 0
-    assert len(first) == 16
-    assert len(place.asked) == 14
-    assert not first & place.asked
-    [run] = Workspace.resolve().all_runs()
-    assert len(list(run.glob("questions-*.json"))) == 2
+    assert first == set(draw({n: [q.id for q in questions(n, c)] for n, c in SETS.items()}, 16).ids)
+    code, out, err = place.suite("--limit", "30", "--run", "last")
+    assert code == 0, err
+    assert re.search(r"^nq\s+20 of 40", out, re.MULTILINE)
+    assert (len(place.asked), first & place.asked) == (14, set())
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--suite", "MANIFEST", "--budget", "3"],
-        ["--suite", "MANIFEST", "--budget", "16", "--limit", "3"],
-        ["--suite", "search-r2"],
-        ["--suite", "search-r1"],
-        [],
-    ],
-)
+@pytest.mark.parametrize("arguments", [["--suite", "search-r2"], ["--suite", "search-r1"], []])
 def test_a_mistake_is_one_line_before_a_model_is_loaded(place: Place, arguments: list[str]) -> None:
-    code, out, err = place.run(*(str(place.manifest) if one == "MANIFEST" else one for one in arguments))
+    code, out, err = place.run(*arguments)
     assert (code, out, place.engines) == (2, "", [])
     assert [line for line in err.splitlines() if line.startswith("srl: ")] == err.splitlines()[-1:]
 
 
-def test_eval_run_takes_a_budget_over_several_files(place: Place) -> None:
-    files = [word for name in ("nq", "popqa") for word in ("--data", str(place.folder / f"{name}.parquet"))]
-    code, out, err = place.run(*files, "--budget", "16")
+def test_data_sources_of_several_files_are_sets_too(place: Place) -> None:
+    files = [word for name in SETS for word in ("--data", str(place.folder / f"{name}.parquet"))]
+    code, out, err = place.run(*files, "--limit", "16", "--json")
     assert code == 0, err
-    assert place.asked == set(Selection(16).draw([*questions("nq", 40), *questions("popqa", 10)]).ids)
-    assert re.search(r"^popqa\s+8 of 10", out, re.MULTILINE)
-    found = json.loads(place.run(*files, "--budget", "16", "--json")[1])
-    assert [row["used"] for row in found["full_sets"]["no_search"]["sets"]] == [8, 8, 16, 16]
+    assert [row["used"] for row in json.loads(out)["no_search"]["sets"]] == [8, 8, 16, 16]

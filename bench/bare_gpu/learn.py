@@ -190,10 +190,10 @@ def after(run: Run, clock: Clock) -> None:
 def test(run: Run, clock: Clock, name: str) -> None:
     """Greedy answers of a run's newest checkpoint to the same sample of the test questions."""
     bench = bench_of(run)
-    drawn = ("--limit", 8) if run.smoke else ("--budget", TESTED)
+    limit = 8 if run.smoke else TESTED
     tested = run.newest(name)
     out = run.srl(clock, name, "eval", "run", tested, "--data", bench.prepared / "test.parquet",
-              "--index", bench.index, *drawn, "--json")  # fmt: skip
+              "--index", bench.index, "--limit", limit, "--json")  # fmt: skip
     report: dict[str, Any] = json.loads(out)
     run.figure(f"test of {name}", **report)
     (run.store / "tested").mkdir(exist_ok=True)

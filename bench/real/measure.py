@@ -90,20 +90,17 @@ def small(bench: Bench) -> Iterable[str]:
 
 
 def asked(bench: Bench, model: object, budget: int, *more: object) -> dict[str, Any]:
-    """The report of an evaluation on a fixed stratified sample of the test questions; greedy.
+    """The report of an evaluation on a fixed sample of the test questions, of each set as many; greedy.
 
     Of the settings that were given for training runs it has those of the model, such as its precision.
     """
-    drawn = ("--limit", 8) if bench.smoke else ("--budget", min(budget, bench.budget or budget))
+    limit = 8 if bench.smoke else min(budget, bench.budget or budget)
     of_model = [one for one in bench.sets if one.startswith("model.")]
     out = bench.srl(
         bench.evaluations, "eval", "run", model, "--data", bench.prepared / "test.parquet", "--index",
-        bench.index, *drawn, "--json", *more, *options(of_model),
+        bench.index, "--limit", limit, "--json", *more, *options(of_model),
     )  # fmt: skip
     report: dict[str, Any] = json.loads(out)
-    for name, sets in report.get("full_sets", {}).items():
-        report[name]["sets"] = sets["sets"]
-        report[name]["questions_file"] = sets["questions_file"]
     return report
 
 
@@ -137,21 +134,14 @@ def row(bench: Bench, setting: Mapping[str, Any], workspace: Path) -> dict[str, 
         "run": setting["run"],
         "place": place,
         "questions": len(results),
-        "questions_file": setting.get("questions_file", ""),
-        "sets": setting.get("sets", []),
+        "sets": setting["sets"],
         "metrics": {key: rounded(value) for key, value in setting["metrics"].items()},
         "groups": groups(results),
     }
 
 
 def results_of(bench: Bench, setting: Mapping[str, Any]) -> list[EpisodeResult]:
-    """The episodes of the questions that were drawn; the log of a run may have more."""
-    results = reading([bench.cache / setting["place"]], read_results)
-    file = setting.get("questions_file")
-    if not file:
-        return results
-    drawn = {name for ids in json.loads(Path(file).read_text())["ids"].values() for name in ids}
-    return [item for item in results if item.question_id in drawn]
+    return reading([bench.cache / setting["place"]], read_results)
 
 
 def groups(results: Sequence[EpisodeResult]) -> dict[str, dict[str, Any]]:
@@ -343,6 +333,6 @@ def merged(known: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-_OWN = {"questions_file", "place"}
+_OWN = {"place"}
 """What a row has of this machine."""
 _MEASURED = re.compile(r"(row|compared|curves|transcript)-(.+?)(?:-s(\d+))?")

@@ -1,10 +1,8 @@
-"""Suites: the question sets of one evaluation, as a manifest says them, and whether their rows are those."""
+"""Suites: the question sets of one evaluation, as a manifest says them, and their questions."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -14,7 +12,7 @@ from srl.data.parquet import read_questions
 from srl.data.sources import source_of
 from srl.data.splits import canonical_split
 from srl.errors import UserError, expected, nearest, parsing
-from srl.files import check_format, check_input, digest_text
+from srl.files import check_format, check_input
 from srl.trajectory import Question
 
 DEFAULT = "search-r1"
@@ -24,7 +22,7 @@ _MERGED = "test.parquet"
 
 
 class SuiteSet(BaseModel):
-    """One set of questions. `rows` and `digest` are checked where they are given.
+    """One set of questions. `rows` is checked where it is given.
 
     `file` is relative to the manifest; with a `source` (a name of `srl data list`) it may be as published.
     Without `file` the set is looked for by name and split in the directory of the suite.
@@ -35,7 +33,6 @@ class SuiteSet(BaseModel):
     name: str = Field(min_length=1)
     split: str = ""
     rows: int | None = Field(None, ge=1)
-    digest: str = ""
     source: str = ""
     file: Path | None = None
 
@@ -55,15 +52,6 @@ class Suite(BaseModel):
 
     name: str = Field(pattern=r"^[\w.-]+$")
     sets: tuple[SuiteSet, ...] = Field(min_length=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The questions of one set as they are in `file`."""
-
-    file: Path
-    questions: tuple[Question, ...]
-    digest: str
 
 
 def read_suite(name: str) -> Suite:
@@ -97,12 +85,13 @@ def read_suite(name: str) -> Suite:
     return suite.model_copy(update={"sets": tuple(sets)})
 
 
-def read_sets(suite: Suite, folder: Path) -> dict[str, Rows]:
-    """The rows of each set, from its own file or a file in `folder`.
+def read_sets(suite: Suite, folder: Path) -> dict[str, tuple[Path, list[Question]]]:
+    """The file and the questions of each set, from its own file or a file in `folder`.
 
     There a set is `NAME.parquet`, `NAME.jsonl`, `NAME/SPLIT.parquet` or `NAME/SPLIT.jsonl`, or its rows in
     `test.parquet`, which Search-R1 writes with all sets. Raises UserError for missing files (with what to
-    type), for rows without a question or an answer, and for an id that occurs twice.
+    type), for rows without a question or an answer, for another number of rows than the manifest's, and for
+    an id that occurs twice.
     """
     files = {each.name: _file_of(each, folder) for each in suite.sets}
     if missing := [each for each in suite.sets if files[each.name] is None]:
@@ -117,11 +106,15 @@ def read_sets(suite: Suite, folder: Path) -> dict[str, Rows]:
     for each in suite.sets:
         file = files[each.name]
         assert file is not None
-        questions = tuple(_questions(each, file))
+        questions = _questions(each, file)
+        if each.rows not in (None, len(questions)):
+            raise UserError(
+                f"{file}: {len(questions):,} rows of {each.name}, expected {each.rows:,}", key=each.name
+            )
         for question in questions:
             if (other := owner.setdefault(question.id, each.name)) != each.name:
                 raise UserError(f"{file}: the id {question.id!r} of {each.name} is also in the set {other}")
-        sets[each.name] = Rows(file, questions, rows_digest(questions))
+        sets[each.name] = file, questions
     return sets
 
 
@@ -144,29 +137,3 @@ def _questions(one: SuiteSet, path: Path) -> list[Question]:
         sources = ", ".join(sorted({each.data_source for each in every}))
         raise UserError(f"{path}: expected rows of the set {one.name}, found those of {sources}")
     return own
-
-
-def rows_digest(questions: Iterable[Question]) -> str:
-    """32 hex digits for questions and their golden answers, in any order and any format of the file.
-
-    A question mark at the end, white space and repeated answers make no difference.
-    """
-    rows = (
-        digest_text(
-            " ".join(each.text.split()).rstrip(" ?"), *sorted({text.strip() for text in each.golden_answers})
-        )
-        for each in questions
-    )
-    return digest_text(*sorted(rows))
-
-
-def changes(suite: Suite, sets: Mapping[str, Rows]) -> dict[str, str]:
-    """What is different, in words, for each set whose rows are not those of the manifest."""
-    different = {}
-    for each in suite.sets:
-        rows = sets[each.name]
-        if each.rows is not None and len(rows.questions) != each.rows:
-            different[each.name] = f"{len(rows.questions):,} rows, expected {each.rows:,}"
-        elif each.digest and rows.digest != each.digest:
-            different[each.name] = f"digest {rows.digest[:12]}, expected {each.digest[:12]}"
-    return different

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from math import isnan, sqrt
+from math import isclose, isnan, sqrt
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -54,20 +54,23 @@ def _score_interval(share: float, trials: float, z: float) -> Interval:
 
 
 def interval(
-    values: Sequence[float], clusters: Sequence[Hashable] | None = None, confidence: float = 0.95
+    values: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    confidence: float = 0.95,
+    weights: Sequence[float] | None = None,
 ) -> Interval | None:
     """The interval of the mean of `values`, one in [0, 1] for each question (of several samples, their mean).
 
-    `clusters` names for each question what it depends on together with others: its source document. None
-    where there are fewer than `MIN_CLUSTERS` effective clusters. Raises ValueError for values outside
-    [0, 1], and for none.
+    `clusters` names for each question what it depends on together with others: its source document. `weights`
+    are those of the questions in the mean, 1 on average. None where there are fewer than `MIN_CLUSTERS`
+    effective clusters. Raises ValueError for values outside [0, 1], and for none.
     """
-    found = ClusterSums.of(values, clusters)
+    found = ClusterSums.of(values, clusters, weights)
     if not 0 <= min(values) <= max(values) <= 1:
         raise ValueError(f"an interval of values from 0 to 1, found {min(values):g} to {max(values):g}")
     binary = all(value in (0, 1) for value in values)
-    if found.independent and (binary or found.count < MIN_CLUSTERS):
-        return wilson_interval(found.mean, found.count, confidence)
+    if found.independent and (binary or found.effective < MIN_CLUSTERS):
+        return wilson_interval(found.mean, found.effective, confidence)
     return interval_of_clusters(found, confidence) if found.effective >= MIN_CLUSTERS else None
 
 
@@ -120,24 +123,29 @@ def student_t(degrees: float, confidence: float = 0.95) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSums:
-    """The values of questions summed by cluster: `sums` and `sizes`, both (clusters,)."""
+    """The values of questions summed by cluster: `sums` and `sizes`, both (clusters,), both of weights."""
 
     sums: NDArray[np.float64]
     sizes: NDArray[np.float64]
 
     @classmethod
-    def of(cls, values: Sequence[float], clusters: Sequence[Hashable] | None) -> ClusterSums:
+    def of(
+        cls,
+        values: Sequence[float],
+        clusters: Sequence[Hashable] | None,
+        weights: Sequence[float] | None = None,
+    ) -> ClusterSums:
         """Raises ValueError for no values, and for clusters of another number."""
         if not len(values) or (clusters is not None and len(clusters) != len(values)):
             raise ValueError(
                 f"{len(values)} values, {len(clusters or ())} clusters: expected as many, and some"
             )
+        sizes = np.ones(len(values)) if weights is None else np.asarray(weights, float)
+        sums = np.asarray(values, float) * sizes
         if clusters is None:
-            return cls(np.asarray(values, float), np.ones(len(values)))
+            return cls(sums, sizes)
         numbers = cluster_numbers(clusters)
-        weights = np.asarray(values, float)
-        sums: NDArray[np.float64] = np.bincount(numbers, weights).astype(float)
-        return cls(sums, np.bincount(numbers).astype(float))
+        return cls(np.bincount(numbers, sums).astype(float), np.bincount(numbers, sizes).astype(float))
 
     @property
     def count(self) -> float:
@@ -147,7 +155,7 @@ class ClusterSums:
     @property
     def independent(self) -> bool:
         """Whether each question is a cluster of its own."""
-        return len(self.sizes) == self.count
+        return isclose(len(self.sizes), self.count)
 
     @property
     def mean(self) -> float:

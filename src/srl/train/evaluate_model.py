@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from srl.config import Config
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise
 from srl.evaluate.coverage import WrittenCoverage, coverage_metrics, write_coverage
-from srl.evaluate.sample import Sample, Selection
+from srl.evaluate.question_sets import Sample, draw
 from srl.progress import Count, counted
 from srl.protocol import WITHOUT_SEARCH
 from srl.rollout.codec import Codec
@@ -106,7 +105,7 @@ class ModelReport:
 
     `index_digest` is that of the index searched now, `trained_with` that of training; empty if unknown.
     `changed_indexes` are those with another digest than in training. `usage` has the requests and tokens of a
-    server, and their cost where prices are set. `sample` has the questions of a `Selection`, by sets.
+    server, and their cost where prices are set. `sample` has the questions that were asked, by sets.
     """
 
     model: str
@@ -118,10 +117,10 @@ class ModelReport:
     index_digest: str
     trained_with: str
     settings: Mapping[str, Evaluation]
+    sample: Sample
     retriever_digests: Mapping[str, str] = field(default_factory=dict)
     changed_indexes: Sequence[ChangedIndex] = ()
     usage: Mapping[str, float] = field(default_factory=dict)
-    sample: Sample | None = None
 
     def gain_over_closed_book(self, setting: str) -> float | None:
         """EM of the setting less closed-book EM; None for closed-book itself, and without it."""
@@ -144,16 +143,16 @@ def evaluate_model(
     shard: tuple[int, int] = (1, 1),
     backend: BackendName = "local",
     questions: Sequence[Question] | None = None,
-    selection: Selection | None = None,
+    set_of: Mapping[str, str] | None = None,
     note: Note = lambda text: None,
 ) -> ModelReport:
     """Measure the model `config.model.path` on the questions of `files`, with the settings of `config`.
 
     With rollout.engine=openai it is a server's model; on the `backend` verl, verl's rollout servers generate.
-    `limit` draws that many questions, the same each time; `selection` draws them by sets, and each run gets a
-    file of them. `questions` are those of `files` where the caller has read them. `baselines` (names in
-    `srl.train.baselines`) are further settings on the same questions. `shard` (k, of): every `of`-th question
-    from the `k`-th on.
+    `limit` draws that many questions, the same each time, of each set as many (`question_sets.draw`);
+    `set_of` names the set of a question by its id, else it is its data source. `questions` are those of
+    `files` where the caller has read them. `baselines` (names in `srl.train.baselines`) are further settings
+    on the same questions. `shard` (k, of): every `of`-th question from the `k`-th on.
 
     Each setting is a run of the workspace, with the name of `preset`. With `runs` an evaluation goes on: what
     their logs have is not generated again, and more is added to the first. Raises UserError.
@@ -169,13 +168,14 @@ def evaluate_model(
             note(f"{name} has a longer prompt: data.max_prompt_length={longer} for it")
     earlier = runs_by_setting(runs)
     loaded = _load(config, settings, backend, n, workspace, note)
-    asked = _same_questions(settings, files, questions, loaded.codec, note, limit)
+    asked = _same_questions(settings, files, questions, loaded.codec, note)
     own = next(iter(asked))
-    sample = None if selection is None else selection.draw(asked[own])
-    for name, drawn in asked.items():
-        ids = None if sample is None else {*sample.ids}
-        drawn = [question for question in drawn if ids is None or question.id in ids]
-        asked[name] = drawn[shard[0] - 1 :: shard[1]]
+    sample = _sample(asked[own], set_of or {}, limit)
+    chosen = {*sample.ids}
+    drawn = [question.id for question in asked[own] if question.id in chosen]
+    part = {*drawn[shard[0] - 1 :: shard[1]]}
+    sample = sample.within(part)
+    asked = {name: [question for question in of if question.id in part] for name, of in asked.items()}
     if not asked[own]:
         raise UserError(f"fewer than {shard[1]} questions are left, so a shard has none", key="shard")
     if "search" in asked:
@@ -199,9 +199,6 @@ def evaluate_model(
             )
     finally:
         loaded.engine.close()
-    if selection is not None and sample is not None:
-        for each in found.values():
-            selection.save(sample, each.run)
     searched, trained = IndexDigests.of(search), trained_with(config)
     return ModelReport(
         model=loaded.name,
@@ -213,11 +210,19 @@ def evaluate_model(
         index_digest=searched.index_digest,
         trained_with=trained.index_digest,
         settings=found,
+        sample=sample,
         retriever_digests=searched.retriever_digests,
         changed_indexes=searched.changed_since(trained),
         usage=loaded.usage(),
-        sample=sample,
     )
+
+
+def _sample(questions: Sequence[Question], set_of: Mapping[str, str], limit: int | None) -> Sample:
+    """The questions to ask, by sets in the order of `set_of`."""
+    sets: dict[str, list[str]] = {name: [] for name in set_of.values()}
+    for question in questions:
+        sets.setdefault(set_of.get(question.id, question.data_source), []).append(question.id)
+    return draw({name: ids for name, ids in sets.items() if ids}, limit)
 
 
 def _load(
@@ -353,7 +358,6 @@ def _same_questions(
     read: Sequence[Question] | None,
     codec: Codec,
     note: Note,
-    limit: int | None,
 ) -> dict[str, list[Question]]:
     """The questions of each setting: those that fit in all settings."""
     loaded = {
@@ -361,9 +365,5 @@ def _same_questions(
         for name, config in settings.items()
     }
     ids = set.intersection(*({question.id for question in questions} for questions in loaded.values()))
-    shared = [question.id for question in next(iter(loaded.values())) if question.id in ids]
-    if limit is not None and limit < len(shared):
-        shared = random.Random(0).sample(shared, limit)
-    check_some_left(shared, files)
-    kept = set(shared)
-    return {name: [question for question in of if question.id in kept] for name, of in loaded.items()}
+    check_some_left(list(ids), files)
+    return {name: [question for question in of if question.id in ids] for name, of in loaded.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,12 +25,10 @@ from srl.cli.options import (
     Sets,
     Temperature,
     TemplateName,
-    exclude,
 )
 
 if TYPE_CHECKING:
-    from srl.evaluate.question_sets import Row
-    from srl.evaluate.sample import SampleEstimate, Selection
+    from srl.evaluate.question_sets import Row, SampleEstimate
     from srl.train.evaluate_model import Evaluation, ModelReport
     from srl.trajectory import Question
     from srl.workspace import Workspace
@@ -77,11 +75,8 @@ def run(
     n: Annotated[int, typer.Option("--n", min=1, help="Episodes per question.")] = 1,
     temperature: Temperature = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Evaluate a random sample of this many questions.")
-    ] = None,
-    budget: Annotated[
         int | None,
-        typer.Option(min=1, help="Evaluate a stratified sample of this many questions, and say its error."),
+        typer.Option(min=1, help="Evaluate a sample of this many questions, of each set as many."),
     ] = None,
     no_search_too: Annotated[
         bool, typer.Option("--no-search-too", help="Also evaluate the model without search.")
@@ -126,9 +121,9 @@ def run(
 
     An evaluation is a run: every answer is in its log while it goes. The same command with --run, after an
     interruption or for more samples, generates only what the log lacks. On N GPUs, type --shard 1/N to N/N,
-    then name all their runs. --suite and --budget add a table of the question sets,
-    with the mean over sets; --budget draws the same number of questions from each, the same each time, and
-    estimates the figures of the full sets.
+    then name all their runs. Of several sets (--suite), or data sources, a second table has a row for each,
+    and the mean over them. --limit draws the same number of questions from each, the same each time; the
+    table estimates the figures of the full sets.
 
     The settings of the model's run apply if it comes from one. Exit code 1 if more than eval.max_failed (1%)
     of the questions were lost to faults. With --set rollout.engine=openai a server generates, at
@@ -137,7 +132,7 @@ def run(
     \b
     Example:
       srl eval run last --data test.parquet --index my-index --no-search-too
-      srl eval run best --suite search-r1 --index my-index --budget 400
+      srl eval run best --suite search-r1 --index my-index --limit 400
       srl eval run Qwen/Qwen2.5-0.5B-Instruct --data test.parquet --index my-index --baseline all
     """
     from srl.cli.output import note, progress, show_counted
@@ -145,24 +140,17 @@ def run(
 
     if not data and not suite:
         raise UserError("nothing to ask: give --data FILE or --suite NAME", key="data")
-    exclude(
-        {"--budget": budget is not None, "--limit": limit is not None},
-        "both say how many questions are drawn",
-    )
     parts = _shard(shard)
     files = [] if suite else data or []
     check_inputs(files, index, url, [template] if template else [])
     directory, workspace = read_model(model)
-    questions = None
+    questions, set_of = None, dict[str, str]()
     show_counted()
     with progress("starting", passing=True):
-        from srl.evaluate.sample import Selection
         from srl.train.evaluate_model import check_failures, evaluate_model
         from srl.train.model_settings import local_settings, preset_name
-    selection = None if budget is None else Selection(budget)
     if suite:
-        files, questions, selection = _suite(suite, data or [], budget, workspace)
-        selection.draw(questions)  # refuses a budget that is too small before the model is loaded
+        files, questions, set_of = _suite(suite, data or [], workspace)
     flags = {
         "search.index": index,
         "search.url": url,
@@ -177,7 +165,7 @@ def run(
         settings, [str(path) for path in files], workspace, n=n, limit=limit, no_search_too=no_search_too,
         baselines=baselines, preset=preset_name(directory, preset, config), shard=parts,
         runs=[workspace.find_run(name) for name in runs or ()], backend=backend, questions=questions,
-        selection=selection, note=note,
+        set_of=set_of, note=note,
     )  # fmt: skip
     _show(report, as_json)
     check_failures(report, settings.eval.max_failed)
@@ -194,29 +182,19 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _suite(
-    name: str, folders: Sequence[Path], budget: int | None, workspace: Workspace
-) -> tuple[list[Path], list[Question], Selection]:
-    """The files of a suite, their questions, and how these are drawn. Raises UserError for rows that are not
-    those of the manifest."""
-    from srl.data.suite import changes, read_sets, read_suite
+    name: str, folders: Sequence[Path], workspace: Workspace
+) -> tuple[list[Path], list[Question], dict[str, str]]:
+    """The files of a suite, their questions, and the set of each by its id. Raises UserError."""
+    from srl.data.suite import read_sets, read_suite
     from srl.errors import UserError
-    from srl.evaluate.sample import Selection
 
     suite = read_suite(name)
     if len(folders) > 1:
         raise UserError("--data is one directory, that of the files of the suite", key="data")
-    rows = read_sets(suite, folders[0] if folders else workspace.worlds / suite.name)
-    if changed := changes(suite, rows):
-        said = "; ".join(f"{of}: {what}" for of, what in changed.items())
-        raise UserError(f"these are not the rows of the suite {suite.name}: {said}")
-    questions = [question for of in rows.values() for question in of.questions]
-    set_of = {question.id: of for of, found in rows.items() for question in found.questions}
-    about = {
-        of: {"file": str(found.file), "rows": len(found.questions), "digest": found.digest}
-        for of, found in rows.items()
-    }
-    files = [found.file for found in rows.values()]
-    return files, questions, Selection(budget, set_of, {"suite": suite.name, "sets": about})
+    sets = read_sets(suite, folders[0] if folders else workspace.worlds / suite.name)
+    questions = [question for _, of in sets.values() for question in of]
+    set_of = {question.id: of for of, (_, found) in sets.items() for question in found}
+    return [file for file, _ in sets.values()], questions, set_of
 
 
 def _show(report: ModelReport, as_json: bool) -> None:
@@ -228,17 +206,18 @@ def _show(report: ModelReport, as_json: bool) -> None:
         print_json(_as_json(report))
         return
     samples = f" × {report.samples} at temperature {report.temperature:g}" if report.samples > 1 else ""
-    drawn = "" if report.sample is None else f" of {report.sample.size:,}"
+    is_part = report.questions < report.sample.size
+    drawn = f" of {report.sample.size:,}" if is_part else ""
     note(f"{report.model}: {report.questions:,} questions{drawn}{samples}")
     heads = [_HEADS.get(name, name) for name in report.settings]
-    table(["" if report.sample is None else "questions drawn", *heads], _rows(report))
+    table(["questions drawn" if is_part else "", *heads], _rows(report))
     for head, found in zip(heads, report.settings.values(), strict=True):
         if (seconds := mean_seconds(found.results)) is not None:
             note(f"{head}: {seconds:.3g} s an episode, beside those that ran at the same time")
-    for name, file, rows in _sets(report):
-        note(f"{report.model}, {_HEADS.get(name, name)}: {report.settings[name].run.name}")
-        table(*_sets_table(rows))
-        note(f"the questions used: {file}")
+    for head, found in zip(heads, report.settings.values(), strict=True):
+        if is_part or len(report.sample.drawn) > 1:
+            note(f"{report.model}, {head}: {found.run.name}")
+            table(*_sets_table(_sets(report, found)))
     if report.usage:
         note(usage_line(report.usage))
 
@@ -276,14 +255,11 @@ def _cell(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def _sets(report: ModelReport) -> Iterator[tuple[str, Path, list[Row]]]:
-    """The name of each setting, the file of the questions used, and a row for each set and the means."""
+def _sets(report: ModelReport, found: Evaluation) -> list[Row]:
+    """A row for each set of questions, and the means, of one setting."""
     from srl.evaluate.question_sets import question_set_rows
 
-    for name, found in report.settings.items() if report.sample is not None else ():
-        assert report.sample is not None
-        rows = question_set_rows(found.results, report.sample, found.coverage and found.coverage.found)
-        yield name, report.sample.file_in(found.run), rows
+    return question_set_rows(found.results, report.sample, found.coverage and found.coverage.found)
 
 
 def _sets_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -321,12 +297,9 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
             "seconds": mean_seconds(found.results),
             "gain_over_closed_book": report.gain_over_closed_book(name),
             "metrics": {key.removeprefix("eval/"): value for key, value in found.metrics.items()},
+            "sets": _sets(report, found),
         }
         for name, found in report.settings.items()
-    }
-    sets = {
-        name: {"run": report.settings[name].run.name, "questions_file": str(file), "sets": rows}
-        for name, file, rows in _sets(report)
     }
     names = ("model", "questions", "temperature", "index_digest", "trained_with", "retriever_digests")
     return {
@@ -335,6 +308,5 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
         "n": report.samples,
         "other_indexes": report.changed_indexes,
         **({"usage": report.usage} if report.usage else {}),
-        **({"full_sets": sets} if sets else {}),
         **settings,
     }
