@@ -96,11 +96,12 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """One search and how it went. `latency_s` includes retries.
+    """One call of a tool, mostly a search, and how it went. `latency_s` includes retries.
 
-    `retriever` is the name that the policy asked by; empty where it asked the default. The episode sets
-    `turn`, and what reached the policy: the first `shown` of `hits` (None: not known, taken for all), the
-    others did not fit. `cut`: what was shown of the only one, in whole words, where its middle was left out.
+    `arguments` are those of the call, as JSON; where they could not be read, what was written. `retriever` is
+    the name that the policy asked by; empty where it asked the default. The episode sets `turn`, and what
+    reached the policy: the first `shown` of `hits` (None: not known, taken for all), the others did not fit.
+    `cut`: what was shown of the only one, in whole words, where its middle was left out.
     """
 
     query: str
@@ -114,6 +115,8 @@ class Search:
     retriever: str = ""
     shown: int | None = None
     cut: str | None = None
+    tool: str = "search"
+    arguments: str = ""
 
     @property
     def shown_hits(self) -> tuple[Hit, ...]:
@@ -210,9 +213,10 @@ class Trajectory:
     @property
     def fault(self) -> str:
         """What made the episode fail, in one line; empty if nothing did."""
-        if self.error or self.valid or not self.searches:
+        fault = next((search for search in self.searches if search.is_fault), None)
+        if self.error or self.valid or fault is None:
             return self.error
-        return f"{self.searches[-1].status}: {self.searches[-1].error}"
+        return f"{fault.status}: {fault.error}"
 
     @property
     def token_ids(self) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
@@ -11,6 +11,7 @@ from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions, OnProgress, run_episode
+from srl.rollout.turns import Tool, Turns
 from srl.trajectory import Phase, Question, SearchTool, Trajectory
 
 ATTEMPTS = 2
@@ -30,6 +31,8 @@ class Key(NamedTuple):
 class Environment:
     """Everything around the policy in an episode; `search` is the tool, None where nothing can be searched.
 
+    `turns` is how policy and tools talk, by default Search-R1's tags; `tools` are those beside `search`.
+
     Episodes are independent of each other: a slow search delays its own only. One that a fault of a search or
     of the engine ended is sampled anew, `attempts` times in all; the last may be `failed` too.
     """
@@ -39,6 +42,8 @@ class Environment:
     options: EpisodeOptions
     search: SearchTool | None
     attempts: int = field(default=ATTEMPTS, kw_only=True)
+    turns: Turns | None = field(default=None, kw_only=True)
+    tools: Mapping[str, Tool] = field(default_factory=dict, kw_only=True)
 
     def for_evaluation(self, temperature: float) -> Self:
         """This environment with the sampling of validation, test and evaluation."""
@@ -52,7 +57,7 @@ class Environment:
             trajectory = await run_episode(
                 question, engine, self.search, codec=self.codec, template=self.template, options=self.options,
                 seed=key.seed, step=key.step, sample=key.sample, phase=key.phase, attempt=attempt,
-                on_progress=on_progress,
+                on_progress=on_progress, turns=self.turns, tools=self.tools,
             )  # fmt: skip
             if trajectory.valid:
                 break

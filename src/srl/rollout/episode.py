@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from srl.errors import UserError
-from srl.protocol import NO_INFORMATION, STOP_STRINGS, Action, Template, unknown_retriever
+from srl.protocol import NO_INFORMATION, STOP_STRINGS, Template, ToolCall
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Engine, EngineFault, Sampling
+from srl.rollout.engine import Engine, EngineFault, Sampling, StopReason
+from srl.rollout.observation import fit_information
 from srl.rollout.tags import Tags
+from srl.rollout.turns import Messages, SearchCall, Tool, Turn, Turns
 from srl.trajectory import (
     EndReason,
-    NamedSearchTool,
     Phase,
     Question,
     Search,
@@ -24,8 +26,6 @@ from srl.trajectory import (
     current_episode,
 )
 
-Messages = Sequence[Mapping[str, str]]
-"""The chat messages of a prompt."""
 OnProgress = Callable[[Trajectory, Sequence[int]], None]
 """Told of an episode while it grows: what there is of it, and the ids so far of the turn under way."""
 
@@ -34,7 +34,7 @@ OnProgress = Callable[[Trajectory, Sequence[int]], None]
 class EpisodeOptions:
     """The limits of an episode, in tokens, and how its turns are sampled.
 
-    `max_turns` turns may search; one more generation may only answer. `max_response_length` limits
+    `max_turns` turns may call tools; one more generation may only answer. `max_response_length` limits
     everything after the prompt. An observation is added only if `min_answer_tokens` remain after it. Passages
     that stand in the prompt are part of it, and take at most `max_obs_length` of `max_prompt_length`.
     """
@@ -51,6 +51,7 @@ class EpisodeOptions:
 
     @property
     def stop(self) -> tuple[str, ...]:
+        """The closing tags at which a turn ends."""
         return STOP_STRINGS if self.stop_at_answer else STOP_STRINGS[:1]
 
     def for_evaluation(self, temperature: float) -> EpisodeOptions:
@@ -76,8 +77,12 @@ async def run_episode(
     phase: Phase = "train",
     attempt: int = 0,
     on_progress: OnProgress | None = None,
+    turns: Turns | None = None,
+    tools: Mapping[str, Tool] | None = None,
 ) -> Trajectory:
-    """Let `engine` answer `question` with the tool `search` (None makes a search an invalid action).
+    """Let `engine` answer `question` with the tool `search` (None: there is none) and further `tools`.
+
+    `turns` is how they talk, by default Search-R1's tags.
 
     The trajectory holds the ids that the engine was given and those that it returned, in order; nothing is
     decoded and encoded again. It never ends on an observation: if an observation and a minimal answer do
@@ -86,7 +91,9 @@ async def run_episode(
     with each token of an engine that tells them. Raises PromptTooLongError.
     """
     trajectory = Trajectory(question, sample=sample, step=step, phase=phase, attempt=attempt)
-    episode = _Episode(trajectory, engine, search, Tags(codec, template), options, on_progress)
+    turns = turns or Tags(codec, template, options.stop)
+    usable: dict[str, Tool] = {} if search is None else {"search": SearchCall(search)}
+    episode = _Episode(trajectory, engine, usable | dict(tools or {}), turns, options, on_progress)
     request = f"{phase}/{step}/{question.id}/{sample}/{attempt}"
     key = (seed, phase, step, question.id, sample, attempt)
     current_episode.set(request)
@@ -107,13 +114,13 @@ class _Episode:
         self,
         trajectory: Trajectory,
         engine: Engine,
-        search: SearchTool | None,
-        protocol: Tags,
+        tools: Mapping[str, Tool],
+        turns: Turns,
         options: EpisodeOptions,
         on_progress: OnProgress | None,
     ) -> None:
-        self.trajectory, self.engine, self.search = trajectory, engine, search
-        self.protocol, self.options, self.on_progress = protocol, options, on_progress
+        self.trajectory, self.engine, self.tools = trajectory, engine, tools
+        self.turns, self.options, self.on_progress = turns, options, on_progress
         self.ids: list[int] = []
         self.prompt_length = 0
 
@@ -121,39 +128,29 @@ class _Episode:
         await self._start()
         if self._failed():
             return "failed"
-        for turn in range(self.options.max_turns + 1):
+        inside_thought = self.trajectory.think_is_open
+        for number in range(self.options.max_turns + 1):
             try:
-                completion = await self.engine.generate(request, self.ids, self._sampling(turn, key))
+                completion = await self.engine.generate(request, self.ids, self._sampling(number, key))
             except EngineFault as fault:
                 self.trajectory.error = str(fault)
                 return "failed"
-            text, action = self.protocol.read(completion.token_ids)
-            self._add(Segment("policy", completion.token_ids, text, turn, completion.logprobs))
-            if action is not None and action.kind == "answer":
-                self.trajectory.answer = action.content
-                self.trajectory.valid_actions += 1
-                return "answered"
-            if turn == self.options.max_turns:
-                if completion.stop_reason == "length":
-                    return "truncated"
-                self.trajectory.answer = self.protocol.answer(text) if action is None else None
-                return "unanswered" if self.trajectory.answer is None else "answered"
-            if action is None or self.search is None:
-                fits = self._feed_back(turn)
-            else:
-                fits = await self._look_up(action, turn)
-            if not fits:
+            turn = self.turns.read(completion.token_ids, inside_thought)
+            self._add(Segment("policy", completion.token_ids, turn.text, number, completion.logprobs))
+            if turn.ends or number == self.options.max_turns:
+                return self._end(turn, completion.stop_reason)
+            if not await self._go_on(turn.calls, number):
                 return "failed" if self._failed() else "truncated"
         raise AssertionError("unreachable: the last turn always returns")
 
     async def _start(self) -> None:
         """Add the prompt, with what was retrieved for it. Raises PromptTooLongError."""
         question, longest = self.trajectory.question, self.options.max_prompt_length
-        template = self.protocol.template
+        template = self.turns.template
         messages: Messages = question.prompt or template.messages(question.text)
         if template.retrieves:
             messages = template.messages(question.text, await self._retrieve())
-        ids, self.trajectory.think_is_open, text = self.protocol.prompt(messages)
+        ids, self.trajectory.think_is_open, text = self.turns.prompt(messages)
         if len(ids) > longest:
             raise PromptTooLongError(
                 f"question {question.id}: its prompt has {len(ids)} tokens, more than "
@@ -169,20 +166,22 @@ class _Episode:
         A query that the search tool rejects finds nothing. Raises PromptTooLongError if not even a word fits.
         """
         question, options = self.trajectory.question, self.options
-        result = replace(await self._ask(question.text, ""), shown=0)
+        result = await self._result(ToolCall("search", {"query": question.text}), 0)
         self.trajectory.searches.append(result)
         if result.is_fault:
             return NO_INFORMATION
         self.trajectory.valid_searches += result.status != "rejected"
-        without, *_ = self.protocol.prompt(self.protocol.template.messages(question.text, NO_INFORMATION))
-        shown = self._show(result, min(options.max_prompt_length - len(without), options.max_obs_length))
-        if shown is None:
+        without, *_ = self.turns.prompt(self.turns.template.messages(question.text, NO_INFORMATION))
+        room = min(options.max_prompt_length - len(without), options.max_obs_length)
+        fitted = fit_information(result.hits, room, self.turns.codec)
+        if fitted is None:
             raise PromptTooLongError(
                 f"question {question.id}: no passage fits into its prompt; raise data.max_prompt_length="
                 f"{options.max_prompt_length} or rollout.max_obs_length={options.max_obs_length}",
                 key="data.max_prompt_length",
             )
-        return shown[0]
+        self.trajectory.searches[-1] = fitted.of(result)
+        return fitted.text
 
     def _add(self, segment: Segment) -> None:
         self.trajectory.segments.append(segment)
@@ -198,52 +197,55 @@ class _Episode:
             max_tokens=min(self.options.max_turn_tokens, self._remaining()),
             temperature=self.options.temperature,
             top_p=self.options.top_p,
-            stop=self.options.stop,
+            stop=self.turns.stop,
             key=(*key, turn),
             on_tokens=self.on_progress and partial(self.on_progress, self.trajectory),
         )
 
+    def _end(self, turn: Turn, stop_reason: StopReason) -> EndReason:
+        """Set the answer of the last turn."""
+        answer = turn.answer
+        if answer is not None:
+            self.trajectory.valid_actions += 1
+        elif stop_reason == "length":
+            return "truncated"
+        else:
+            answer = self.turns.last_answer(turn)
+        self.trajectory.answer = answer
+        return "unanswered" if answer is None else "answered"
+
     def _failed(self) -> bool:
-        return bool(self.trajectory.searches) and self.trajectory.searches[-1].is_fault
+        return any(search.is_fault for search in self.trajectory.searches)
 
-    async def _ask(self, query: str, retriever: str) -> Search:
-        """The outcome of a query; where there are no retrievers to choose from, naming one is a mistake."""
-        if isinstance(self.search, NamedSearchTool):
-            return await self.search.search(query, retriever)
-        assert self.search is not None
-        if retriever:
-            error = unknown_retriever(retriever, ())
-            return Search(query, status="rejected", error=error, attempts=0, retriever=retriever)
-        return await self.search.search(query)
-
-    async def _look_up(self, action: Action, turn: int) -> bool:
-        """Search and add the observation; False if the search failed or nothing fits."""
-        result = replace(await self._ask(action.content, action.retriever), turn=turn, shown=0)
-        self.trajectory.searches.append(result)
-        if result.is_fault:
+    async def _go_on(self, calls: Sequence[ToolCall], turn: int) -> bool:
+        """Call the tools and add what follows; False if one failed or nothing fits."""
+        results = await self._results(calls if self.tools else (), turn)
+        searches = self.trajectory.searches
+        searches += results
+        if self._failed():
             return False
-        if result.status == "rejected":
-            return self._feed_back(turn)
-        self.trajectory.valid_actions += 1
-        self.trajectory.valid_searches += 1
-        budget = min(self.options.max_obs_length, self._remaining() - self.options.min_answer_tokens)
-        shown = self._show(result, budget)
-        if shown is None:
+        executed = sum(result.status != "rejected" for result in results)
+        self.trajectory.valid_actions += executed > 0
+        self.trajectory.valid_searches += executed
+        room = self._remaining() - self.options.min_answer_tokens
+        continued = self.turns.continue_with(results, self.options.max_obs_length, room, self.ids)
+        if continued is None:
             return False
-        self._add(Segment("observation", tuple(shown[1]), shown[0], turn))
+        if continued.results:
+            searches[-len(results) :] = continued.results
+        self._add(Segment(continued.kind, tuple(continued.token_ids), continued.text, turn))
         return True
 
-    def _show(self, found: Search, budget: int) -> tuple[str, list[int]] | None:
-        """What fits of `found`, the last search, which then says which of its hits are shown."""
-        fitted = self.protocol.observation(found.hits, budget, self.ids)
-        if fitted is None:
-            return None
-        self.trajectory.searches[-1] = replace(found, shown=fitted.shown, cut=fitted.cut)
-        return fitted.text, fitted.token_ids
+    async def _results(self, calls: Sequence[ToolCall], turn: int) -> list[Search]:
+        """What the calls return, in their order; several run at once."""
+        if len(calls) == 1:
+            return [await self._result(calls[0], turn)]
+        return list(await asyncio.gather(*(self._result(call, turn) for call in calls)))
 
-    def _feed_back(self, turn: int) -> bool:
-        text, ids = self.protocol.feedback(self.ids)
-        if len(ids) + self.options.min_answer_tokens > self._remaining():
-            return False
-        self._add(Segment("feedback", tuple(ids), text, turn))
-        return True
+    async def _result(self, call: ToolCall, turn: int) -> Search:
+        """The outcome of a call, of which nothing is shown yet; one with an error is not executed."""
+        if call.error:
+            found = Search(call.query, status="rejected", error=call.error, attempts=0)
+        else:
+            found = await self.tools[call.name].call(call.arguments, self.trajectory.searches)
+        return replace(found, turn=turn, shown=0, tool=call.name, arguments=call.written)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from srl.protocol import render_information, render_passage
 from srl.rollout.codec import Codec
-from srl.trajectory import Hit
+from srl.trajectory import Hit, Search
 
 _CHARS_A_TOKEN = 100
 """Text beyond this many characters per available token is not even encoded."""
@@ -28,6 +29,10 @@ class Information(NamedTuple):
     token_ids: list[int]
     shown: int
     cut: str | None = None
+
+    def of(self, search: Search) -> Search:
+        """The search with what of it is shown here."""
+        return replace(search, shown=self.shown, cut=self.cut)
 
 
 def fit_information(

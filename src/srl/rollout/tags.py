@@ -1,40 +1,52 @@
-"""How policy and tools talk: prompt, turn, what continues it, the answer. Here it is by Search-R1's tags."""
+"""Search-R1's way to take turns: actions between tags, and results as raw text in the assistant's turn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from srl.protocol import Action, Template, parse_action
+from srl.protocol import STOP_STRINGS, Template, ToolCall, parse_action
 from srl.rollout.codec import Codec
-from srl.rollout.observation import Information, fit_information
-from srl.trajectory import Hit
+from srl.rollout.observation import fit_information
+from srl.rollout.turns import Continuation, Messages, Turn
+from srl.trajectory import Search
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Actions are text between tags; what follows the prompt continues the assistant's turn as raw text."""
+    """The `Turns` of models without a format for calls. An action is complete where its tag closes."""
 
     codec: Codec
     template: Template
+    stop: tuple[str, ...] = STOP_STRINGS
 
-    def prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], bool, str]:
-        """Ids, whether they end inside an open `<think>`, and text."""
+    name: ClassVar = "tags"
+
+    def prompt(self, messages: Messages) -> tuple[list[int], bool, str]:
         return self.codec.encode_prompt(messages)
 
-    def read(self, token_ids: Sequence[int]) -> tuple[str, Action | None]:
-        """The text of a turn, and the first action in it."""
+    def read(self, token_ids: Sequence[int], inside_thought: bool = False) -> Turn:
+        """The first action counts."""
         text = self.codec.decode(token_ids)
-        return text, parse_action(text)
+        action = parse_action(text)
+        if action is None:
+            return Turn(text)
+        if action.kind == "answer":
+            return Turn(text, answer=action.content, ends=True)
+        retriever = {"retriever": action.retriever} if action.retriever else {}
+        return Turn(text, (ToolCall("search", {"query": action.content, **retriever}),))
 
-    def observation(self, hits: Sequence[Hit], budget: int, after: Sequence[int]) -> Information | None:
-        """What of `hits` fits into `budget` tokens, after the ids `after`; None if nothing does."""
-        return fit_information(hits, budget, self.codec, after or None)
+    def continue_with(
+        self, results: Sequence[Search], longest: int, room: int, after: Sequence[int]
+    ) -> Continuation | None:
+        """Feedback where nothing was searched, else the passages that fit."""
+        if not results or results[0].status == "rejected":
+            ids = self.codec.encode_text(self.template.feedback, after=after)
+            return Continuation("feedback", self.template.feedback, ids) if len(ids) <= room else None
+        fitted = fit_information(results[0].hits, min(longest, room), self.codec, after or None)
+        return fitted and Continuation("observation", fitted.text, fitted.token_ids, [fitted.of(results[0])])
 
-    def feedback(self, after: Sequence[int]) -> tuple[str, list[int]]:
-        """What follows a turn without a valid action."""
-        return self.template.feedback, self.codec.encode_text(self.template.feedback, after=after)
-
-    def answer(self, text: str) -> str | None:
-        """The answer in a last turn that has no action."""
-        return self.template.untagged_answer(text)
+    def last_answer(self, turn: Turn) -> str | None:
+        """A turn without an action is read as the template says."""
+        return None if turn.calls else self.template.untagged_answer(turn.text)

@@ -1,31 +1,19 @@
-"""The text format of question, search and answer: templates, tags, parsing, passages, escaping.
-
-Pure text in, text out. The tags and the default prompt are Search-R1's (arXiv 2503.09516, table 1).
-"""
+"""What the policy is told: prompt templates, built in (`templates.toml`) or from a file."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from srl.errors import UserError, nearest, parsing
-from srl.trajectory import Hit
+from srl.protocol.tags import list_retrievers, search_tag
 
-TAGS = ("think", "search", "information", "answer")
-STOP_STRINGS = ("</search>", "</answer>")
-NO_RESULTS = "No results found."
 INFORMATION = "{information}"
 """Where in a template the passages stand that the episode retrieves before its first turn."""
-
-ENGINE = r"""\s+engine\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>=]+)\s*"""
-"""A pattern, without groups, of what may stand in a search tag after its name: ` engine="web"`."""
-
-_OPENING = re.compile(rf"<(search|answer)(?P<engine>(?<=search){ENGINE})?>")
-_TAG_START = re.compile(rf"<(?=\s*(?:/\s*)?(?:{'|'.join(TAGS)})\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,32 +93,6 @@ def _user(prompt: str, question: str, information: str = "") -> dict[str, str]:
     return {"role": "user", "content": _PLACES.sub(lambda place: known[place[1]], prompt)}
 
 
-def search_tag(name: str) -> str:
-    """The opening tag of a search with the retriever `name`; an empty name is the default one."""
-    return f'<search engine="{name}">' if name else "<search>"
-
-
-def list_retrievers(retrievers: Mapping[str, str]) -> str:
-    """The sentence by which a prompt tells of the retrievers: how each is asked, and what it is."""
-    listed = [
-        f"{search_tag(name)} query </search>" + (f" ({description})" if description else "")
-        for name, description in retrievers.items()
-    ]
-    return f"Besides the default search engine you can call others by name: {_series(listed)}."
-
-
-def unknown_retriever(name: str, retrievers: Iterable[str]) -> str:
-    """What is said of a search with a retriever that there is not."""
-    known = ", ".join(retrievers)
-    there_is = f"there are {known}" if known else "there is only the default"
-    return f"no search engine {name!r:.80}: {there_is}"
-
-
-def _series(items: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
-
-
 def examples_in(text: str) -> tuple[tuple[str, str], ...]:
     """The examples in a text, each a line `Question: …` and, below it, what the policy writes and reads."""
     _, *found = re.split(r"^Question:", text, flags=re.MULTILINE)
@@ -191,46 +153,3 @@ def read_examples(path: Path | str) -> tuple[tuple[str, str], ...]:
             "ends with </answer>"
         )
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """What a turn asks for: a search, with the default retriever or a named one, or the end."""
-
-    kind: Literal["search", "answer"]
-    content: str
-    retriever: str = ""
-
-
-def parse_action(text: str) -> Action | None:
-    """The first complete action in one turn's text, or None.
-
-    A search tag may name a retriever: `<search engine="web">`, with or without quotes and spaces.
-    """
-    last = {"search": text.rfind("</search>"), "answer": text.rfind("</answer>")}
-    opening = next((tag for tag in _OPENING.finditer(text) if tag.end() <= last[tag[1]]), None)
-    if opening is None:
-        return None
-    content = text[opening.end() : text.index(f"</{opening[1]}>", opening.end())]
-    retriever = (opening["engine"] or "").partition("=")[2].strip().strip("\"'").strip()
-    return Action("search" if opening[1] == "search" else "answer", content.strip(), retriever)
-
-
-def escape(text: str) -> str:
-    """`text` with every `<` of one of our tags escaped (`<answer>` → `&lt;answer>`)."""
-    return _TAG_START.sub("&lt;", text)
-
-
-def render_passage(position: int, hit: Hit) -> str:
-    """`Doc 1(Title: …) text`, escaped; `position` counts from 1."""
-    return escape(f"Doc {position}(Title: {hit.passage.heading}) {hit.passage.text}")
-
-
-def render_information(passages: Sequence[str]) -> str:
-    """The observation after a search: the rendered passages between the information tags."""
-    body = "\n".join(passages).strip() or NO_RESULTS
-    return f"\n\n<information>{body}</information>\n\n"
-
-
-NO_INFORMATION = render_information([])
-"""The observation after a search that found nothing."""

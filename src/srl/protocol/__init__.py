@@ -1,0 +1,34 @@
+"""How policy and tools talk, as text: prompt templates, Search-R1's tags, calls of tools."""
+
+from srl.protocol.calls import ToolCall
+from srl.protocol.tags import (
+    ENGINE,
+    NO_INFORMATION,
+    NO_RESULTS,
+    STOP_STRINGS,
+    TAGS,
+    Action,
+    escape,
+    list_retrievers,
+    parse_action,
+    render_information,
+    render_passage,
+    search_tag,
+    unknown_retriever,
+)
+from srl.protocol.templates import (
+    INFORMATION,
+    TEMPLATES,
+    WITHOUT_SEARCH,
+    Template,
+    examples_in,
+    read_examples,
+    template,
+)
+
+__all__ = [
+    "ENGINE", "INFORMATION", "NO_INFORMATION", "NO_RESULTS", "STOP_STRINGS", "TAGS", "TEMPLATES",
+    "WITHOUT_SEARCH", "Action", "Template", "ToolCall", "escape", "examples_in", "list_retrievers",
+    "parse_action", "read_examples", "render_information", "render_passage", "search_tag", "template",
+    "unknown_retriever",
+]  # fmt: skip
