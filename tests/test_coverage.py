@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.shared_data import shared_data
-from tests.store_builder import episode
 
 from srl.answers import contains_answer, findable, normalise_answer
 from srl.cli import main
 from srl.data.corpus import read_corpus, write_corpus
 from srl.data.parquet import write_questions
 from srl.data.sources import source_of
-from srl.evaluate import EpisodeResult, corpus_scan
-from srl.evaluate.corpus_scan import Phrases, Stores
-from srl.evaluate.coverage import (
-    Coverage,
-    CoverageShares,
-    Share,
-    WrittenCoverage,
-    coverage,
-    coverage_metrics,
-    read_coverage,
-    write_coverage,
-)
-from srl.index.passages import write_passages
+from srl.evaluate.coverage import Coverage, Phrases, Share, coverage
 from srl.trajectory import Passage, Question
 
 CORPUS = [
@@ -116,24 +102,6 @@ def test_phrases_are_found_where_contains_answer_finds_them(texts, golds):
             )
 
 
-def test_several_processes_find_what_one_finds(tmp_path, monkeypatch):
-    stores = []
-    for name in ("a", "b"):
-        pages = (Passage(f"{name}{n}", f'"T{n}"\nanswer {name} {n}') for n in range(20))
-        stores.append(write_passages(pages, tmp_path / name))
-    questions = [
-        ask("both", "answer a 3", supporting_ids=["a1", "b19"]),
-        ask("titles", "answer c 3", supporting_titles=["T19"]),
-    ]
-    told = list[int]()
-    alone = coverage(questions, Stores(stores))
-    monkeypatch.setattr(corpus_scan, "_PART", 8)
-    monkeypatch.setattr(corpus_scan, "_MANY", 40)
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
-    assert coverage(questions, Stores(stores), progress=told.append) == alone
-    assert told == [8, 16, 20, 28, 36, 40]
-
-
 def test_real_answers_are_found_as_by_searching_the_whole_text():
     """HotpotQA's 500 questions with their corpus, and half of it: the answers against a plain search."""
     questions = list(source_of("hotpotqa").questions(shared_data("hotpotqa/dev-500.json"), "validation"))
@@ -147,45 +115,7 @@ def test_real_answers_are_found_as_by_searching_the_whole_text():
             ]
             assert found.answer == (any(f" {gold} " in text for gold in golds) if golds else None)
             assert found.gold == (titles >= set(question.metadata["supporting_titles"]))
-    assert CoverageShares.of(coverage(questions, corpus).values()).gold == Share(500, 500)
-
-
-# Figures
-
-
-PAIRS = [(True, True), (None, True), (False, True), (None, None)]
-
-
-def test_exact_match_of_the_answerable_part():
-    found = dict(zip("abcd", [Coverage(*pair) for pair in PAIRS], strict=True))
-
-    def result(name: str, em: float) -> EpisodeResult:
-        return replace(EpisodeResult.of(episode(0, step=0, phase="eval")), question_id=name, em=em)
-
-    episodes = [result(name, float(place != 1)) for place, name in enumerate("aabcd?")]
-    assert coverage_metrics(episodes, found) == {
-        "eval/em_answerable": 2 / 3,
-        "eval/answerable": 3 / 4,
-        "eval/gold_in_corpus": 2 / 3,
-        "eval/answer_in_corpus": 1,
-    }
-    assert coverage_metrics([result("c", 1)], found, "val") == {
-        "val/answerable": 0,
-        "val/gold_in_corpus": 0,
-        "val/answer_in_corpus": 1,
-    }
-    assert coverage_metrics([result("d", 1)], found) == {}
-
-
-# The file in a run
-
-
-def test_what_was_written_is_read_again(tmp_path):
-    assert read_coverage(tmp_path) is None
-    found, notes = cover(ask("a", "Iro Bann", supporting_ids=["p1", "p9"]), ask("b", "yes"))
-    write_coverage(tmp_path, WrittenCoverage(found, notes, "key"))
-    assert read_coverage(tmp_path) == read_coverage(tmp_path, "key") == (found, notes, "key")
-    assert read_coverage(tmp_path, "another") is None
+    assert Share.of(each.gold for each in coverage(questions, corpus).values()) == Share(500, 500)
 
 
 # The command

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from srl.cli.app import app
 from srl.errors import UserError
 from srl.evaluate.comparison import compare, read_evaluation
-from srl.evaluate.coverage import Coverage, WrittenCoverage, write_coverage
 from srl.evaluate.intervals import interval
 from srl.evaluate.paired_tests import holm, paired_test
 from srl.store import LogWriter
@@ -122,28 +121,6 @@ def test_figures_are_those_of_the_questions_that_both_have(two):
     assert em[0].test is None
     assert em[1].test == paired_test(a, b)
     assert em[1].test.difference == pytest.approx(16 / 60)
-
-
-def covered(root: Path, name: str, answerable: Callable[[int], bool | None]) -> None:
-    """The coverage of 65 questions in the run `name`."""
-    found = {question(str(n)).id: Coverage(None, answerable(n)) for n in range(65)}
-    write_coverage(root / "runs" / name, WrittenCoverage(found, [], ""))
-
-
-def test_questions_that_every_corpus_can_answer_are_a_group_of_their_own(two):
-    """Undecided questions are not in it; a run without search has no coverage, and no say."""
-    covered(two, NAMES[0], lambda n: n % 2 == 0)
-    found = compare([read_evaluation(two / "runs" / name) for name in NAMES])
-    [ours] = [row for row in found.rows if (row.source, row.measure, row.run) == ("answerable", "EM", 1)]
-    even = [float(n % 5 == 0 or n % 3 == 0) for n in range(0, 60, 2)]
-    assert (ours.questions, ours.value) == (30, fmean(even))
-    covered(two, NAMES[1], lambda n: None if n % 4 == 0 else True)
-    found = compare([read_evaluation(two / "runs" / name) for name in NAMES])
-    assert {row.questions for row in found.rows if row.source == "answerable"} == {15}
-    covered(two, NAMES[1], lambda n: False)
-    assert {row.source for row in compare([read_evaluation(two / "runs" / name) for name in NAMES]).rows} == {
-        "nq"
-    }
 
 
 def test_p_values_are_corrected_for_all_tests_of_the_table(workspace):

@@ -139,7 +139,7 @@ def test_an_evaluation_is_a_run_whose_log_holds_every_answer(place: Place) -> No
     [run] = Workspace.resolve().all_runs()
     assert found.run == run
     assert run.name.split("-")[1:3] == ["defaults", "eval"]
-    files = {"config.yaml", "run.json", "evaluation.json", "coverage.json", "log"}
+    files = {"config.yaml", "run.json", "evaluation.json", "log"}
     assert {item.name for item in run.iterdir()} == files
     trajectories = logged(run)
     assert [item.question for item in trajectories] == sorted(QUESTIONS, key=lambda item: item.id)

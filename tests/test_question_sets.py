@@ -14,7 +14,6 @@ from tests.store_builder import episode, question
 
 from srl.errors import UserError
 from srl.evaluate import EpisodeResult
-from srl.evaluate.coverage import Coverage
 from srl.evaluate.intervals import interval, wilson_interval
 from srl.evaluate.question_sets import Sample, SampleEstimate, draw, estimate, question_set_rows
 
@@ -147,19 +146,3 @@ def test_a_drawn_set_counts_as_the_whole_of_it_and_samples_of_a_question_as_thei
     assert rows["a"].measures["em"].draw_error > rows["b"].measures["em"].draw_error == 0
     with pytest.raises(KeyError):
         question_set_rows(found[1:2], sample)
-
-
-def test_the_answerable_part_of_each_set_and_of_all() -> None:
-    """a: 3 of 4 answerable, of which 2 are right; b: 1 of 2, which is wrong; c: nothing is known."""
-    sample = draw(ids(a=4, b=2, c=2))
-    found = [result(name, em=float(name in ("a0", "a1", "b1", "c0"))) for name in sample.ids]
-    covered = {f"a{i}": Coverage(None, i < 3) for i in range(4)} | {
-        f"b{i}": Coverage(None, i < 1) for i in range(2)
-    }
-    rows = {
-        row.name: (row.answerable, row.em_answerable) for row in question_set_rows(found, sample, covered)
-    }
-    assert rows["a"] == (3 / 4, 2 / 3)
-    assert rows["b"] == (1 / 2, 0)
-    assert rows["c"] == rows["mean over sets"] == (None, None)
-    assert rows["all questions"] == (pytest.approx(4 / 6), pytest.approx(2 / 4))

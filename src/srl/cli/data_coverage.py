@@ -15,7 +15,7 @@ from srl.cli.options import Json, exclude
 from srl.errors import UserError
 
 if TYPE_CHECKING:
-    from srl.evaluate.coverage import Coverage, CoverageShares, Share
+    from srl.evaluate.coverage import Coverage, Share
     from srl.trajectory import Passage, Question
 
 _MEASURES = {
@@ -50,7 +50,7 @@ def coverage(
       srl data coverage srl-workspace/worlds/world-s0
       srl data coverage test.parquet --index my-index
     """
-    from srl.evaluate.coverage import CoverageShares
+    from srl.evaluate.coverage import Share
     from srl.evaluate.coverage import coverage as cover
 
     files, default = _files(data)
@@ -64,7 +64,10 @@ def coverage(
         parts.setdefault((question.split, question.data_source), []).append(covered[question.id])
     if len(parts) > 1:
         parts["all", "all"] = list(covered.values())
-    shares = {part: CoverageShares.of(rows) for part, rows in parts.items()}
+    shares = {
+        part: {name: Share.of(getattr(each, name) for each in of) for name in _MEASURES}
+        for part, of in parts.items()
+    }
     for text in notes:
         output.note(f"note: {text}")
     if as_json:
@@ -76,22 +79,18 @@ def coverage(
         ]
         output.print_json({
             "parts": [
-                {"split": split, "data_source": source, "questions": part.questions}
-                | {name: share._asdict() | {"share": share.value} for name, share in _measures(part)}
-                for (split, source), part in shares.items()
+                {"split": split, "data_source": source, "questions": len(parts[split, source])}
+                | {name: share._asdict() | {"share": share.value} for name, share in of.items()}
+                for (split, source), of in shares.items()
             ],
             "notes": notes, "missing": missing,
         })  # fmt: skip
         return
     rows = [
-        (*part, f"{of.questions:,}", *(_cell(share, of.questions) for _, share in _measures(of)))
+        (*part, f"{len(parts[part]):,}", *(_cell(share, len(parts[part])) for share in of.values()))
         for part, of in shares.items()
     ]
     output.table(("split", "source", "questions", *_MEASURES.values()), rows)
-
-
-def _measures(shares: CoverageShares) -> list[tuple[str, Share]]:
-    return [(name, getattr(shares, name)) for name in _MEASURES]
 
 
 def _cell(share: Share, questions: int) -> str:
@@ -133,7 +132,6 @@ def _passages(
 ) -> tuple[Iterable[Passage], int | None]:
     """All passages of the corpora or the indexes, as a stream, and their number where it is known."""
     from srl.data.corpus import read_corpus
-    from srl.evaluate.corpus_scan import Stores
     from srl.index import check_index
     from srl.index.passages import open_passages
 
@@ -142,8 +140,8 @@ def _passages(
         for directory in index:
             if not check_index(directory).corpus_digest:
                 raise UserError(f"{directory} searches an external service, whose passages cannot be read")
-        stores = Stores(map(open_passages, index))
-        return stores, len(stores)
+        stores = [open_passages(directory) for directory in index]
+        return chain.from_iterable(stores), sum(map(len, stores))
     if not (corpus or default):
         raise UserError("no corpus to look in: give --corpus FILE or --index DIR")
     return chain.from_iterable(read_corpus(file) for file in corpus or default), None

@@ -14,7 +14,6 @@ from typing import Any
 import duckdb
 
 from srl.errors import UserError
-from srl.evaluate.coverage import read_coverage
 from srl.evaluate.episode_results import EpisodeResult, read_results
 from srl.evaluate.intervals import Interval, interval, too_few_clusters
 from srl.evaluate.paired_tests import PairedTest, holm, paired_test
@@ -22,8 +21,6 @@ from srl.evaluate.question_sets import MEASURES
 from srl.store import reading, rows
 
 ALL = "all"
-ANSWERABLE = "answerable"
-"""The questions that the corpus of every run can answer, in the place of a source."""
 _SAME_DATA = "evaluate them on the same --data"
 LEVEL = 0.05
 """A difference with a corrected p-value above it is not significant."""
@@ -33,8 +30,7 @@ LEVEL = 0.05
 class Evaluated:
     """An evaluation from its log: the samples of each question.
 
-    `asked` has the source, the text and the golden answers of each question, `answerable` those that its
-    corpus can answer; None where the coverage is unknown.
+    `asked` has the source, the text and the golden answers of each question.
     """
 
     run: str
@@ -44,7 +40,6 @@ class Evaluated:
     index_digest: str
     samples: Mapping[str, Sequence[EpisodeResult]]
     asked: Mapping[str, tuple[str, str, tuple[str, ...]]]
-    answerable: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +118,9 @@ def _read(log: duckdb.DuckDBPyConnection, run: Path) -> Evaluated:
         for name, source, text, answers in log.execute(f"{questions} WHERE phase = 'eval'").fetchall()
     }
     first, config = about[0], json.loads(about[0]["config"])
-    # A run that does not search has the coverage of the last index evaluated beside it.
-    covered = read_coverage(run) if config.get("rollout", {}).get("search", True) else None
-    answerable = None
-    if covered is not None and covered.found.keys() >= asked.keys():
-        answerable = frozenset(name for name, of in covered.found.items() if of.answerable)
     return Evaluated(
         first["run_id"], first["status"], first["model"], str(config.get("setting") or ""),
-        first["index_digest"], dict(samples), asked, answerable,
+        first["index_digest"], dict(samples), asked,
     )  # fmt: skip
 
 
@@ -170,18 +160,13 @@ def name_of(run: int) -> str:
 
 
 def _groups(runs: Sequence[Evaluated], common: Sequence[str]) -> dict[str, list[str]]:
-    """The questions of each source; of all where there are several; and those that every corpus with a known
-    coverage can answer, unless these are all."""
+    """The questions of each source, and of all where there are several."""
     sources = defaultdict(list)
     for name in common:
         sources[runs[0].asked[name][0]].append(name)
     groups = {source: sources[source] for source in sorted(sources)}
     if len(groups) > 1:
         groups[ALL] = list(common)
-    known = [run.answerable for run in runs if run.answerable is not None]
-    answerable = [name for name in common if known and all(name in of for of in known)]
-    if 0 < len(answerable) < len(common):
-        groups[ANSWERABLE] = answerable
     return groups
 
 

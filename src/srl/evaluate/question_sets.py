@@ -13,7 +13,6 @@ from hashlib import blake2b
 from statistics import fmean, variance
 
 from srl.errors import UserError
-from srl.evaluate.coverage import Coverage
 from srl.evaluate.episode_results import EpisodeResult
 from srl.evaluate.intervals import Interval, interval, wilson_interval
 
@@ -86,23 +85,15 @@ class SampleEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One set, or a mean of all: `used` of its `size` questions were asked, and `measures` by field.
-
-    `answerable` is the share of the questions asked that the corpus can answer, and `em_answerable` exact
-    match on them; None where that is not known.
-    """
+    """One set, or a mean of all: `used` of its `size` questions were asked, and `measures` by field."""
 
     name: str
     used: int
     size: int
     measures: Mapping[str, SampleEstimate]
-    answerable: float | None = None
-    em_answerable: float | None = None
 
 
-def question_set_rows(
-    results: Iterable[EpisodeResult], sample: Sample, covered: Mapping[str, Coverage] | None = None
-) -> list[Row]:
+def question_set_rows(results: Iterable[EpisodeResult], sample: Sample) -> list[Row]:
     """A row for each set of `sample` and, of several, the mean over sets and that over all questions.
 
     Means are of the full sets, estimated from the questions drawn; several samples of a question count as
@@ -111,36 +102,24 @@ def question_set_rows(
     episodes: dict[str, list[EpisodeResult]] = {}
     for result in results:
         episodes.setdefault(result.question_id, []).append(result)
+    clusters = {name: episodes[name][0].cluster for name in sample.ids}
+    values = {
+        measure: {name: fmean(getattr(each, measure) for each in episodes[name]) for name in sample.ids}
+        for measure in MEASURES
+    }
     shares = {name: {name: 1.0} for name in sample.drawn}
     if len(shares) > 1:
         shares[MEAN_OVER_SETS] = dict.fromkeys(sample.drawn, 1 / len(sample.drawn))
         shares[ALL_QUESTIONS] = {name: size / sample.size for name, size in sample.sizes.items()}
-    return [_row(name, share, sample, episodes, covered or {}) for name, share in shares.items()]
-
-
-def _row(
-    name: str,
-    share: Mapping[str, float],
-    sample: Sample,
-    episodes: Mapping[str, Sequence[EpisodeResult]],
-    covered: Mapping[str, Coverage],
-) -> Row:
-    """The row in which each set counts with its `share`; they add up to 1."""
-    ids = [question for part in share for question in sample.drawn[part]]
-    clusters = {question: episodes[question][0].cluster for question in ids}
-    values = {
-        measure: {question: fmean(getattr(each, measure) for each in episodes[question]) for question in ids}
-        for measure in MEASURES
-    }
-    measures = {measure: estimate(values[measure], sample, share, clusters) for measure in MEASURES}
-    row = Row(name, len(ids), sum(sample.sizes[part] for part in share), measures)
-    known = [question for question in ids if question in covered and covered[question].answerable is not None]
-    if name == MEAN_OVER_SETS or not known:
-        return row
-    right = [values["em"][question] for question in known if covered[question].answerable]
-    return Row(
-        row.name, row.used, row.size, measures, len(right) / len(known), fmean(right) if right else None
-    )
+    return [
+        Row(
+            name,
+            sum(len(sample.drawn[part]) for part in share),
+            sum(sample.sizes[part] for part in share),
+            {measure: estimate(of, sample, share, clusters) for measure, of in values.items()},
+        )
+        for name, share in shares.items()
+    ]
 
 
 def estimate(

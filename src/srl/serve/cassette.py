@@ -21,9 +21,8 @@ from typing import Any
 from srl import __version__
 from srl.errors import UserError, parsing
 from srl.files import FORMAT, check_format, digest_text
-from srl.index import Index
 from srl.safe import one_line
-from srl.serve.named_retrievers import aclose, connect, digest_of, indexes_of
+from srl.serve.named_retrievers import aclose, connect, digest_of
 from srl.trajectory import Hit, Passage, Search, SearchTool, current_episode
 
 KIND = "search cassette"
@@ -138,11 +137,6 @@ class Recorder:
     def digests(self) -> dict[str, str]:
         """The digest of each retriever's index by its name, "" for the default one."""
         return dict(getattr(self._search, "digests", None) or {"": self.index_digest})
-
-    @property
-    def indexes(self) -> tuple[Index, ...] | None:
-        """The indexes of the recorded search tool, as `indexes_of` has them."""
-        return indexes_of(self._search)
 
     async def search(self, query: str, retriever: str = "") -> Search:
         """The outcome of one query, recorded. Raises UserError if the cassette cannot be written."""

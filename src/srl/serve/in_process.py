@@ -40,11 +40,6 @@ class LocalSearch:
     def index_digest(self) -> str:
         return self._index.digest
 
-    @property
-    def indexes(self) -> tuple[Index, ...]:
-        """The index that is searched."""
-        return (self._index,)
-
     async def search(self, query: str) -> Search:
         """The outcome of one query; never raises.
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
-from srl.index import Index
 from srl.protocol import unknown_retriever
 from srl.trajectory import Search, SearchTool
 
@@ -31,12 +30,6 @@ class NamedRetrievers:
         """The index digest of each retriever by its name, "" for the default one; empty if not known."""
         return {name: digest_of(tool) for name, tool in self._tools.items()}
 
-    @property
-    def indexes(self) -> tuple[Index, ...] | None:
-        """The indexes of all retrievers; None if one of them has another source."""
-        found = [indexes_of(tool) for tool in self._tools.values()]
-        return None if None in found else tuple(index for each in found for index in each or ())
-
     async def search(self, query: str, retriever: str = "") -> Search:
         """The outcome of one query; never raises."""
         if retriever not in self._tools:
@@ -56,12 +49,6 @@ class NamedRetrievers:
 def digest_of(search: object) -> str:
     """The index digest of a search tool; empty if it has or knows none."""
     return str(getattr(search, "index_digest", ""))
-
-
-def indexes_of(search: object) -> tuple[Index, ...] | None:
-    """The open indexes that a search tool searches; None if it asks a server, or replays a cassette."""
-    found: tuple[Index, ...] | None = getattr(search, "indexes", None)
-    return found
 
 
 async def connect(search: object) -> None:

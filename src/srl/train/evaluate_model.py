@@ -12,7 +12,6 @@ from srl.answers import exact_match
 from srl.config import Config
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise
-from srl.evaluate.coverage import WrittenCoverage, coverage_metrics, write_coverage
 from srl.evaluate.question_sets import Sample, draw
 from srl.progress import Count, counted
 from srl.protocol import WITHOUT_SEARCH
@@ -20,7 +19,6 @@ from srl.rollout.codec import Codec
 from srl.rollout.environment import Environment
 from srl.store import LogWriter, reading
 from srl.train.baselines import CLOSED_BOOK, baseline_config
-from srl.train.evaluation_coverage import evaluation_coverage
 from srl.train.evaluation_run import About, Plan, check_same, generate, new_run, run_info, runs_by_setting
 from srl.train.load_components import Generation, episode_options, load_generation
 from srl.train.make_missing import Note
@@ -44,10 +42,8 @@ if TYPE_CHECKING:
 class Evaluation:
     """The result of one setting; `metrics` are those of `srl.evaluate.summarise`, prefixed with `eval/`.
 
-    Where the coverage of the questions is known, they include `srl.evaluate.coverage.coverage_metrics`.
-
     `run` is its run, and `generated` the number of episodes that were not in its log before. `failed` counts
-    the episodes that faults ended. `coverage` is that of this evaluation, not of an earlier one of its run.
+    the episodes that faults ended.
     """
 
     results: list[EpisodeResult]
@@ -56,7 +52,6 @@ class Evaluation:
     run: Path
     generated: int
     failed: FailedEpisodes
-    coverage: WrittenCoverage | None = None
 
     @classmethod
     def read(
@@ -65,7 +60,6 @@ class Evaluation:
         questions: Sequence[Question],
         n: int,
         generated: int,
-        coverage: WrittenCoverage | None = None,
     ) -> Evaluation:
         """The result of `n` episodes for each of `questions` from the logs of `runs`. Raises UserError."""
         found, fault = reading(runs, lambda log: (read_results(log), _first_fault(log)))
@@ -78,9 +72,7 @@ class Evaluation:
         results = [by_episode[episode] for episode in asked]
         failed = FailedEpisodes(sum(not result.valid for result in results), len(results), *fault)
         metrics = summarise(results, prefix="eval")
-        if coverage is not None:
-            metrics |= coverage_metrics(results, coverage.found)
-        return cls(results, metrics, em_interval(results), runs[0], generated, failed, coverage)
+        return cls(results, metrics, em_interval(results), runs[0], generated, failed)
 
 
 _FAULTS = """
@@ -183,7 +175,6 @@ def evaluate_model(
     searches = any(setting.rollout.search for setting in settings.values())
     with new_cassette(config):
         search = load_search(config.with_settings({"rollout.search": searches}), workspace, note)
-    coverage = evaluation_coverage(asked[own], search, workspace, note)
     found: dict[str, Evaluation] = {}
     evaluation = About.read(runs[0]).evaluation if runs else ""
     try:
@@ -194,9 +185,7 @@ def evaluate_model(
             if not places:
                 places = [new_run(setting, name, evaluation, workspace, preset, IndexDigests.of(tool))]
                 evaluation = evaluation or places[0].name
-            found[name] = _evaluated(
-                setting, name, loaded, tool, asked[name], places, n=n, coverage=coverage, note=note
-            )
+            found[name] = _evaluated(setting, name, loaded, tool, asked[name], places, n=n, note=note)
     finally:
         loaded.engine.close()
     searched, trained = IndexDigests.of(search), trained_with(config)
@@ -253,14 +242,11 @@ def _evaluated(
     runs: Sequence[Path],
     *,
     n: int,
-    coverage: WrittenCoverage | None,
     note: Note,
 ) -> Evaluation:
     """One setting: generate what the logs of its `runs` lack into the first, and read the result."""
     run, digests = runs[0], IndexDigests.of(search)
     environment = Environment(loaded.codec, load_template(config), episode_options(config), search)
-    if coverage is not None:
-        write_coverage(run, coverage)
     plan = Plan.of(runs, questions, n, note)
     told = f": {len(plan.done):,} of {n * len(questions):,} episodes are in its log" if plan.done else ""
     note(f"evaluation {run.name}{told}")
@@ -287,7 +273,7 @@ def _evaluated(
             if config.search.cassette_use is None:
                 error.add_note(f"the same command with --run {run.name} continues the evaluation")
             raise
-    return Evaluation.read(runs, questions, n, len(plan.wanted), coverage)
+    return Evaluation.read(runs, questions, n, len(plan.wanted))
 
 
 _WORDS = {"search": "episodes with search", "no_search": "episodes without search"}

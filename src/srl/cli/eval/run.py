@@ -28,7 +28,7 @@ from srl.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from srl.evaluate.question_sets import Row, SampleEstimate
+    from srl.evaluate.question_sets import Row
     from srl.train.evaluate_model import Evaluation, ModelReport
     from srl.trajectory import Question
     from srl.workspace import Workspace
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 _HEADS = {"search": "with search", "no_search": "without search"}
 _ROWS = {
     "EM, mean over sources": "em_macro",
-    "EM of answerable": "em_answerable",
-    "answerable from the corpus": "answerable",
-    "gold passages in the corpus": "gold_in_corpus",
-    "answer in the corpus": "answer_in_corpus",
     "EM of completed": "em_completed",
     "F1": "f1",
     "cover-EM": "cover_em",
@@ -248,41 +244,30 @@ def _rows(report: ModelReport) -> list[list[str]]:
 
 def _row(head: str, name: str, columns: Sequence[Evaluation]) -> list[str]:
     values = (column.metrics.get(f"eval/{name}") for column in columns)
-    return [head, *map(_cell, values)]
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return [head, *("" if value is None else f"{value:.3f}" for value in values)]
 
 
 def _sets(report: ModelReport, found: Evaluation) -> list[Row]:
     """A row for each set of questions, and the means, of one setting."""
     from srl.evaluate.question_sets import question_set_rows
 
-    return question_set_rows(found.results, report.sample, found.coverage and found.coverage.found)
+    return question_set_rows(found.results, report.sample)
 
 
 def _sets_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Headers and cells: questions used of all, each measure with its 95% interval, the error of the draw."""
+    from srl.evaluate.intervals import in_words
     from srl.evaluate.question_sets import MEASURES
 
     drawn = any(row.used < row.size for row in rows)
-    known = any(row.answerable is not None for row in rows)
     headers = ["", "questions", *MEASURES.values(), *(["EM ± of the draw"] if drawn else [])]
-    headers += ["answerable", "EM of answerable"] if known else []
     cells = []
     for row in rows:
-        measures = [_with_interval(row.measures[measure]) for measure in MEASURES]
+        found = [row.measures[measure] for measure in MEASURES]
+        measures = [f"{each.mean:.3f} ({in_words(each.interval)})" for each in found]
         error = [f"{row.measures['em'].draw_error:.3f}"] if drawn else []
-        part = [_cell(row.answerable), _cell(row.em_answerable)] if known else []
-        cells.append([row.name, f"{row.used:,} of {row.size:,}", *measures, *error, *part])
+        cells.append([row.name, f"{row.used:,} of {row.size:,}", *measures, *error])
     return headers, cells
-
-
-def _with_interval(found: SampleEstimate) -> str:
-    from srl.evaluate.intervals import in_words
-
-    return f"{found.mean:.3f} ({in_words(found.interval)})"
 
 
 def _as_json(report: ModelReport) -> dict[str, Any]:
