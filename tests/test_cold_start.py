@@ -55,7 +55,6 @@ OF_THE_MODEL: dict[str, object] = {
     "rollout.max_turns": 3,
     "rollout.max_turn_tokens": 63,
     "rollout.max_obs_length": 127,
-    "rollout.min_answer_tokens": 5,
     "rollout.search": False,
     "actor.ppo_max_token_len": 300,
     "data.world": "tiny-hard",
@@ -64,7 +63,6 @@ OF_THE_MODEL: dict[str, object] = {
     "sft.mix": {"hotpotqa": 1},
     "sft.epochs": 0.5,
     "sft.batch_size": 3,
-    "sft.observation_weight": 0.5,
     "sft.optim.lr": 3e-5,
     "sft.optim.betas": (0.9, 0.98),
     "sft.optim.weight_decay": 0.5,
@@ -80,13 +78,11 @@ OF_THE_RUN: dict[str, object] = {
     "model.lora_target_modules": ("q_proj",),
     "sft.log": "elsewhere",
     "sft.filter": "true",
-    "rft.start": "first",
     "data.train_files": ("others.parquet",),
     "data.val_files": ("others.parquet",),
     "data.exclude_files": ("others.jsonl",),
     "data.test_files": ("others.parquet",),
     "search.digest": None,
-    "data.shuffle": False,
     "data.examples": Path("examples.txt"),
     "search.cassette": "record run.cassette",
     "retriever.name": "bm25",
@@ -104,13 +100,12 @@ OF_THE_RUN: dict[str, object] = {
     "critic.optim.betas": (0.5, 0.5),
     "ref.path": "elsewhere",
     "trainer.logger": ("tensorboard",),
-    "trainer.experiment_name": "mine",
     "trainer.plugin_path": ("elsewhere",),
     "cluster.address": "auto",
     "verl": {"actor_rollout_ref": {}},
 }
 """Values of keys that it does not depend on, where `other_than` finds none."""
-OF_THE_RUN |= {"watch.stop": ("kl",), "watch.off": ("kl",)}
+OF_THE_RUN |= {"watch.actions": {"kl": "stop"}}
 OF_THE_RUN |= {"watch.thresholds": {"kl": 2.0}, "watch.patience": {"kl": 2}}
 ELSEWHERE = {"model.path", "search.url"}
 """Other ways to a model and to passages, where nothing is made or there must be a server."""

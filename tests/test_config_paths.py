@@ -23,7 +23,7 @@ TEXTS = {
     "model.device", "model.lora_target_modules", "model.attn_implementation", "search.url", "search.digest",
     "search.retrievers.<name>.url", "search.retrievers.<name>.retriever",
     "search.retrievers.<name>.description",
-    "retriever.name", "algorithm.name", "trainer.project_name", "trainer.experiment_name", "cluster.address",
+    "retriever.name", "algorithm.name", "cluster.address",
     "rollout.openai.url", "rollout.openai.model", "rollout.openai.key_variable",
     "sft.filter", "algorithm.filter_groups.metric",
     "algorithm.rollout_correction.rollout_is_threshold", "algorithm.rollout_correction.rollout_rs",

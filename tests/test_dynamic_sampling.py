@@ -17,6 +17,7 @@ from srl.errors import UserError
 from srl.plugins import manager
 from srl.reward import RewardMix
 from srl.store import read_records
+from srl.train import dynamic_sampling
 from srl.train.dynamic_sampling import REWARD, Sampled, compared, differ, with_metric
 from srl.train.question_order import QuestionOrder
 from srl.train.run import resume
@@ -26,7 +27,14 @@ from srl.workspace import Workspace
 
 __all__ = ["setting"]
 
-ON = FilterGroups(enable=True, max_num_gen_batches=3)
+ON = FilterGroups(enable=True)
+
+
+@pytest.fixture(autouse=True)
+def three_batches(monkeypatch):
+    monkeypatch.setattr(dynamic_sampling, "MAX_BATCHES", 3)
+
+
 GROUPED = ("grpo", "rloo", "turn_rloo", "gspo", "cispo")
 """The algorithms whose baseline is the group."""
 
@@ -151,7 +159,7 @@ def test_a_step_asks_no_question_twice_and_the_position_is_all_that_it_depends_o
 
 SETS = {
     "rollout__n": 2, "data__train_batch_size": 2, "rollout__deterministic": True, "actor__use_kl_loss": False,
-    "algorithm__filter_groups": {"enable": True, "max_num_gen_batches": 3},
+    "algorithm__filter_groups": {"enable": True},
     "trainer__total_training_steps": 3, "trainer__test_freq": 0,
 }  # fmt: skip
 

@@ -57,7 +57,7 @@ PASSAGES = [
 ]
 SMALL = [
     "data.max_prompt_length=512", "data.max_response_length=128", "rollout.max_turns=1",
-    "rollout.max_turn_tokens=8", "rollout.min_answer_tokens=4", "rollout.max_obs_length=64",
+    "rollout.max_turn_tokens=8", "rollout.max_obs_length=64",
     "trainer.threads=1",
 ]  # fmt: skip
 

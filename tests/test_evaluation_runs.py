@@ -38,7 +38,7 @@ pytest.importorskip("srl_bm25")
 TOWNS = [f"town{number}" for number in range(12)]
 SMALL = [
     "data.max_prompt_length=512", "data.max_response_length=256", "rollout.max_turns=1",
-    "rollout.max_turn_tokens=64", "rollout.min_answer_tokens=4", "rollout.max_obs_length=64",
+    "rollout.max_turn_tokens=64", "rollout.max_obs_length=64",
     "rollout.max_num_seqs=1", "trainer.threads=1",
 ]  # fmt: skip
 
@@ -236,7 +236,7 @@ def test_an_evaluation_goes_on_only_as_it_was(place: Place, key: str) -> None:
 
 def test_what_costs_memory_or_time_may_change_as_an_evaluation_goes_on(place: Place) -> None:
     run = place.evaluate(limit=5).settings["search"].run
-    sets = ("rollout.max_num_seqs=3", "search.max_failed=0.5", "eval.max_failed=0.5")
+    sets = ("rollout.max_num_seqs=3", "search.max_failed=0.5")
     assert place.evaluate(*sets, runs=[run]).settings["search"].generated == 7
 
 

@@ -242,7 +242,7 @@ def test_command_writes_demonstrations_and_says_what_became_of_the_questions(she
 def test_a_chain_whose_episode_shows_less_is_left_out(asked, index, tmp_path):
     """Where the episode has less room than an observation, a chain may not name what is no longer shown."""
     search, seen, rooms = LocalSearch(open_index(index), 3), set[tuple[Any, ...]](), list[int]()
-    lengths = ("rollout.max_turn_tokens=80", "rollout.max_obs_length=130", "rollout.min_answer_tokens=40")
+    lengths = ("rollout.max_turn_tokens=80", "rollout.max_obs_length=130")
     for room in range(130, 410, 20):
         config, file = (
             settings(index, f"data.max_response_length={room}", *lengths),

@@ -311,7 +311,6 @@ def test_published_models_fit_their_gpus_with_what_the_plan_says_to_set(gpu, alg
     [
         ({}, {}, 6),
         ({"max_ckpt_to_keep": 3}, {}, 5),  # the last 3, the best, and the one being written
-        ({"max_ckpt_to_keep": 3, "keep_best_ckpt": False}, {}, 4),
         ({"save_freq": 0}, {}, 1),
         ({"save_freq": 70}, {}, 5),
         ({}, {"there": 2, "last": 100}, 4),  # 150, 200, 250 and 300

@@ -82,7 +82,7 @@ def test_pass_has_no_more_tokens_than_a_workers_rows():
 
 
 def test_a_server_takes_its_share_of_a_gpu_in_which_weights_and_an_episode_must_fit():
-    config, shape = seven_b("cluster.gpu_memory_utilization=0.6", critic=False)
+    config, shape = seven_b("rollout.gpu_memory_utilization=0.6", critic=False)
     eighty, sixteen = 80 * 2**30, 16 * 2**30
     assert server_bytes(shape, config, EIGHT, eighty) == pytest.approx(0.5 * eighty)
     assert server_bytes(shape, config, EIGHT, sixteen) == float("inf")

@@ -55,11 +55,6 @@ def test_epochs_and_seeds_have_orders_of_their_own(count):
     assert sorted(epoch(0, 1)) == sorted(epoch(1, 2))
 
 
-def test_without_shuffling_the_questions_come_as_they_are():
-    order = QuestionOrder(questions(5), 2, seed=3, shuffle=False)
-    assert [ids(order, step) for step in range(1, 4)] == [["0", "1"], ["2", "3"], ["0", "1"]]
-
-
 def test_few_questions_make_smaller_batches():
     order = QuestionOrder(questions(3), 8, seed=0)
     assert [sorted(ids(order, step)) for step in (1, 2)] == [["0", "1", "2"]] * 2

@@ -185,7 +185,7 @@ def test_a_log_with_nothing_to_train_on_is_one_line(
 ROUNDS = {
     "rollout__n": 8, "rollout__deterministic": True, "data__train_batch_size": 4,
     "trainer__total_training_steps": 2, "sft__steps": 12, "sft__batch_size": 8, "sft__optim__lr": 3e-3,
-    "sft__filter": "em = 1 and searches >= 1", "sft__max_per_question": 4, "rft__start": "first",
+    "sft__filter": "em = 1 and searches >= 1", "sft__max_per_question": 4,
 }  # fmt: skip
 
 

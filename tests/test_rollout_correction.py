@@ -159,15 +159,11 @@ def verl():
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("threshold", [1.2, "0.4_2.5"])
-@pytest.mark.parametrize("normalise", [False, True])
-def test_weights_and_metrics_are_verls(verl, seed, level, threshold, normalise) -> None:
+def test_weights_and_metrics_are_verls(verl, seed, level, threshold) -> None:
     trainer, sampler, mask = random(seed)
-    chosen = correction(
-        f"rollout_is={level}", f"rollout_is_threshold={threshold}",
-        f"rollout_is_batch_normalize={str(normalise).lower()}",
-    )  # fmt: skip
+    chosen = correction(f"rollout_is={level}", f"rollout_is_threshold={threshold}")
     theirs, _, metrics = verl.compute_rollout_correction_and_rejection_mask(
-        trainer, sampler, mask, level, threshold, normalise
+        trainer, sampler, mask, level, threshold
     )
     weights = chosen.weights(trainer, sampler, mask)
     assert_close(weights * mask, theirs.batch["rollout_is_weights"] * mask)
@@ -241,7 +237,6 @@ def test_old_log_probs_are_computed_beforehand_only_where_something_needs_them()
     assert not needs(*one_step, "rollout_is=sequence")
     assert needs("data.train_batch_size=16", "actor.ppo_mini_batch_size=8")
     assert needs(*one_step, "actor.ppo_epochs=2")
-    assert needs(*one_step, "rollout_is_batch_normalize=true")
     assert needs(*one_step, "rollout_rs=seq_mean_k1", "rollout_rs_threshold=1.01")
     assert needs(*one_step, algo="ppo"), "the KL is in its reward"
 

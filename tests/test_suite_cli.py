@@ -22,7 +22,7 @@ from srl.trajectory import Question
 
 PLAIN = [
     "data.template=r1", "rollout.search=false", "data.max_prompt_length=512", "data.max_response_length=128",
-    "rollout.max_turns=1", "rollout.max_turn_tokens=64", "rollout.min_answer_tokens=4",
+    "rollout.max_turns=1", "rollout.max_turn_tokens=64", 
     "trainer.threads=1",
 ]  # fmt: skip
 

@@ -65,11 +65,11 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
         'ROOT=${ROOT:-"${BASE:-work}"}\nN=${1:-4}\nPROMPT=$((1024 * 2 + 1))\n'
         'if [ -z "$LOG" ]; then\n  LOG=run.log\nfi\n'
         f"{COMMAND} \\\n  algorithm.adv_estimator=grpo \\\n  actor_rollout_ref.rollout.n=$N \\\n"
-        "  data.train_files=$ROOT/train.parquet \\\n  trainer.experiment_name='a < b' \\\n"
+        "  data.train_files=$ROOT/train.parquet \\\n  reward.a='a < b' \\\n"
         "  data.max_prompt_length=$PROMPT trainer.default_local_dir=$(pwd)/$LOG \\\n"
         "  trainer.total_training_steps=9\n",
         {"algorithm.name": "grpo", "rollout.n": 4, "data.train_files": ("work/train.parquet",),
-         "trainer.experiment_name": "a < b", "trainer.total_training_steps": 9,
+         "trainer.total_training_steps": 9,
          "data.max_prompt_length": 2049},
     ),
     "submitted to Ray, with the format's program": (
@@ -81,11 +81,11 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
     "verl's with tools": (
         "export VLLM_USE=1\nCONF=\"config\"; PROJECT=towns\nnohup python -u -m verl.trainer.main_ppo "
         "--config-path=\"$CONF\" actor_rollout_ref.rollout.name=sglang \\\n"
-        "  trainer.project_name=\"${PROJECT}_x\" \\\n"
+        "  data.train_files=\"${PROJECT}_x\" \\\n"
         "  actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4 \\\n"
         "  actor_rollout_ref.rollout.multi_turn.tool_config_path=$CONF/tool.yaml \\\n"
         "  actor_rollout_ref.actor.policy_loss.loss_mode=gspo data.val_batch_size=null > log.txt 2>&1 &\n",
-        {"cluster.rollout": "sglang", "trainer.project_name": "towns_x", "rollout.max_turns": 3,
+        {"cluster.rollout": "sglang", "data.train_files": ("towns_x",), "rollout.max_turns": 3,
          "actor.policy_loss.loss_mode": "gspo", "rollout.max_turn_tokens": 512},
     ),
 }  # fmt: skip
@@ -226,20 +226,21 @@ def test_values_are_those_of_hydra():
 def test_yaml_is_read_with_its_references_and_bases(tmp_path):
     text = """
 defaults: [ppo_trainer, my_base, _self_]
-data: {train_files: ~/a.parquet, train_batch_size: 32, max_prompt_length: 100}
 actor_rollout_ref:
   model: {path: small}
   actor: {ppo_mini_batch_size: 16, optim: {lr: 1e-6}}
   rollout: {prompt_length: "${data.max_prompt_length}", n: "${oc.select:data.many,4}"}
-critic: {ppo_mini_batch_size: "${actor_rollout_ref.actor.ppo_mini_batch_size}", ppo_epochs: "${.missing}"}
-trainer: {experiment_name: "run-${..data.train_batch_size}", project_name: "${.experiment_name}-x"}
+critic:
+  {ppo_mini_batch_size: "${actor_rollout_ref.actor.ppo_mini_batch_size}", cliprange_value: "${.missing}"}
+data: {train_files: ~/a.parquet, train_batch_size: 32, max_prompt_length: 100}
+trainer: {total_training_steps: "${..data.train_batch_size}", save_freq: "${.total_training_steps}"}
 """
     config, made = imported(tmp_path, text, "verl.yaml")
     assert (config.rollout.n, config.critic.ppo_mini_batch_size, config.actor.optim.lr) == (4, 16, 1e-6)
-    assert (config.trainer.experiment_name, config.trainer.project_name) == ("run-32", "run-32-x")
+    assert (config.trainer.total_training_steps, config.trainer.save_freq) == (32, 32)
     assert config.data.train_files == (str(Path.home() / "a.parquet"),)
     assert [line for line in made.report if "my_base" in line]
-    assert [line for line in made.report if "${.missing}" in line and "critic.ppo_epochs" in line]
+    assert [line for line in made.report if "${.missing}" in line and "critic.cliprange_value" in line]
 
 
 # Meanings
@@ -368,8 +369,8 @@ def test_verls_own_configuration_is_all_defaults(tmp_path):
     found = [dict(flat(plain(config.model_dump()))) for config in (whole[0][0], bare)]
     differ = {".".join(key) for key in found[0] if found[0][key] != found[1].get(key)}
     assert differ <= {
-        "data.train_files", "data.val_files", "model.path", "trainer.project_name", "trainer.logger",
-        "trainer.experiment_name", "trainer.seed", "critic.ppo_max_token_len",
+        "data.train_files", "data.val_files", "model.path", "trainer.logger",
+        "trainer.seed", "critic.ppo_max_token_len",
         "actor.clip_ratio_low", "actor.clip_ratio_high",
     }  # fmt: skip
 

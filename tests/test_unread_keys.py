@@ -128,8 +128,6 @@ NOT_LOOKED_AT = {
     ("", "search.timeout_s"): "a server searches",
     ("", "search.retries"): "a server searches",
     ("", "search.retrievers.<name>."): "several retrievers",
-    ("", "trainer.project_name"): "wandb",
-    ("", "trainer.experiment_name"): "wandb",
 }
 """Keys that a run depends on, though not these tiny ones: the kind of run (empty: any), key, and why."""
 
@@ -204,13 +202,9 @@ def test_a_typed_key_that_the_run_does_not_read_is_named_in_a_warning(algo, key)
         (["actor={optim: {lr: 1e-3}}", "critic={optim: {lr: 1e-3}}"], "critic.optim.lr"),
         (["actor.clip_ratio=.1", "actor.clip_ratio_high=.3", "search.url=http://h/", "search.retries=1"], ""),
         (
-            ["algorithm.rollout_correction={rollout_is: 'off', rollout_is_threshold: 3,"
-             " rollout_is_batch_normalize: true}"],
-            "algorithm.rollout_correction.rollout_is_threshold"
-            " algorithm.rollout_correction.rollout_is_batch_normalize",
+            ["algorithm.rollout_correction={rollout_is: 'off', rollout_is_threshold: 3}"],
+            "algorithm.rollout_correction.rollout_is_threshold",
         ),
-        (["trainer.test_freq=0", "trainer.keep_best_ckpt=true"],
-         "trainer.keep_best_ckpt"),
         (["sft.steps=0", "sft.epochs=3", "sft.optim.lr=1e-3"], "sft.epochs sft.optim.lr"),
         (["search.url=http://h/", "data.corpus=c.jsonl"], "data.corpus"),
         (["search.index=i", "data.corpus=c.jsonl"], ""),  # compared

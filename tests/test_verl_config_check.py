@@ -232,7 +232,9 @@ def test_key_of_verls_that_it_lacks_or_that_our_code_replaces_is_refused(given):
     assert str(said.value.key).removeprefix("verl.") == next(iter(given)).replace("__", ".").lstrip("+")
 
 
-@pytest.mark.parametrize("key", ["critic.ppo_epochs", "algorithm.gamma", f"{ACTOR}.optim.lr", "data.seed"])
+@pytest.mark.parametrize(
+    "key", ["critic.cliprange_value", "algorithm.gamma", f"{ACTOR}.optim.lr", "data.seed"]
+)
 def test_key_of_verls_that_is_one_of_ours_is_refused_with_ours(key):
     """Else verl's part of the run would have one value, and ours another."""
     with pytest.raises(UserError, match=rf"set {ours_of()[key]} instead"):

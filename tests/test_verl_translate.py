@@ -40,7 +40,7 @@ def test_what_verls_workers_compute_is_translated_refused_or_said_to_be_unread()
 
 REFUSED = {
     "rollout.deterministic": "true", "rollout.engine": "vllm",
-    "rollout.gpu_memory_utilization": "0.8", "actor.mask_observations": "false", "critic.lora_rank": "8",
+    "actor.mask_observations": "false", "critic.lora_rank": "8",
     "model.cast_lm_head_to_fp32": "true", "algorithm.filter_groups.enable": "true", "ref.path": "/other",
 }  # fmt: skip
 

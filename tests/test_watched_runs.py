@@ -37,7 +37,11 @@ def test_a_note_is_said_and_logged_and_marked_on_curves(setting, workspace, caps
 
 
 def test_a_watch_stops_a_run_and_says_what_starts_again(setting, workspace):
-    sets = ["watch.thresholds.length_high=0", "watch.patience.length_high=2", "watch.stop=[length_high]"]
+    sets = [
+        "watch.thresholds.length_high=0",
+        "watch.patience.length_high=2",
+        "watch.actions.length_high=stop",
+    ]
     with pytest.raises(UserError, match="length_high at step 2") as caught:
         train(config(setting, "reinforce", sets), workspace, "reinforce")
     run = only_run(workspace)
@@ -50,7 +54,7 @@ def test_a_watch_stops_a_run_and_says_what_starts_again(setting, workspace):
 def test_a_watch_that_fires_on_a_validation_leaves_no_checkpoint_of_its_step(setting, workspace, monkeypatch):
     rule = Rule("val/em", 0.5, 2, phase="val", value=lambda metrics, config: float("val/em" in metrics))
     monkeypatch.setitem(RULES, "kl", rule)
-    sets = ["watch.stop=[kl]", "trainer.val_before_train=false", "trainer.total_training_steps=3"]
+    sets = ["watch.actions.kl=stop", "trainer.val_before_train=false", "trainer.total_training_steps=3"]
     with pytest.raises(UserError, match="kl at step 2"):
         train(config(setting, "grpo", sets), workspace)
     assert list(checkpoints(only_run(workspace))) == [1]

@@ -117,7 +117,7 @@ def test_a_watcher_that_looks_back_on_a_log_goes_on_the_same(tmp_path):
             [{"env/equal_groups_share": 1.0, "train/em": 1.0}] * 20, {}, id="groups that are right"
         ),
         pytest.param(
-            [{}] * 6 + [{"response_length/mean": 1e4}] + [{}] * 20, {"watch.off": ("length_high",)},
+            [{}] * 6 + [{"response_length/mean": 1e4}] + [{}] * 20, {"watch.actions": {"length_high": "off"}},
             id="one odd step sets no highest",
         ),
     ],
@@ -127,7 +127,7 @@ def test_what_is_healthy_for_such_a_run_fires_nothing(course, sets):
 
 
 def test_actions_are_those_of_the_watch_or_of_all():
-    watch = load_config("tiny", None, "ppo", sets=["watch.off=[kl]", "watch.stop=[val_em]"]).config.watch
+    watch = load_config("tiny", None, "ppo", sets=["watch.actions={kl: off, val_em: stop}"]).config.watch
     assert [watch.does(name) for name in ("kl", "val_em", "entropy_low")] == ["off", "stop", "note"]
     assert CONFIG.watch.does("skipped_steps") == "stop"
     off = load_config("tiny", None, "ppo", sets=["watch.action=off"]).config

@@ -56,7 +56,6 @@ SETTINGS = {
     "rollout.max_turns": 2,
     "rollout.max_turn_tokens": 16,
     "rollout.max_obs_length": 40,
-    "rollout.min_answer_tokens": 4,
     "rollout.max_num_seqs": 8,
     "actor.ppo_mini_batch_size": 2,
     "actor.ppo_max_token_len": 256,

@@ -159,10 +159,7 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Contradictions:
         if size < batch and batch % size:
             fits = max(part for part in range(1, size) if batch % part == 0)
             yield (key, "data.train_batch_size"), "the first must divide the second", f"set {key}={fits}"
-    for small, large in (
-        ("rollout.max_turn_tokens", "data.max_response_length"),
-        ("rollout.min_answer_tokens", "rollout.max_turn_tokens"),
-    ):
+    for small, large in (("rollout.max_turn_tokens", "data.max_response_length"),):
         if value_of(config, small) > value_of(config, large):
             yield (small, large), "the first must not exceed the second", ""
     if config.rollout.deterministic and config.rollout.engine not in ("auto", "torch"):

@@ -216,8 +216,6 @@ class Data(Section):
     """Longest episode after its prompt, in tokens: all that the policy writes and reads."""
     filter_overlong_prompts: Annotated[bool, Key(f"{TRAINING} eval made", verl=".")] = False
     """Skip questions whose prompt is longer than max_prompt_length, and report how many."""
-    shuffle: Annotated[bool, Key(SAMPLING, verl=".")] = True
-    """Shuffle the questions of each epoch. The order depends on trainer.seed only."""
     mix: Annotated[dict[str, NonNegative], Key(SAMPLING)] = {}
     """Shares of a training batch by data source, such as {nq: 1, hotpotqa: 2}, or by hops if all names are
     numbers (unknown: those without hops); 0 leaves questions out. Each place goes to what is furthest below
@@ -276,9 +274,10 @@ class Search(Section):
     """Time-out of a request, in seconds."""
     retries: Annotated[Natural, Key(resumes=True)] = 3
     """Retries after a failed request."""
-    max_failed: Annotated[Share, Key(TRAINING, resumes=True)] = 0.05
+    max_failed: Annotated[Share, Key(f"{TRAINING} eval made", resumes=True)] = 0.05
     """Largest share of a step's episodes that failed searches, rewards and engine faults may cost, also of
-    the episodes of a validation or test; above it the run stops."""
+    the episodes of a validation or test; above it the run stops. An evaluation above it ends with exit code
+    1."""
 
     @property
     def cassette_use(self) -> tuple[str, str] | None:
@@ -317,12 +316,6 @@ class OpenAi(Section):
     """Environment variable with the API key. null: OPENAI_API_KEY, or SRL_API_KEY."""
     retries: Natural = 5
     """Retries after a failed request."""
-    requests_per_minute: Count | None = None
-    """Most requests per minute. null: no limit of ours. Retry-After is honoured either way."""
-    price_in: NonNegative | None = None
-    """Price of a million prompt tokens. With it, the cost is shown."""
-    price_out: NonNegative | None = None
-    """Price of a million completion tokens."""
 
 
 class Rollout(Section):
@@ -341,12 +334,8 @@ class Rollout(Section):
     """Tokens that the policy may write per turn."""
     max_obs_length: Count = 500
     """Longest observation, in tokens. A longer one loses whole passages, or the middle of one."""
-    min_answer_tokens: Count = 16
-    """Tokens reserved for an answer. An observation that would leave fewer ends the episode instead."""
     search: bool = True
     """Let the policy search. false: the baseline that answers from its weights."""
-    stop_at_answer: bool = True
-    """End the episode at `</answer>`. false: at the end-of-text token that the policy samples."""
     deterministic: Annotated[
         bool,
         Key(GENERATING, refused="episodes arrive in no fixed order"),
@@ -365,16 +354,10 @@ class Rollout(Section):
     max_num_seqs: Annotated[Count, Key(f"{TRAINING} eval", verl=".", resumes=True)] = 128
     """Concurrent episodes; on verl, for each replica of the model."""
     gpu_memory_utilization: Annotated[
-        Share,
-        Key(
-            read_by=GENERATING,
-            needs=".engine=auto|vllm",
-            refused="cluster.gpu_memory_utilization counts",
-            resumes=True,
-        ),
+        Share, Key(GENERATING, verl=".", needs=".engine=auto|vllm", resumes=True)
     ] = 0.5
-    """Share of the GPU's memory that vLLM takes while it generates; the trainer needs the rest. Without a
-    GPU: of the free memory, at most. With `--backend verl` see cluster.gpu_memory_utilization."""
+    """Share of a GPU's memory that vLLM or SGLang takes while it generates; training needs the rest. Locally
+    without a GPU: of the free memory, at most."""
 
 
 class OverlongBuffer(Section):
@@ -427,8 +410,6 @@ class RolloutCorrection(Section):
         Key(needs=".rollout_is"),
     ] = 2.0
     """Upper bound of the weights. `0.5_5`: weights outside 0.5 to 5 become 0 instead (IcePop)."""
-    rollout_is_batch_normalize: Annotated[bool, Key(needs=".rollout_is")] = False
-    """Divide the weights by their mean over the batch."""
     rollout_rs: Annotated[str | None, Takes("null, or one or several of token_k1, seq_mean_k1 …")] = Field(
         default=None, pattern=rf"^{_REJECTION}( *, *{_REJECTION})*$"
     )
@@ -479,13 +460,11 @@ class FilterGroups(Section):
     enable: Annotated[bool, Key(refused="it refills without a bound")] = False
     """Replace groups whose scores agree, which teach nothing where the group is the baseline, by those of
     further questions, until data.train_batch_size groups differ. All episodes are in the log. Needs rollout.n
-    of 2 or more."""
+    of 2 or more. After ten generation batches of at most data.train_batch_size questions, what is missing is
+    filled with the first groups that agree; if no group differs, the run stops."""
     metric: str = "reward"
     """What must differ: reward (with turn_rloo from any turn on), or the name of one of its parts, such as
     em."""
-    max_num_gen_batches: Count = 10
-    """Most generation batches in a step; each asks data.train_batch_size questions at most. What is missing
-    then is filled with the first groups that agree. If no group differs, the run stops."""
 
 
 class Algorithm(PluginSection):
@@ -554,7 +533,7 @@ class Actor(Section):
     ppo_mini_batch_size: Annotated[Count, SAME] = 64
     """Questions (× rollout.n episodes) per optimiser step. Must divide data.train_batch_size."""
     ppo_epochs: Annotated[Count, SAME] = 1
-    """Passes over the episodes of a step."""
+    """Passes over the episodes of a step, of the policy and of the critic."""
     ppo_max_token_len: Annotated[Count, Key(TRAINING, verl=".ppo_max_token_len_per_gpu", resumes=True)] = (
         16384
     )
@@ -606,8 +585,6 @@ class Critic(Section):
 
     ppo_mini_batch_size: Annotated[Count, SAME] = 64
     """Questions (× rollout.n episodes) per optimiser step. Must divide data.train_batch_size."""
-    ppo_epochs: Annotated[Count, SAME] = 1
-    """Passes over the episodes of a step."""
     ppo_max_token_len: Annotated[Count, Key(verl=".ppo_max_token_len_per_gpu", resumes=True)] = 16384
     """Tokens per forward and backward pass, as for the actor."""
     lora_rank: Annotated[Natural, Key(refused="its critic is a process of its own")] = 0
@@ -628,16 +605,6 @@ class Ref(Section):
 
     path: Annotated[File | None, Key(refused="its reference is the policy's directory")] = None
     """Reference policy: a directory, a name on the hub or a GGUF file. null: the policy as RL starts."""
-    param_offload: Annotated[
-        bool,
-        Key(
-            unread="cluster.param_offload decides",
-            resumes=True,
-        ),
-    ] = True
-    """Keep the reference in the machine's memory, and bring it to the GPU for its pass: about a quarter of a
-    second a step for 6 GB. false: keep it on the GPU. Without effect on a CPU, and where the reference is the
-    policy without its adapter."""
 
 
 class Sft(Section):
@@ -669,9 +636,6 @@ class Sft(Section):
     mix: dict[str, NonNegative] = {}
     """Shares of a batch, as in data.mix: by the `data_source` of demonstrations, or their `hops`. Empty: all
     alike. Not with `--algo rft`."""
-    observation_weight: Share = 0.0
-    """Weight in the loss of tokens that the policy did not write: its prompt and what it retrieved. Policy
-    tokens have weight 1."""
     optim: SftOptim = SftOptim()
 
 
@@ -684,9 +648,6 @@ class Rft(Section):
 
     questions: Count | None = None
     """Questions per round, in the order of their epoch. null: all training questions."""
-    start: Literal["last", "first"] = "last"
-    """The policy that a round fine-tunes: the last one, or the first, from before round 1. The last one
-    samples."""
 
 
 class Trainer(Section):
@@ -706,17 +667,11 @@ class Trainer(Section):
     seed: Annotated[Seed, Key(EVERY, verl="data.seed")] = 0
     """Seed of everything random: question order, sampling, new weights."""
     max_ckpt_to_keep: Annotated[Count | None, Key(resumes=True)] = None
-    """Number of newest checkpoints to keep. null: all."""
-    keep_best_ckpt: Annotated[bool, Key(needs=".test_freq", resumes=True)] = True
-    """Keep the checkpoint with the best validation EM too, whatever max_ckpt_to_keep is."""
+    """Number of newest checkpoints to keep, besides the one with the best validation EM. null: all."""
     logger: Annotated[
         tuple[Literal["console", "tensorboard", "wandb"], ...], BeforeValidator(one_or_many)
     ] = ("console",)
-    """Where metrics go besides the run's log: console, tensorboard, wandb."""
-    project_name: Annotated[str, Key(verl=".", needs=".logger=wandb")] = "srl"
-    """Project name in external loggers."""
-    experiment_name: Annotated[str | None, Key(verl=".", needs=".logger=wandb")] = None
-    """Run name in external loggers. null: the run's name."""
+    """Where metrics go besides the run's log: console, tensorboard, wandb (into $WANDB_PROJECT, or srl)."""
     threads: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, Key(GENERATING, resumes=True)] = None
     """CPU threads of torch. null: 1 with rollout.deterministic, else $OMP_NUM_THREADS, else one for every 8
     million parameters of the model, at least 1 and at most one for each core that the process may use."""
@@ -733,10 +688,8 @@ class Watches(Section):
     action: Action = "note"
     """What is done when a watch fires. note: say it and log it. stop: end the run, with the command that
     starts again from the last good checkpoint with a lower learning rate. off: nothing."""
-    stop: Annotated[tuple[WatchName, ...], Listed] = ("skipped_steps",)
-    """Watches that stop the run whatever watch.action is, unless they are off."""
-    off: Annotated[tuple[WatchName, ...], Listed] = ()
-    """Watches that do nothing."""
+    actions: dict[WatchName, Action] = Field(default={"skipped_steps": "stop"})
+    """What single watches do in place of watch.action, unless that is off."""
     thresholds: dict[WatchName, float] = Field(default={})
     """Thresholds of watches by name, in place of their own."""
     patience: dict[WatchName, Count] = Field(default={})
@@ -744,9 +697,7 @@ class Watches(Section):
 
     def does(self, name: WatchName) -> Action:
         """What is done when the watch fires."""
-        if name in self.off or self.action == "off":
-            return "off"
-        return "stop" if name in self.stop else self.action
+        return "off" if self.action == "off" else self.actions.get(name, self.action)
 
 
 class Eval(Section):
@@ -758,8 +709,6 @@ class Eval(Section):
     """Questions per test, drawn in the same way. null: all."""
     temperature: Annotated[NonNegative, Key(GENERATING, verl=f"{ROLLOUT}.val_kwargs.temperature")] = 0.0
     """Sampling temperature. 0: greedy."""
-    max_failed: Annotated[Share, Key("eval made")] = 0.01
-    """Largest share of questions that may be lost to faults; above it the exit code is 1."""
 
 
 class Cluster(Section):
@@ -779,10 +728,6 @@ class Cluster(Section):
     else vllm."""
     tensor_model_parallel_size: Annotated[Count, Key(verl=f"{ROLLOUT}.tensor_model_parallel_size")] = 1
     """GPUs per replica of the model in generation (tensor parallelism)."""
-    gpu_memory_utilization: Annotated[Share, Key(verl=f"{ROLLOUT}.gpu_memory_utilization", resumes=True)] = (
-        0.6
-    )
-    """Share of a GPU's memory for generation; training needs the rest."""
     param_offload: Annotated[bool, Key(verl=f"{ACTOR}.fsdp_config.param_offload", resumes=True)] = False
     """Offload the weights to CPU memory while they are not in use."""
     optimizer_offload: Annotated[bool, Key(verl=f"{ACTOR}.fsdp_config.optimizer_offload", resumes=True)] = (

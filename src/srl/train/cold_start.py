@@ -35,7 +35,7 @@ _NAME = "cold-start-"
 _HARMLESS = {"trust_remote_code", "gradient_checkpointing", "device"}
 """Keys of the section `model` that do not change the weights; only the device's type does."""
 
-_OF_THE_MODEL = ("steps", "epochs", "batch_size", "mix", "observation_weight", "optim")
+_OF_THE_MODEL = ("steps", "epochs", "batch_size", "mix", "optim")
 """Keys of the section `sft` that the weights depend on."""
 
 
@@ -72,10 +72,7 @@ class Recipe:
             device=device.type,
             demonstrations=file,
             template=load_template(config),
-            options=replace(
-                episode_options(config), temperature=usual.temperature, top_p=usual.top_p,
-                stop_at_answer=usual.stop_at_answer,
-            ),
+            options=replace(episode_options(config), temperature=usual.temperature, top_p=usual.top_p),
             retrievers=retriever_settings(config, search),
             sft=Sft().model_copy(update={name: getattr(config.sft, name) for name in _OF_THE_MODEL}),
             max_tokens=config.actor.ppo_max_token_len,

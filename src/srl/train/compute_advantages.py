@@ -104,7 +104,7 @@ def rollout_correction(config: Config, same_weights: bool) -> RolloutCorrection:
         level = "token"
     lower, upper = section.bounds
     rejections = tuple(_rejection(*each) for each in section.rejections)
-    return RolloutCorrection(level, upper, lower, section.rollout_is_batch_normalize, rejections)
+    return RolloutCorrection(level, upper, lower, rejections)
 
 
 def _rejection(option: str, lower: float | None, upper: float) -> Rejection:
@@ -123,7 +123,7 @@ def needs_old_logprobs(config: Config, correction: RolloutCorrection) -> bool:
     one_step = (
         config.actor.ppo_epochs == 1 and config.actor.ppo_mini_batch_size >= config.data.train_batch_size
     )
-    beforehand = config.algorithm.use_kl_in_reward or correction.normalise or bool(correction.rejections)
+    beforehand = config.algorithm.use_kl_in_reward or bool(correction.rejections)
     return not one_step or beforehand
 
 

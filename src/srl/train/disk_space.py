@@ -44,7 +44,7 @@ def checkpoints_to_come(
     """
     periods = [period for period in (trainer.save_freq, saves_best and trainer.test_freq) if period]
     saved = int(steps > last) + sum((steps - 1) // period - last // period for period in periods)
-    newest, best = trainer.max_ckpt_to_keep, trainer.keep_best_ckpt and trainer.test_freq > 0
+    newest, best = trainer.max_ckpt_to_keep, trainer.test_freq > 0
     if newest is None or saved <= 0:
         return max(saved, 0)
     return min(saved, max(newest + best - there, 0) + 1)

@@ -17,6 +17,8 @@ from srl.config.sections import FilterGroups
 from srl.errors import UserError
 from srl.trajectory import Score, Trajectory
 
+MAX_BATCHES = 10
+"""Most generation batches of a step."""
 REWARD = "reward"
 """The metric that is the whole reward."""
 Returns = tuple[float, ...]
@@ -56,7 +58,7 @@ class Sampled:
 
         As many as bring the missing groups at the share that differed so far, and `wanted` at most.
         """
-        most = self.section.max_num_gen_batches if self.section.enable else 1
+        most = MAX_BATCHES if self.section.enable else 1
         differing = len(self._differing())
         if differing >= self.wanted or self.batches >= most:
             return 0

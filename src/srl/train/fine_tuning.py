@@ -37,7 +37,7 @@ class FineTuning(Loop):
         sft = self.config.sft
         self.put_to_sleep()
         metrics = fine_tune_step(
-            self.actor, self.optimisers["actor"], next(self.data), observation_weight=sft.observation_weight,
+            self.actor, self.optimisers["actor"], next(self.data),
             max_tokens=self.config.actor.ppo_max_token_len,
         )  # fmt: skip
         self.runner.record(number, "sft", [], metrics)

@@ -135,8 +135,7 @@ def states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
         ("policy weights", shape.parameters, weight, away),
         ("adapter weights", shape.adapter, weight, away),
         ("critic weights", shape.critic, weight, away),
-        ("reference weights", 0 if on_verl else shape.reference, weight,
-         config.ref.param_offload and not layout.cpu),
+        ("reference weights", 0 if on_verl else shape.reference, weight, not layout.cpu),
         ("policy optimiser", shape.trainable, optimiser, states_away),
         ("critic optimiser", shape.critic_trained, optimiser, states_away),
         ("gradients", max(shape.trainable, shape.critic_trained), FLOAT32, True),
@@ -296,7 +295,7 @@ def server_bytes(shape: Shape, config: Config, layout: Layout, memory: float) ->
     token = 2 * shape.layers * -(-shape.kv_heads // gpus) * shape.head_dim * size
     prompts = max(VLLM_TOKENS, seqs) * (2 * shape.ffn + 4 * shape.width) * size // gpus
     own = SERVER + max(prompts, SAMPLED_LOGIT * seqs * shape.vocabulary)
-    share = config.cluster.gpu_memory_utilization * memory
+    share = config.rollout.gpu_memory_utilization * memory
     fits = weights + own + token * config.data.max_episode_tokens <= share
     return max(share, weights + own + BUCKET) - (1 - USABLE) * memory if fits else float("inf")
 

@@ -32,7 +32,7 @@ def updates_per_step(config: Config, section: Actor | Critic, questions: int | N
     """Optimiser steps in a training step."""
     batch = config.data.train_batch_size
     asked = batch if questions is None else min(batch, questions)
-    return -(-asked // section.ppo_mini_batch_size) * section.ppo_epochs
+    return -(-asked // section.ppo_mini_batch_size) * config.actor.ppo_epochs
 
 
 def rate_factor(

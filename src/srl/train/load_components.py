@@ -93,9 +93,10 @@ def load_algorithm(config: Config) -> Algorithm:
 
 def episode_options(config: Config) -> EpisodeOptions:
     """The budgets and sampling: each is a key of the same name in the section `rollout` or `data`."""
-    names = [item.name for item in fields(EpisodeOptions)]
-    sections = {name: config.rollout if hasattr(config.rollout, name) else config.data for name in names}
-    return EpisodeOptions(**{name: getattr(section, name) for name, section in sections.items()})
+    options = {**config.data.model_dump(), **config.rollout.model_dump()}
+    return EpisodeOptions(
+        **{own.name: options[own.name] for own in fields(EpisodeOptions) if own.name in options}
+    )
 
 
 def load_environment(
@@ -170,7 +171,6 @@ def _load_server(config: Config, note: Note) -> Generation:
     server = OpenAiServer(
         url=str(openai.url), model=openai.model or "", api=openai.api, key=find_key(openai.key_variable),
         retries=openai.retries, max_concurrent=config.rollout.max_num_seqs,
-        requests_per_minute=openai.requests_per_minute, price_in=openai.price_in, price_out=openai.price_out,
     )  # fmt: skip
     server.model = process.run_async(find_model(server, longest))
     named = section.tokenizer or section.path
@@ -256,8 +256,8 @@ def critic_options(config: Config) -> dict[str, Any]:
 
 
 def _load_reference(config: Config, policy: PreTrainedModel) -> PreTrainedModel:
-    """The frozen reference in the policy's precision; in pinned host memory where it is offloaded."""
-    away = config.ref.param_offload and policy.device.type == "cuda"
+    """The frozen reference in the policy's precision; of a policy on a GPU in pinned host memory."""
+    away = policy.device.type == "cuda"
     options = model_options(config.model) | {
         "dtype": str(policy.dtype).removeprefix("torch."), "lora_rank": 0, "gradient_checkpointing": False,
     } | ({"device": "cpu"} if away else {})  # fmt: skip

@@ -15,7 +15,6 @@ from srl.config import Config
 from srl.config.cross_checks import local_errors, truncation_errors
 from srl.errors import UserError
 from srl.models.weights import model_digest
-from srl.train.checkpoint import trained_weights
 from srl.train.cold_start import demonstration_file, is_cold_started
 from srl.train.disk_space import checkpoint_bytes
 from srl.train.fine_tuning import FineTuning, episodes_to_learn
@@ -85,9 +84,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     }  # fmt: skip
     if algo == RFT:
         check_filter(config.sft.filter)
-        weights = trained_weights(actor) if config.rft.start == "first" else {}
-        first = {name: weight.clone() for name, weight in weights.items()} or None
-        loop: Loop = RejectionSampling(**loaded, first=first)
+        loop: Loop = RejectionSampling(**loaded)
     elif algo == SFT:
         file = partial(demonstration_file, config, workspace, terminal.note)
         episodes, counts = episodes_to_learn(config, policy, environment, file, terminal.note)

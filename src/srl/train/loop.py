@@ -196,9 +196,8 @@ class Loop(ABC):
         self._act_on(fired)
         if self.ends_early() or (self.saves_best and best_step(self.progress.val_em) == step):
             self._save()
-        trainer = self.config.trainer
-        best = self.progress.val_em if trainer.keep_best_ckpt else None
-        delete_checkpoints(self.run, superseded_checkpoints(self.run, trainer.max_ckpt_to_keep, val_em=best))
+        newest = self.config.trainer.max_ckpt_to_keep
+        delete_checkpoints(self.run, superseded_checkpoints(self.run, newest, val_em=self.progress.val_em))
 
     def _is_due(self, every: int) -> bool:
         return self.progress.step == self.steps or due(self.progress.step, every)

@@ -127,7 +127,7 @@ def write_made_demonstrations(
     questions = load_questions(tuple(files), config, codec, note, limit)
     check_some_left(questions, files)
     with counted("demonstrations", len(questions)) as count:
-        made = process.run_async(maker.all(questions, config.eval.max_failed, count))
+        made = process.run_async(maker.all(questions, config.search.max_failed, count))
     sources = {each.data_source: SourceCounts(each.data_source) for each in questions}
     written = []
     for question, demonstration in zip(questions, made, strict=True):

@@ -22,12 +22,10 @@ class QuestionOrder:
     makes smaller batches.
     """
 
-    def __init__(
-        self, questions: Sequence[Question], batch_size: int, seed: int, shuffle: bool = True
-    ) -> None:
+    def __init__(self, questions: Sequence[Question], batch_size: int, seed: int) -> None:
         self.questions = list(questions)
         self.batch_size = min(batch_size, len(self.questions))
-        self.seed, self.shuffle = seed, shuffle
+        self.seed = seed
         self._shuffled: tuple[int, list[Question]] = (-1, [])  # the latest epoch
         self._latest: tuple[int, list[Question]] = (-1, [])  # the latest batch of `at`
 
@@ -60,8 +58,6 @@ class QuestionOrder:
         return list(found.values()), position
 
     def _epoch(self, epoch: int) -> list[Question]:
-        if not self.shuffle:
-            return self.questions
         if self._shuffled[0] != epoch:
             order = random.Random(f"order {self.seed} {epoch}").sample(self.questions, len(self.questions))
             self._shuffled = epoch, order
@@ -78,9 +74,9 @@ def order_of(
     """
     size = (rounds.questions or len(questions)) if rounds else data.train_batch_size
     if not data.mix:
-        return QuestionOrder(questions, size, seed, data.shuffle)
+        return QuestionOrder(questions, size, seed)
     smaller = "set a smaller rft.questions" if rounds else "data.train_batch_size"
-    return MixedOrder(questions, size, seed, data.shuffle, data.mix, smaller=smaller)
+    return MixedOrder(questions, size, seed, data.mix, smaller=smaller)
 
 
 class _Start(NamedTuple):
@@ -105,13 +101,12 @@ class MixedOrder(QuestionOrder):
         questions: Sequence[Question],
         batch_size: int,
         seed: int,
-        shuffle: bool,
         mix: Mapping[str, float],
         key: str = "data.mix",
         smaller: str = "data.train_batch_size",
     ) -> None:
         pools = _pools(questions, mix, key)
-        super().__init__([item for pool in pools.values() for item in pool], batch_size, seed, shuffle)
+        super().__init__([item for pool in pools.values() for item in pool], batch_size, seed)
         total = sum(mix[name] for name in pools)
         self._shares = [mix[name] / total for name in pools]
         for (name, pool), share in zip(pools.items(), self._shares, strict=True):
@@ -121,7 +116,7 @@ class MixedOrder(QuestionOrder):
                     f"{key} needs at least {wanted} questions of {name!r} for batches of {batch_size}, and "
                     f"there are {len(pool)}: lower its share or {smaller}"
                 )
-        self._pools = [QuestionOrder(pool, len(pool), seed, shuffle) for pool in pools.values()]
+        self._pools = [QuestionOrder(pool, len(pool), seed) for pool in pools.values()]
         self._starts = [[_Start() for _ in pools]]  # of the steps up to the last one that was asked for
 
     def _epoch(self, epoch: int) -> list[Question]:

@@ -11,13 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-import torch
-
 from srl.errors import UserError
 from srl.evaluate import step_metrics
 from srl.progress import counted
 from srl.store import Record, read_records, reading
-from srl.train.checkpoint import put_weights
 from srl.train.logged_episodes import Selection, check_kept, select_episodes
 from srl.train.loop import Loop
 from srl.train.question_order import order_of
@@ -29,12 +26,8 @@ from srl.trajectory import Question, Score, Trajectory
 
 @dataclass(slots=True, kw_only=True)
 class RejectionSampling(Loop):
-    """Sampling is keyed by seed and round, so a resumed run continues as if it had not stopped.
+    """Sampling is keyed by seed and round, so a resumed run continues as if it had not stopped."""
 
-    `first` are the trained weights before round 1, where rounds start from them.
-    """
-
-    first: dict[str, torch.Tensor] | None
     sampled: list[Record] = field(default_factory=list)
     """The episodes of the next round that the log of a resumed run has: they are not sampled again."""
 
@@ -96,8 +89,6 @@ class RejectionSampling(Loop):
     def fine_tune(self, number: int, episodes: list[Trajectory]) -> dict[str, float]:
         """Fine-tune with a new optimiser and schedule; the metrics of the last step, and all tokens."""
         sft = with_epochs(self.config.sft, len(episodes))
-        if self.first is not None:
-            put_weights(self.actor, self.first)
         data = batches(episodes, sft, self.config.trainer.seed + number)
         last, tokens, began = dict[str, float](), 0.0, time.perf_counter()
 
@@ -108,7 +99,7 @@ class RejectionSampling(Loop):
 
         with counted(f"fine-tuning steps of round {number}", sft.steps) as count:
             fine_tune(
-                self.actor, sft_optimiser(sft, self.actor), data, observation_weight=sft.observation_weight,
+                self.actor, sft_optimiser(sft, self.actor), data,
                 max_tokens=self.config.actor.ppo_max_token_len, on_step=on_step,
             )  # fmt: skip
         seconds = time.perf_counter() - began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,8 +54,7 @@ def reporters(config: Config, run: Path, resumed_from: int | None = None) -> Ite
         if "tensorboard" in trainer.logger:
             opened.append(_TensorBoard(run / "tensorboard", resumed_from))
         if "wandb" in trainer.logger:
-            name = trainer.experiment_name or run.name
-            opened.append(_WandB(trainer.project_name, name, run.name, config.model_dump()))
+            opened.append(_WandB(run.name, config.model_dump()))
         yield opened
     finally:
         for reporter in opened:
@@ -82,11 +82,12 @@ _STEP = "training/global_step"
 class _WandB:
     """W&B's own step only rises, and a run that was rolled back counts again: the curves have `_STEP`."""
 
-    def __init__(self, project: str, experiment: str, run: str, config: Any) -> None:
+    def __init__(self, run: str, config: Any) -> None:
         import wandb
 
         try:
-            self.run = wandb.init(project=project, name=experiment, id=run, resume="allow", config=config)
+            project = os.environ.get("WANDB_PROJECT", "srl")
+            self.run = wandb.init(project=project, name=run, id=run, resume="allow", config=config)
         except wandb.Error as error:
             why = quoted(first_line(error))
             raise UserError(

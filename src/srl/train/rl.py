@@ -179,7 +179,7 @@ def update(
                 clip=config.critic.cliprange_value, normalise=config.critic.loss_agg_mode,
                 horizon=config.data.max_response_length,
                 mini_batch_rows=config.critic.ppo_mini_batch_size * config.rollout.n,
-                epochs=config.critic.ppo_epochs, max_tokens=config.critic.ppo_max_token_len,
+                epochs=config.actor.ppo_epochs, max_tokens=config.critic.ppo_max_token_len,
             )  # fmt: skip
     if number <= config.trainer.critic_warmup:
         return experience, metrics

@@ -146,8 +146,8 @@ def fine_tune_policy(
     data = batches(trajectories, sft, seed)
     with counted("fine-tuning steps", sft.steps) as count:
         fine_tune(
-            policy.model, sft_optimiser(sft, policy.model), data, observation_weight=sft.observation_weight,
-            max_tokens=max_tokens, on_step=lambda step, metrics: count(step),
+            policy.model, sft_optimiser(sft, policy.model), data, max_tokens=max_tokens,
+            on_step=lambda step, metrics: count(step),
         )  # fmt: skip
 
 
@@ -208,9 +208,8 @@ def batches(trajectories: Sequence[Trajectory], sft: Sft, seed: int) -> Iterator
     if sft.mix:
         named = {f"{item.question.id} (number {place})": item for place, item in enumerate(trajectories, 1)}
         questions = [replace(item.question, id=name) for name, item in named.items()]
-        order = MixedOrder(
-            questions, sft.batch_size, seed, True, sft.mix, key="sft.mix", smaller="sft.batch_size"
-        )
+        size = sft.batch_size
+        order = MixedOrder(questions, size, seed, sft.mix, key="sft.mix", smaller="sft.batch_size")
         chosen = map(order.batch, range(1, sft.steps + 1))
         return ([named[item.id] for item in batch] for batch in chosen)
     return _shuffled(trajectories, sft, random.Random(seed))
@@ -248,8 +247,8 @@ def fine_tune_step(
     optimiser: Optimiser,
     trajectories: list[Trajectory],
     *,
-    observation_weight: float,
     max_tokens: int,
+    observation_weight: float = 0.0,
 ) -> dict[str, float]:
     """One optimiser step, and its metrics: loss, learning rate, tokens (prompts included) and seconds."""
     start = time.perf_counter()

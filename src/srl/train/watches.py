@@ -109,7 +109,7 @@ RULES: dict[WatchName, Rule] = {
     "explained_variance": Rule("critic/vf_explained_var", -0.5, 5, above=False),
     "val_em": Rule("val/em", 0.1, 2, above=False, compared_with="fall", phase="val"),
 }
-"""Every watch, by its name in `watch.stop`, `watch.off`, `watch.thresholds` and `watch.patience`."""
+"""Every watch, by its name in `watch.actions`, `watch.thresholds` and `watch.patience`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,14 +42,12 @@ class RolloutCorrection:
     """Which importance weights, and what is rejected. The default changes nothing and only measures.
 
     `level` is that of the weights: ρ of each token, or the product of a sequence's. Weights are truncated
-    at `upper`; with `lower`, those outside [lower, upper] are 0 instead (IcePop). `normalise` divides them by
-    their mean.
+    at `upper`; with `lower`, those outside [lower, upper] are 0 instead (IcePop).
     """
 
     level: Level | None = None
     upper: float = 2.0
     lower: float | None = None
-    normalise: bool = False
     rejections: tuple[Rejection, ...] = ()
 
     def weights(self, trainer: Tensor, sampler: Tensor, mask: Tensor) -> Tensor | None:
@@ -58,8 +56,6 @@ class RolloutCorrection:
             return None
         ratio = _ratios(_log_ratio(trainer, sampler, mask), mask, self.level)
         weights = truncated(ratio, self.upper, self.lower)
-        if self.normalise:
-            weights = weights / _mean_weight(weights, mask, self.level).clamp(min=1e-8)
         return weights.masked_fill(~mask.bool(), 1.0)
 
     def kept(self, trainer: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
@@ -112,13 +108,6 @@ def _ratios(log_ratio: Tensor, mask: Tensor, level: Level) -> Tensor:
     if level == "sequence":
         log_ratio = masked_sum(log_ratio, mask, dim=-1).unsqueeze(-1).expand_as(log_ratio)
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-
-
-def _mean_weight(weights: Tensor, mask: Tensor, level: Level) -> Tensor:
-    """The mean over tokens, or over the sequences that have one."""
-    if level == "token":
-        return masked_mean(weights, mask)
-    return masked_mean(masked_mean(weights, mask, dim=-1), mask.bool().any(dim=-1))
 
 
 def _divergence(option: str, log_ratio: Tensor, mask: Tensor) -> Tensor:

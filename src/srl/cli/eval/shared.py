@@ -79,11 +79,10 @@ def check_search(settings: Config, baselines: Iterable[str] = (), typed: object 
 
 def usage_line(usage: Mapping[str, float]) -> str:
     """What a server was asked and charged, in one line."""
-    cost = f", cost {usage['cost']:,.4f}" if "cost" in usage else ""
     failed = f" ({usage['failed_requests']:,.0f} failed)" if usage["failed_requests"] else ""
     return (
         f"{usage['requests']:,.0f} requests{failed}, {usage['prompt_tokens']:,.0f} tokens in, "
-        f"{usage['completion_tokens']:,.0f} out{cost}"
+        f"{usage['completion_tokens']:,.0f} out"
     )
 
 

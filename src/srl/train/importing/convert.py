@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin
 from srl.config import load_config
 from srl.config.cross_checks import algorithm_plugin
 from srl.config.keys import facts, flat, keys, place, plain
-from srl.config.sections import ACTOR, KL, ROLLOUT, LossMode, Rollout, RolloutCorrection, Trainer
+from srl.config.sections import ACTOR, KL, ROLLOUT, LossMode, RolloutCorrection, Trainer
 from srl.config.yaml12 import dump, parse
 from srl.errors import UserError, parsing
 from srl.files import FORMAT
@@ -54,7 +54,6 @@ NAMES: dict[str, dict[str, str]] = {
         "data.max_prompt_length": "data.max_response_length",
         "data.max_response_length": "rollout.max_turn_tokens",
         "data.max_obs_length": "rollout.max_obs_length",
-        "data.shuffle_train_dataloader": "data.shuffle",
         "data.val_data_num": "eval.val_questions",
         "do_search": "rollout.search",
         "max_turns": "rollout.max_turns",
@@ -94,7 +93,7 @@ DEFAULTS: dict[str, tuple[Any, Any]] = {
     "actor.ppo_epochs": (1, 1), "actor.ppo_mini_batch_size": (256, 256), "actor.use_kl_loss": (False, False),
     "trainer.critic_warmup": (0, 0), "trainer.save_freq": (0, 0), "trainer.test_freq": (0, 0),
     "cluster.n_gpus_per_node": (8, 8), "cluster.strategy": ("fsdp", "fsdp"),
-    "cluster.gpu_memory_utilization": (0.5, 0.5), "cluster.tensor_model_parallel_size": (2, 2),
+    "rollout.gpu_memory_utilization": (0.5, 0.5), "cluster.tensor_model_parallel_size": (2, 2),
 }  # fmt: skip
 """What a file means that does not say it, by our keys: with Search-R1 and with verl. A key is here if we have
 another default, or an algorithm of ours brings one."""
@@ -106,6 +105,7 @@ ONLY_SEARCH_R1 = (NAMES[SEARCH_R1].keys() - {key.facts.verl for key in keys()} -
 }  # fmt: skip
 """Keys that mark a configuration as Search-R1's."""
 DROPPED = """
+trainer.project_name trainer.experiment_name
 trainer.default_* trainer.resume_* trainer.del_* trainer.remove_previous_*
 trainer.max_critic_ckpt_to_keep custom_reward_function.* trainer.checkpoint_* trainer.esi_*
 trainer.*_data_dir trainer.log_val_* trainer.total_epochs trainer.use_v1
@@ -417,8 +417,7 @@ def _both(theirs: Conversion) -> None:
             f"{epochs or 30} epochs: srl counts steps; set trainer.total_training_steps to epochs × "
             f"questions / {ours['data.train_batch_size']} (until then it is 30)"
         )
-    for key in ("ppo_mini_batch_size", "ppo_epochs"):
-        ours.setdefault(f"critic.{key}", ours[f"actor.{key}"])
+    ours.setdefault("critic.ppo_mini_batch_size", ours["actor.ppo_mini_batch_size"])
     policy, path = theirs.get("actor_rollout_ref.model.path"), theirs.get("critic.model.path")
     has_critic = algorithm_plugin(ours["algorithm.name"]).needs_critic
     if has_critic and path not in (None, policy):
@@ -437,9 +436,7 @@ def _both(theirs: Conversion) -> None:
             notes.append(f"trainer.logger has no {', '.join(foreign)}")
     turn, room = ours["rollout.max_turn_tokens"], ours["data.max_response_length"]
     if isinstance(turn, int) and isinstance(room, int):
-        turn = ours["rollout.max_turn_tokens"] = min(turn, room)
-        if turn < Rollout().min_answer_tokens:
-            ours["rollout.min_answer_tokens"] = turn
+        ours["rollout.max_turn_tokens"] = min(turn, room)
     for key in ("model.path", "data.train_files", "data.val_files"):
         if not ours.get(key):
             notes.append(f"the file sets no {key}: the default is that of the made-up world")

@@ -348,12 +348,12 @@ class SearchTrainer(PPOTrainerSync):
         """
         ray.get(self.log_actor.flush.remote())
         state = {"format": FORMAT, "step": self.global_steps, "kl": self.kl.state_dict(), **HAS_MANIFEST}
-        folder, trainer = self._folder(), self.srl.trainer
+        folder = self._folder()
         write_json(folder / VERL_STATE, {**state, **read_json(self.run / ABOUT, dict)})
         write_manifest(folder, CHECKPOINT, {"step": self.global_steps, "files": checksums(folder)})
         write_latest_verl_step(self.run, self.global_steps)
-        best = ray.get(self.log_actor.validations.remote()) if trainer.keep_best_ckpt else None
-        for old in superseded_checkpoints(self.run, trainer.max_ckpt_to_keep, "verl", best):
+        em = ray.get(self.log_actor.validations.remote())
+        for old in superseded_checkpoints(self.run, self.srl.trainer.max_ckpt_to_keep, "verl", em):
             shutil.rmtree(old, ignore_errors=True)
 
     def _folder(self) -> Path:

@@ -284,7 +284,7 @@ def _trainer(config: Config, job: Job) -> Rows:
     yield "trainer.total_epochs", total, "trainer.total_training_steps"
     yield "trainer.save_freq", trainer.save_freq or total, "trainer.save_freq"
     yield "trainer.critic_warmup", trainer.critic_warmup + 1, "trainer.critic_warmup"
-    yield "trainer.experiment_name", trainer.experiment_name or job.run.name, "trainer.experiment_name"
+    yield "trainer.experiment_name", job.run.name, ""
     yield "trainer.default_local_dir", absolute(job.checkpoints), ""
     yield "trainer.resume_mode", "auto" if job.resume else "disable", ""
     yield "trainer.n_gpus_per_node", job.gpus_per_node, "cluster.n_gpus_per_node"
