@@ -193,6 +193,10 @@ class Trajectory:
     attempt: int = 0
     think_is_open: bool = False
     """Whether the rendered prompt ends inside `<think>`, so the policy need not open it."""
+    protocol: str = "tags"
+    """How policy and tools talked: `tags`, or the format of the model's own calls."""
+    malformed: int = 0
+    """Calls that were not executed, since they could not be read or their tool does not take them."""
     error: str = ""
     """Why the engine did not generate the next turn, or why a reward gave no score, where that made the
     episode fail."""

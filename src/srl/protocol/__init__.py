@@ -1,6 +1,6 @@
 """How policy and tools talk, as text: prompt templates, Search-R1's tags, calls of tools."""
 
-from srl.protocol.calls import ToolCall
+from srl.protocol.calls import FORMATS, Format, Said, ToolCall, checked
 from srl.protocol.tags import (
     ENGINE,
     NO_INFORMATION,
@@ -27,8 +27,9 @@ from srl.protocol.templates import (
 )
 
 __all__ = [
-    "ENGINE", "INFORMATION", "NO_INFORMATION", "NO_RESULTS", "STOP_STRINGS", "TAGS", "TEMPLATES",
-    "WITHOUT_SEARCH", "Action", "Template", "ToolCall", "escape", "examples_in", "list_retrievers",
+    "ENGINE", "FORMATS", "INFORMATION", "NO_INFORMATION", "NO_RESULTS", "STOP_STRINGS", "TAGS", "TEMPLATES",
+    "WITHOUT_SEARCH", "Action", "Format", "Said", "Template", "ToolCall", "checked", "escape",
+    "examples_in", "list_retrievers",
     "parse_action", "read_examples", "render_information", "render_passage", "search_tag", "template",
     "unknown_retriever",
 ]  # fmt: skip

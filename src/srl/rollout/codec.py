@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from srl.errors import UserError
 from srl.safe import one_line
@@ -26,12 +26,20 @@ class Codec:
     before a text (SentencePiece's `▁`); a text that continues a sequence gets none.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int] = ()) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_ids: Sequence[int] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`template_kwargs` are what the chat template is called with."""
+        self.tokenizer, self.template_kwargs = tokenizer, dict(template_kwargs or {})
         ids = {*eos_ids, tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set(eos_ids)
         self.eos_ids: frozenset[int] = frozenset(ids)
         self._added = tokenizer.added_tokens_decoder
         self._specials = [str(token) for token in self._added.values() if token.special]
+        self.added = {str(token): number for number, token in self._added.items() if str(token).strip()}
+        """The tokens that are in a text by their names, special ones and others."""
         self._special_ids = {number for number, token in self._added.items() if token.special}
         inside = (f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})" for token in self._specials)
         self._inside_specials = re.compile("|".join(inside))
@@ -42,13 +50,18 @@ class Codec:
         self._marks_sections = any(plain(f"{token}a")[1:] == plain("a") for token in self._specials[:1])
         """Whether a text after a token such as EOS gets one too."""
 
-    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], bool, str]:
-        """The prompt's ids, whether it ends inside an open `<think>`, and its text. Raises UserError."""
+    def encode_prompt(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[list[int], bool, str]:
+        """The prompt's ids, whether it ends inside an open `<think>`, and its text. Raises UserError.
+
+        `tools` are the schemas that a chat template declares.
+        """
         if self.tokenizer.chat_template is None:
             text = "\n".join(message["content"] for message in messages)
             ids = self._bos() + self.encode_text(text, after=())
         else:
-            text, ids = self._render(messages)
+            text, ids = self._encode_rendered(messages, tools)
         return ids, text.rstrip().endswith("<think>"), text
 
     def keeps(self, messages: Sequence[Mapping[str, str]]) -> bool:
@@ -58,26 +71,29 @@ class Codec:
         text = self.encode_prompt(messages)[2]
         return all(message["content"].strip() in text for message in messages)
 
-    def _render(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, list[int]]:
+    def _encode_rendered(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, list[int]]:
         """The chat template's text and ids. Special tokens in a message's content become plain text."""
         contents = [message["content"] for message in messages]
-        text = self._apply(messages)
+        text = self.render(messages, tools)
         if not any(token in content for token in self._specials for content in contents):
             return text, self._encode(text, after=())
         marks = [f"\ue000{position}\ue001" for position in range(len(messages))]
         marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
-        rest, ids = self._apply(marked), list[int]()
+        rest, ids = self.render(marked, tools), list[int]()
         for mark, content in zip(marks, contents, strict=True):
             before, _, rest = rest.partition(mark)
             ids += self._encode(before, after=ids)
             ids += self.encode_text(content, after=ids)
         return text, ids + self._encode(rest, after=ids)
 
-    def _apply(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The chat template's text. Raises UserError if the template fails."""
         asked, apply = [dict(message) for message in messages], self.tokenizer.apply_chat_template
+        options = self.template_kwargs | {"tools": [dict(tool) for tool in tools] or None}
         try:
-            return str(apply(asked, tokenize=False, add_generation_prompt=True))
+            return str(apply(asked, tokenize=False, add_generation_prompt=True, **options))
         except Exception as error:  # a template is a program of its own
             raise UserError(
                 f"the chat template in {self.tokenizer.name_or_path} does not work: {type(error).__name__}: "
@@ -106,6 +122,10 @@ class Codec:
             ids += self._encode(part, ids or after, split_special_tokens=True)
         return ids
 
+    def encode_marked(self, text: str, after: Sequence[int] | None = None) -> list[int]:
+        """Ids of text in which the name of a special token is the token, as models write and read it."""
+        return self._encode(text.encode("utf-8", "replace").decode(), after)
+
     def _encode(self, text: str, after: Sequence[int] | None, **options: bool) -> list[int]:
         """Ids of text after the ids `after`: encoded after a neutral text, of which the ids are cut off."""
         encode = partial(self.tokenizer.encode, add_special_tokens=False, **options)
@@ -122,10 +142,10 @@ class Codec:
         rest = list(ids[1:] if bos is not None and ids[:1] == [bos] else ids)
         return str(self.tokenizer.decode(rest, clean_up_tokenization_spaces=False))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without special tokens; spaces are kept as they are."""
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """The text of `ids`, with the names of special tokens or without; spaces are kept as they are."""
         tokenizer, ids = self.tokenizer, list(ids)
-        return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
 
 class TextCodec(Codec):
@@ -139,7 +159,9 @@ class TextCodec(Codec):
     def __init__(self) -> None:
         self.eos_ids = frozenset()
 
-    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], bool, str]:
+    def encode_prompt(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[list[int], bool, str]:
         text = "\n".join(message["content"] for message in messages)
         return self.encode_text(text), text.rstrip().endswith("<think>"), text
 
@@ -148,7 +170,7 @@ class TextCodec(Codec):
         pieces = [data[start : start + 3] for start in range(0, len(data), 3)]
         return [self._FIRST[len(piece) - 1] + int.from_bytes(piece) for piece in pieces]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
         pieces = []
         for token in ids:
             size = sum(token >= first for first in self._FIRST)

@@ -137,23 +137,26 @@ class Engine:
 
 Script = Callable[[str, int], str]
 """(request id, turn) -> the text of that turn."""
+Encode = Callable[[str, Sequence[int]], list[int]]
+"""(text of a turn, the ids before it) -> its ids."""
 
 
 class ScriptedEngine(Engine):
-    """An engine that says the texts of a script, for demonstrations and tests.
+    """An engine that says the texts of a script, for demonstrations and tests, with the ids of `encode`.
 
     Its log-probs are 0. A turn longer than its token limit is cut there, as a model's would be.
     """
 
     same_weights = True
 
-    def __init__(self, codec: Codec, script: Script) -> None:
+    def __init__(self, codec: Codec, script: Script, encode: Encode | None = None) -> None:
         self.codec, self.script, self.turns = codec, script, Counter[str]()
+        self.encode = encode or codec.encode_text
 
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         text = self.script(request_id, self.turns[request_id])
         self.turns[request_id] += 1
-        ids = tuple(self.codec.encode_text(text, after=token_ids))
+        ids = tuple(self.encode(text, token_ids))
         kept = ids[: sampling.max_tokens]
         return Completion(kept, (0.0,) * len(kept), "stop" if kept == ids else "length")
 

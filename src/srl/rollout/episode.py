@@ -14,7 +14,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Engine, EngineFault, Sampling, StopReason
 from srl.rollout.observation import fit_information
 from srl.rollout.tags import Tags
-from srl.rollout.turns import Messages, SearchCall, Tool, Turn, Turns
+from srl.rollout.turns import Continuation, Messages, SearchCall, Tool, Turn, Turns
 from srl.trajectory import (
     EndReason,
     Phase,
@@ -92,6 +92,7 @@ async def run_episode(
     """
     trajectory = Trajectory(question, sample=sample, step=step, phase=phase, attempt=attempt)
     turns = turns or Tags(codec, template, options.stop)
+    trajectory.protocol = turns.name
     usable: dict[str, Tool] = {} if search is None else {"search": SearchCall(search)}
     episode = _Episode(trajectory, engine, usable | dict(tools or {}), turns, options, on_progress)
     request = f"{phase}/{step}/{question.id}/{sample}/{attempt}"
@@ -139,8 +140,10 @@ class _Episode:
             self._add(Segment("policy", completion.token_ids, turn.text, number, completion.logprobs))
             if turn.ends or number == self.options.max_turns:
                 return self._end(turn, completion.stop_reason)
-            if not await self._go_on(turn.calls, number):
+            continued = await self._go_on(turn.calls, number)
+            if continued is None:
                 return "failed" if self._failed() else "truncated"
+            inside_thought = continued.opens_thought
         raise AssertionError("unreachable: the last turn always returns")
 
     async def _start(self) -> None:
@@ -217,24 +220,25 @@ class _Episode:
     def _failed(self) -> bool:
         return any(search.is_fault for search in self.trajectory.searches)
 
-    async def _go_on(self, calls: Sequence[ToolCall], turn: int) -> bool:
-        """Call the tools and add what follows; False if one failed or nothing fits."""
+    async def _go_on(self, calls: Sequence[ToolCall], turn: int) -> Continuation | None:
+        """Call the tools and add what follows; None if one failed or nothing fits."""
         results = await self._results(calls if self.tools else (), turn)
         searches = self.trajectory.searches
         searches += results
         if self._failed():
-            return False
+            return None
+        self.trajectory.malformed += sum(bool(call.error) for call in calls)
         executed = sum(result.status != "rejected" for result in results)
         self.trajectory.valid_actions += executed > 0
         self.trajectory.valid_searches += executed
         room = self._remaining() - self.options.min_answer_tokens
         continued = self.turns.continue_with(results, self.options.max_obs_length, room, self.ids)
         if continued is None:
-            return False
+            return None
         if continued.results:
             searches[-len(results) :] = continued.results
         self._add(Segment(continued.kind, tuple(continued.token_ids), continued.text, turn))
-        return True
+        return continued
 
     async def _results(self, calls: Sequence[ToolCall], turn: int) -> list[Search]:
         """What the calls return, in their order; several run at once."""

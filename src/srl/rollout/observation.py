@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -43,33 +43,40 @@ def fit_information(
     Whole passages are dropped from the end; the last one left is cut in its middle. The closing tag is
     always kept. `after` are the ids that it follows (`Codec.encode_text`).
     """
+
+    def encode(passages: Sequence[str]) -> tuple[str, list[int]]:
+        text = render_information(passages)
+        return text, codec.encode_text(text, after)
+
+    return fit(hits, budget, encode)
+
+
+Encode = Callable[[Sequence[str]], tuple[str, list[int]]]
+"""Rendered passages → the text that they are shown as, and its ids."""
+
+
+def fit(hits: Sequence[Hit], budget: int, encode: Encode) -> Information | None:
+    """What `encode` makes of as many `hits` as `budget` tokens hold, in the way of `fit_information`."""
     passages = [render_passage(position, hit) for position, hit in enumerate(hits, start=1)]
     for kept in range(len(passages), 0, -1):
         if sum(map(len, passages[:kept])) > budget * _CHARS_A_TOKEN:
             continue
-        text, ids = _encode_information(passages[:kept], codec, after)
+        text, ids = encode(passages[:kept])
         if len(ids) <= budget:
             return Information(text, ids, kept)
     if not passages:
-        text, ids = _encode_information([], codec, after)
+        text, ids = encode([])
         return Information(text, ids, 0) if len(ids) <= budget else None
-    return _cut_middle(passages[0], budget, codec, after)
+    return _cut_middle(passages[0], budget, encode)
 
 
-def _encode_information(
-    passages: Sequence[str], codec: Codec, after: Sequence[int] | None
-) -> tuple[str, list[int]]:
-    text = render_information(passages)
-    return text, codec.encode_text(text, after)
-
-
-def _cut_middle(passage: str, budget: int, codec: Codec, after: Sequence[int] | None) -> Information | None:
+def _cut_middle(passage: str, budget: int, encode: Encode) -> Information | None:
     """`passage` without the smallest middle part that makes it fit, found by bisection."""
     low, high, best = 0, min(len(passage) - 1, budget * _CHARS_A_TOKEN), None
     while low <= high:
         kept = (low + high) // 2
         start, stop = kept - kept // 3, len(passage) - kept // 3
-        text, ids = _encode_information([_joined(passage[:start], passage[stop:])], codec, after)
+        text, ids = encode([_joined(passage[:start], passage[stop:])])
         if len(ids) > budget:
             high = kept - 1
             continue

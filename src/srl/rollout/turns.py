@@ -29,6 +29,7 @@ class Continuation(NamedTuple):
     text: str
     token_ids: Sequence[int]
     results: Sequence[Search] = ()
+    opens_thought: bool = False
 
 
 class Turns(Protocol):

@@ -1,0 +1,184 @@
+"""What stands between two turns of a model that calls tools, derived from its own chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from srl.errors import UserError
+from srl.protocol import FORMATS, Format, ToolCall
+from srl.rollout.codec import Codec
+
+Schemas = Sequence[Mapping[str, Any]]
+"""Tools as a chat template declares them."""
+
+NAME = "name_of_the_tool"
+"""Where the name of the tool stands in the texts of a `Glue`."""
+_QUERY = "zebra crossing"
+_MARKS = ('first "result"\n\tof it', 'second "result"\n\tof it')
+_ID = "callid000"
+_NASTY = ("No.", 'a "quoted"\nline', ">", "the end…", "\\n \\", "tab\tand\n\n  lines )", "雪 🙂", "<b>1</b>")
+
+
+@dataclass(frozen=True, slots=True)
+class Glue:
+    """The texts around what tools return, from the stop token to the policy's next token.
+
+    `between` parts two results, None where a turn has one call only. `quoted`: results are JSON strings.
+    `opens_thought`: the next turn begins inside a thought. `call_format` is a key of `FORMATS`.
+    """
+
+    stop: str
+    before: str
+    between: str | None
+    after: str
+    quoted: bool
+    call_format: str
+
+    @property
+    def format(self) -> Format:
+        return FORMATS[self.call_format]
+
+    @property
+    def opens_thought(self) -> bool:
+        return self.after.rstrip().endswith("<think>")
+
+    def text(self, names: Sequence[str], results: Sequence[str]) -> str:
+        """What follows the stop token after calls of the tools `names` with these results."""
+        shown = [json.dumps(result, ensure_ascii=False) if self.quoted else result for result in results]
+        seams = [self.before, *[self.between or ""] * (len(shown) - 1)]
+        pieces = (seam.replace(NAME, name) + result
+                  for seam, name, result in zip(seams, names, shown, strict=True))  # fmt: skip
+        return "".join(pieces) + self.after
+
+
+def derive(codec: Codec, tools: Schemas, call_format: str = "auto") -> Glue:
+    """The glue of the tokenizer's chat template, from conversations that it renders.
+
+    What stands between the last EOS token before a result and that result is `before`; no prefix is
+    compared, so a template may render the turns before it as it likes. Raises UserError for one that
+    declares no tools, drops or changes results, or whose glue is not always the same.
+    """
+    if codec.tokenizer.chat_template is None:
+        raise _refusal("there is no chat template")
+    return _Template(codec, tools).glue(call_format)
+
+
+class _Template:
+    """A chat template that is asked how it renders calls and results."""
+
+    def __init__(self, codec: Codec, tools: Schemas) -> None:
+        self.codec, self.tools = codec, tools
+        self.stops = [str(codec.tokenizer.convert_ids_to_tokens(number)) for number in codec.eos_ids]
+        self.prompt = self._render([_USER])
+
+    def glue(self, call_format: str) -> Glue:
+        if self.prompt == self.codec.render([_USER]):
+            raise _refusal("it declares no tools")
+        glue = self._of_round([_USER, *_round()])
+        longer = ([_USER, *_round(), *_round()], [*_EARLIER, *_round()], [*_EARLIER, *_round(), *_round()])
+        for messages in (*longer, [_USER, *_round(thought="I look it up.")]):
+            if self._of_round(messages) != glue:
+                raise _refusal("what stands around a result depends on the conversation before it")
+        stop, before, after, quoted = glue
+        call_format = self._format(call_format, f"{stop}{before}")
+        found = Glue(stop, before, self._between(glue), after, quoted, call_format)
+        self._check_ids(found)
+        return found
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return self.codec.render(messages, self.tools)
+
+    def _of_round(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str, str, bool]:
+        """Stop, the texts around the last result, and whether that is a JSON string."""
+        rendered = self._render(messages)
+        if _ID in rendered:
+            raise _refusal("it shows the ids of calls, which is not supported")
+        spelled = json.dumps(_MARKS[0], ensure_ascii=False)
+        quoted = spelled in rendered
+        head, mark, after = rendered.rpartition(spelled if quoted else _MARKS[0])
+        if not mark:
+            raise _refusal("it drops or changes what a tool returns")
+        ends = {head.rfind(stop) + len(stop): stop for stop in self.stops if stop in head}
+        before = head[max(ends, default=0) :]
+        if not ends or _QUERY in before:
+            raise _refusal(
+                f"none of the model's EOS tokens ({', '.join(self.stops)}) stands between a call and its "
+                "result; complete eos_token_id in its generation_config.json"
+            )
+        return ends[max(ends)], before, after, quoted
+
+    def _between(self, glue: tuple[str, str, str, bool]) -> str | None:
+        """What parts the results of two calls; None where the template does not render two."""
+        (asks, first), (_, second) = _round(), _round(_MARKS[1])
+        try:
+            rendered = self._render([_USER, {**asks, "tool_calls": asks["tool_calls"] * 2}, first, second])
+        except UserError:
+            return None
+        stop, before, after, quoted = glue
+        marks = [json.dumps(mark, ensure_ascii=False) if quoted else mark for mark in _MARKS]
+        _, _, rest = rendered.partition(f"{stop}{before}{marks[0]}")
+        between, mark, end = rest.partition(marks[1])
+        return between if mark and end == after and _QUERY not in between else None
+
+    def _format(self, call_format: str, seam: str) -> str:
+        """The format of calls: as the template renders one before the `seam`, else as the vocabulary says."""
+        rendered = self._render([_USER, *_round()])
+        said, call = rendered[: rendered.rindex(seam)], ToolCall(NAME, {"query": _QUERY})
+        starts = [said.rfind(stop) + len(stop) for stop in self.stops if stop in said]
+        said = said[len(self.prompt) if said.startswith(self.prompt) else max(starts, default=0) :]
+        if _QUERY in said:
+            names = FORMATS if call_format == "auto" else [call_format]
+            name = next(
+                (each for each in names if FORMATS[each].read(said, tools=[NAME]).calls == (call,)), ""
+            )
+            if not name:
+                raise _refusal(f"the calls that it renders are not of the format {' or '.join(names)}")
+            return name
+        if call_format != "auto":
+            return call_format
+        names = [each for each, form in FORMATS.items() if form.token in self.codec.added]
+        names = [each for each in names if (each == "qwen-xml") == ("<function=" in self.prompt)]
+        if len(names) != 1:
+            raise _refusal("it shows no call of the history; set rollout.call_format")
+        return names[0]
+
+    def _check_ids(self, glue: Glue) -> None:
+        """The ids of the glue with a result are those of the whole conversation, rendered and encoded."""
+        for result in _NASTY:
+            messages = [_USER, *_round(result, thought="I look it up.")]
+            rendered = self._render(messages)
+            ids = self.codec.encode_marked(rendered, after=())
+            stop = self.codec.encode_marked(glue.stop)
+            tail = self.codec.encode_marked(glue.text([NAME], [result]), after=stop)
+            if ids[-len(tail) - 1 :] != [*stop, *tail]:
+                raise _refusal(f"its tokens around a result such as {result!r} depend on what precedes them")
+            if rendered.startswith(self.prompt):
+                said = rendered[len(self.prompt) : rendered.rindex(glue.stop + glue.text([NAME], [result]))]
+                prompt = self.codec.encode_marked(self.prompt, after=())
+                if ids != [*prompt, *self.codec.encode_marked(said, after=prompt), *stop, *tail]:
+                    raise _refusal("its tokens of a turn depend on what precedes it")
+
+
+def _refusal(why: str) -> UserError:
+    return UserError(
+        f"the model's chat template does not serve for calls of tools: {why}",
+        key="rollout.protocol",
+        hint="rollout.protocol=tags trains Search-R1's tags",
+    )
+
+
+_USER = {"role": "user", "content": "Who built it?"}
+_EARLIER = [_USER, {"role": "assistant", "content": "Ossa Trell"}, {"role": "user", "content": "And why?"}]
+
+
+def _round(result: str = _MARKS[0], thought: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """A call and its result, as chat messages."""
+    function = {"name": NAME, "arguments": {"query": _QUERY}}
+    calls = [{"type": "function", "id": _ID, "function": function}]
+    asks = {"role": "assistant", "content": "", "tool_calls": calls}
+    thoughts = {"reasoning_content": thought, "thinking": thought} if thought else {}
+    returns = {"role": "tool", "name": NAME, "tool_call_id": _ID, "content": result}
+    return asks | thoughts, returns

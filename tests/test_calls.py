@@ -1,0 +1,145 @@
+"""Readers of the formats in which models call tools: what they take for a call, and for a malformed one."""
+
+from __future__ import annotations
+
+import random
+import time
+from keyword import iskeyword
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from srl.protocol import FORMATS, ToolCall, checked
+
+NAMES = st.text("abc_xyz", min_size=1, max_size=10).filter(lambda name: not iskeyword(name))
+TEXTS = st.text(max_size=30).filter(lambda text: "</parameter>" not in text and text == text.strip("\n"))
+VALUES = st.recursive(
+    TEXTS | st.booleans() | st.integers() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+)
+SEARCH = {
+    "search": {
+        "properties": {"query": {"type": "string"}, "topk": {"type": "integer"},
+                       "where": {"type": "string", "enum": ["web"]}},
+        "required": ["query"],
+    }
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data())
+def test_what_is_written_is_read(name, data):
+    values = TEXTS if name == "qwen-xml" else VALUES
+    call = st.builds(ToolCall, NAMES, st.dictionaries(NAMES, values, max_size=3))
+    calls = data.draw(st.lists(call, min_size=1, max_size=3))
+    text = FORMATS[name].write(calls)
+    said = FORMATS[name].read(text, tools=[call.name for call in calls])
+    assert (said.thought, list(said.calls), said.text.strip()) == ("", calls, "")
+
+
+CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
+X = ToolCall("search", {"query": "x"})
+CLOSING = ToolCall("search", {"query": "</tool_call>"})
+QUOTED = '<tool_call>{"name": "search", "arguments": "{\\"query\\": \\"x\\"}"}</tool_call>'
+XML = "<tool_call>\n<function=search>\n<parameter=query>\nx\n</parameter>\n</function>\n</tool_call>"
+
+
+def python(code: str) -> str:
+    return f"<|tool_call_start|>{code}<|tool_call_end|>"
+
+
+# format, text, inside a thought, the calls (an error is "error"), what is left as text
+READ = {
+    "text before it": ("hermes", f"I look.\n{CALL}", False, [X], "I look.\n"),
+    "two calls": ("hermes", f"{CALL}\n{CALL}", False, [X, X], "\n"),
+    "bad JSON": ("hermes", CALL.replace('"x"', "x"), False, ["error"], ""),
+    "no closing": ("hermes", CALL.removesuffix("</tool_call>"), False, ["error"], ""),
+    "a closing in an argument": (
+        "hermes", CALL.replace("x", "</tool_call>"), False, [CLOSING], "",
+    ),
+    "no name": ("hermes", CALL.replace("name", "nom"), False, ["error"], ""),
+    "not an object": ("hermes", "<tool_call>[1]</tool_call>", False, ["error"], ""),
+    "arguments as text": ("hermes", QUOTED, False, [X], ""),
+    "a good call after a bad one": ("hermes", f"<tool_call>{{</tool_call>{CALL}", False, ["error", X], ""),
+    "a call in a closed thought": ("hermes", f"<think>{CALL}</think>no", False, [], "no"),
+    "a call in a thought of the prompt": ("hermes", f"{CALL}</think>no", True, [], "no"),
+    "a call that ends a thought": ("hermes", f"so{CALL}", True, [X], ""),
+    "a thought alone": ("hermes", "so I think", True, [], ""),
+    "its own result": ("hermes", f"{CALL}<tool_response>y</tool_response>", False, ["error"], None),
+    "a result without a call": ("hermes", "<tool_response>", False, [], "<tool_response>"),
+    "no call": ("hermes", '{"name": "search"}', False, [], '{"name": "search"}'),
+    "XML": ("qwen-xml", XML, False, [X], ""),
+    "XML without a function": ("qwen-xml", "<tool_call>\nsearch(x)</tool_call>", False, ["error"], ""),
+    "XML that is not closed": ("qwen-xml", XML.replace("</parameter>", ""), False, ["error"], ""),
+    "JSON": ("llama-json", '{"name": "search", "parameters": {"query": "x"}}', False, [X], ""),
+    "JSON after a token": (
+        "llama-json", '<|python_tag|>{"name": "search", "parameters": {"query": "x"}}', False, [X], "",
+    ),
+    "JSON that is an answer": ("llama-json", '{"name": "Ossa Trell"}', False, [], '{"name": "Ossa Trell"}'),
+    "JSON after text": ("llama-json", 'I say {"name": "search"}', False, [], 'I say {"name": "search"}'),
+    "Python": ("pythonic", python("[search(query='x')]"), False, [X], ""),
+    "Python without a list": ("pythonic", python('search(query="x")'), False, [X], ""),
+    "Python that computes": ("pythonic", python("[search(query='x' * 9)]"), False, ["error"], ""),
+    "Python of a module": ("pythonic", python("[os.system(query='x')]"), False, ["error"], ""),
+    "Python of bytes": ("pythonic", python("[search(query=b'x')]"), False, ["error"], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_turn_is_read_by_its_parts(name):
+    form, text, inside, calls, rest = READ[name]
+    said = FORMATS[form].read(text, inside)
+    assert ["error" if call.error else call for call in said.calls] == calls
+    assert rest is None or said.text == rest
+    assert all(call.raw in text for call in said.calls)
+
+
+CHECKED = {
+    "right": (X, None),
+    "written as text": (ToolCall("search", {"query": "x", "topk": "3"}), {"query": "x", "topk": 3}),
+    "an unknown tool": (ToolCall("open", {"query": "x"}), "error"),
+    "an unknown argument": (ToolCall("search", {"query": "x", "k": 3}), "error"),
+    "an argument missing": (ToolCall("search", {}), "error"),
+    "a number for a text": (ToolCall("search", {"query": 3}), "error"),
+    "a text for a number": (ToolCall("search", {"query": "x", "topk": "many"}), "error"),
+    "a truth for a number": (ToolCall("search", {"query": "x", "topk": True}), "error"),
+    "none of the choices": (ToolCall("search", {"query": "x", "where": "there"}), "error"),
+    "malformed already": (ToolCall("", error="why"), "error"),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_call_is_checked_by_the_schema_of_its_tool(name):
+    call, expected = CHECKED[name]
+    found = checked(call, SEARCH)
+    assert ("error" if found.error else dict(found.arguments)) == (expected or dict(call.arguments))
+
+
+PIECES = [
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "<|tool_call_start|>", "{", "}",
+    "<|tool_call_end|>", '"name"', ": ", '"search"', ", ", '"arguments"', '"query"', "search(", "query=", ")",
+    "<function=", "search>", "<parameter=query>", "</parameter>", "</function>", "\n", "\\", '"', "'", "\x00",
+    "<|python_tag|>", ";", "1e999", "NaN", "9" * 5000, "(" * 300, "[" * 300, "f'{x}'", "lambda: 0", "\\N{",
+    "\ud800", "[", "#", "'x'",
+]  # fmt: skip
+
+
+def test_no_text_makes_a_reader_fail():
+    rng = random.Random("fuzz")
+    for number in range(10_000):
+        text = "".join(rng.choices(PIECES, k=rng.randint(1, 14)))
+        for form in FORMATS.values():
+            said = form.read(text, inside_thought=number % 2 == 0)
+            assert all(call.error or call.name for call in said.calls)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_hostile_text_is_read_in_linear_time(name):
+    opening = FORMATS[name].token
+    units = [opening, f'{opening}{{"name": "', f"{opening}[", "[", "{", " ", "(", f'{opening}"\\', "<think>",
+             f"{opening}<function=f><parameter=q>", "</think>", "<parameter=q>"]  # fmt: skip
+    began = time.process_time()
+    for unit in units:
+        FORMATS[name].read(opening + unit * (1_000_000 // len(unit)))
+    assert time.process_time() - began < 6
