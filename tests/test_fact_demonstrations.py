@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tests.shared_data import shared_data
 from srl.answers import exact_match
 from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
-from srl.data.demonstration_file import read_demonstrations
+from srl.data.demonstration_file import Demonstrations, read_demonstrations
 from srl.data.demonstration_texts import COMMON_WORDS, QUOTED_WORDS, words_of
 from srl.data.parquet import read_questions, write_questions
 from srl.data.prepare import parse_input, prepare
@@ -29,9 +30,9 @@ from srl.rollout.codec import TextCodec
 from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import run_episode
 from srl.serve.in_process import LocalSearch
-from srl.train.fact_chains import THOUGHT_WORDS, Chain, ChainOptions, fact_chain
+from srl.train.fact_chains import THOUGHT_WORDS, Chain, fact_chain
 from srl.train.load_components import episode_options
-from srl.train.made_demonstrations import DemonstrationsMade, write_made_demonstrations
+from srl.train.made_demonstrations import make_demonstrations
 from srl.trajectory import Passage, Question, Trajectory
 from srl.workspace import Workspace
 
@@ -69,8 +70,7 @@ def asks(text: str, answer: str, *titles: str, name: str = "q", **metadata: Any)
 def chain_of(question: Question, index: Path, topk: int = 1, **options: Any) -> Chain:
     """The demonstration of a question where all hits are shown."""
     search = LocalSearch(open_index(index), topk)
-    settings = ChainOptions(**{"recovery": 0.0, **options})
-    return asyncio.run(fact_chain(question, search, lambda found: found, settings))
+    return asyncio.run(fact_chain(question, search, lambda found: found, **options))
 
 
 def dropped(question: Question, index: Path, **options: Any) -> str:
@@ -113,11 +113,10 @@ def test_triples_become_a_search_each_and_thoughts_that_say_what_was_read(index)
     assert chain.queries == ["The Silver Pass director", "Arno Rusk date of birth"]
     assert answer_of(chain) == "24 August 1886"
     thoughts = [turn.partition("</think>")[0] for turn in chain.turns]
-    assert "The Silver Pass" in thoughts[0]
-    assert "Arno Rusk" not in thoughts[0]
+    assert chain.turns[0] == "<search> The Silver Pass director </search>", "nothing was read before"
     assert "Arno Rusk" in thoughts[1]
     assert "24 August 1886" not in thoughts[1]
-    assert "24 August 1886" in thoughts[2]
+    assert "Doc 1" in thoughts[2]
 
 
 def test_titles_alone_are_followed_by_the_names_that_passages_say(index):
@@ -130,7 +129,6 @@ def test_titles_alone_are_followed_by_the_names_that_passages_say(index):
     chain = chain_of(question, index)
     assert chain.queries == ["Arno Rusk", "Quenton"]
     assert "He died in Quenton" in chain.turns[1]
-    assert "mayor of Quenton is Mira Oswin" in chain.turns[2]
     assert answer_of(chain) == "Mira Oswin"
 
 
@@ -151,9 +149,8 @@ def test_decomposition_asks_its_parts_with_the_answers_so_far(index):
 def test_search_that_misses_is_reworded_and_with_recovery_kept_as_it_was(index):
     question = asks("In Quenton, which politician keeps bees?", "Mira Oswin", "Mira Oswin")
     plain, kept = chain_of(question, index), chain_of(question, index, recovery=1.0)
-    assert not plain.recovered
+    assert len(plain.queries) == 1
     assert (kept.queries[0], len(kept.queries)) == ("Quenton", 2)
-    assert kept.recovered
     found = asyncio.run(LocalSearch(open_index(index), 1).search(kept.queries[0]))
     assert found.hits[0].passage.id != IDS["Mira Oswin"]
     assert kept.docs[0].passage == found.hits[0].passage
@@ -206,8 +203,8 @@ def asked(tmp_path: Path, index: Path) -> Path:
     return tmp_path / "q.parquet"
 
 
-def typed(asked: Path, index: Path, *more: object) -> tuple[object, ...]:
-    return (
+def test_command_writes_demonstrations_and_says_what_became_of_the_questions(shell: Shell, asked, index):  # noqa: F811
+    typed = (
         "data",
         "demonstrations",
         "--from",
@@ -218,44 +215,37 @@ def typed(asked: Path, index: Path, *more: object) -> tuple[object, ...]:
         index,
         "--out",
         "d.jsonl",
-        *more,
     )
-
-
-def test_command_writes_demonstrations_and_says_what_became_of_the_questions(shell: Shell, asked, index):  # noqa: F811
-    code, out, err = shell.typed(*typed(asked, index))
+    code, out, err = shell.typed(*typed)
     assert code == 0, err
-    assert out.splitlines()[0] == "d.jsonl  2 demonstrations of 3 questions"
-    assert re.search(r"made +3 +2 +0 +0 +1", out)
+    assert out.splitlines()[0].split()[:2] == ["d.jsonl", "2"]
     assert re.search(r"made +1 +no supporting facts", out)
-    found = read_demonstrations(Path("d.jsonl"))
-    assert [item.id for item in found] == ["made/q", "made/r"]
+    assert [item.id for item in read_demonstrations(Path("d.jsonl"))] == ["made/q", "made/r"]
     first = Path("d.jsonl").read_bytes()
-    assert shell.typed(*typed(asked, index, "--overwrite"))[0] == 0
-    assert Path("d.jsonl").read_bytes() == first
-    code, out, _ = shell.typed(*typed(asked, index, "--overwrite", "--json"))
+    code, out, _ = shell.typed(*typed, "--overwrite", "--json")
     report = json.loads(out)
-    assert report["demonstrations"] == 2
-    assert report["sources"][0]["dropped"] == {"no supporting facts": 1}
+    assert (report["demonstrations"], report["sources"]) == (2, {"made": 2})
+    assert report["left_out"] == [{"source": "made", "reason": "no supporting facts", "count": 1}]
+    assert Path("d.jsonl").read_bytes() == first
 
 
 def test_a_chain_whose_episode_shows_less_is_left_out(asked, index, tmp_path):
     """Where the episode has less room than an observation, a chain may not name what is no longer shown."""
     search, seen, rooms = LocalSearch(open_index(index), 3), set[tuple[Any, ...]](), list[int]()
     lengths = ("rollout.max_turn_tokens=80", "rollout.max_obs_length=130")
-    for room in range(130, 410, 20):
+    for room in range(50, 410, 20):
         config, file = (
             settings(index, f"data.max_response_length={room}", *lengths),
             tmp_path / f"{room}.jsonl",
         )
         with suppress(CheckFailed):
-            write_made_demonstrations(config, "facts", [str(asked)], file, Workspace(tmp_path))
+            make_demonstrations(config, "facts", [str(asked)], file, Workspace(tmp_path))
             for item in read_demonstrations(file):
                 episode = asyncio.run(played(item, config, search))
                 seen.add((item.id, *(found.shown for found in episode.searches)))
                 rooms.append(room)
     assert seen == {("made/q", 3), ("made/r", 2)}
-    assert 130 < min(rooms) < 300, "with less room there is no demonstration"
+    assert 50 < min(rooms) < 300, "with less room there is no demonstration"
 
 
 REAL = {
@@ -281,7 +271,7 @@ def beginning_of(source: str, name: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, DemonstrationsMade, dict[str, Question]]:
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Demonstrations, dict[str, Question]]:
     folder = tmp_path_factory.mktemp("real")
     inputs = [
         parse_input(f"{source}:train={beginning_of(source, name, folder)}") for source, name in REAL.items()
@@ -289,7 +279,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Demonstratio
     prepare(inputs, folder / "data", limit=60)
     build_index(folder / "data" / "corpus.jsonl", folder / "index", "bm25", {})
     config = settings(folder / "index")
-    written = write_made_demonstrations(
+    written = make_demonstrations(
         config,
         "facts",
         [str(folder / "data" / "train.parquet")],
@@ -319,8 +309,9 @@ def policy_turns(episode: Trajectory) -> list[str]:
 
 
 def test_most_real_questions_get_a_demonstration_and_every_one_is_right(real, episodes):
-    _, written, _ = real
-    share = {counts.source: counts.demonstrations / counts.questions for counts in written.sources}
+    _, written, questions = real
+    asked = Counter(question.data_source for question in questions.values())
+    share = {source: count / asked[source] for source, count in written.written.items()}
     assert share["squad"] > 0.7
     assert share["2wikimultihopqa"] > 0.8
     assert share["hotpotqa"] > 0.7
@@ -380,10 +371,10 @@ def test_real_thoughts_are_short_and_quote_what_was_shown(real, episodes):
 
 def test_real_misses_that_are_kept_are_real(real, episodes):
     """A turn that says so follows a search that did not show the passage it is for."""
-    _, written, questions = real
+    _, _, questions = real
     again = ("search again", "try other words", "ask in another way")
     recovered = [episode for episode in episodes if any(words in episode.policy_text for words in again)]
-    assert len(recovered) == sum(counts.recovered for counts in written.sources) > 5
+    assert len(recovered) > 5
     for episode in recovered:
         turn = next(
             n for n, text in enumerate(policy_turns(episode)) if any(words in text for words in again)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.cli_mistakes import Shell, shell  # noqa: F401 - a fixture
 
 from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
@@ -15,7 +14,7 @@ from srl.errors import CheckFailed, UserError
 from srl.index import build_index, open_index
 from srl.index.retriever import Fault
 from srl.serve import in_process
-from srl.train.made_demonstrations import write_made_demonstrations
+from srl.train.made_demonstrations import make_demonstrations
 from srl.trajectory import Passage, Question
 from srl.workspace import Workspace
 
@@ -63,7 +62,7 @@ def turns_of(path: Path) -> dict[str, list[str]]:
 def test_demonstration_names_the_passage_that_has_the_first_accepted_answer(asked, index, tmp_path, template):
     out = tmp_path / "out.jsonl"
     config = settings(index, f"data.template={template}")
-    made = write_made_demonstrations(config, "passages", [str(asked)], out, Workspace(tmp_path))
+    made = make_demonstrations(config, "passages", [str(asked)], out, Workspace(tmp_path))
     assert [hit.passage.id for hit in open_index(index).search([ASKED["second"][0]], 2)[0]] == ["Osk", "Rye"]
     searches = {name: [f"<search> {ASKED[name][0]} </search>"] for name in ("first", "second")}
     if template == "rag":
@@ -72,12 +71,8 @@ def test_demonstration_names_the_passage_that_has_the_first_accepted_answer(aske
         "first": [*searches["first"], "<think> Doc 1 says it. </think> <answer> Vale </answer>"],
         "second": [*searches["second"], "<think> Doc 2 says it. </think> <answer> Grain </answer>"],
     }
-    [counts] = made.sources
-    assert (made.questions, made.demonstrations) == (5, 2)
-    assert counts.searches == 2 * (template == "short")
-    assert counts.dropped == {
-        "no passage shown has the answer": 2, "the answer is yes or no, or missing": 1
-    }  # fmt: skip
+    assert made.written == {"made": 2}
+    assert sorted(made.left_out.values()) == [1, 2], "yes or no; the passages lack it"
 
 
 @pytest.mark.parametrize(
@@ -90,8 +85,8 @@ def test_demonstration_names_the_passage_that_has_the_first_accepted_answer(aske
 def test_question_that_an_episode_cannot_hold_is_left_out(asked, index, tmp_path, setting):
     out = tmp_path / "out.jsonl"
     overlong = settings(index, *setting.split(), "data.filter_overlong_prompts=true")
-    with pytest.raises(CheckFailed, match="no question got a demonstration"):
-        write_made_demonstrations(overlong, "passages", [str(asked)], out, Workspace(tmp_path))
+    with pytest.raises(CheckFailed):
+        make_demonstrations(overlong, "passages", [str(asked)], out, Workspace(tmp_path))
     assert not out.exists()
 
 
@@ -101,7 +96,7 @@ def test_failed_search_is_one_line_and_nothing_is_written(asked, index, tmp_path
 
     monkeypatch.setattr(in_process, "outcomes_of", fail)
     with pytest.raises(UserError, match="the disk is gone"):
-        write_made_demonstrations(
+        make_demonstrations(
             settings(index), "passages", [str(asked)], tmp_path / "out.jsonl", Workspace(tmp_path)
         )
     assert not (tmp_path / "out.jsonl").exists()
@@ -122,22 +117,12 @@ def test_a_search_that_fails_is_asked_once_more_and_then_costs_its_question(
 
     monkeypatch.setattr(in_process, "outcomes_of", failing)
     out, allowed = tmp_path / "out.jsonl", settings(index, "search.max_failed=0.2")
-    made = write_made_demonstrations(allowed, "passages", [str(asked)], out, Workspace(tmp_path))
+    made = make_demonstrations(allowed, "passages", [str(asked)], out, Workspace(tmp_path))
     assert set(turns_of(out)) == ({"first", "second"} if times == 1 else {"second"})
-    assert made.sources[0].dropped["a search failed"] == times - 1
-
-
-def test_command_says_what_became_of_the_questions(shell: Shell, asked, index):  # noqa: F811
-    made = "data", "demonstrations", "--from", "passages", "--data", asked, "--index", index
-    typed = *made, "--out", "d.jsonl"
-    code, out, err = shell.typed(*typed, "--set", "search.topk=2")
-    assert code == 0, err
-    assert out.splitlines()[0] == "d.jsonl  2 demonstrations of 5 questions"
-    assert "made    2         no passage shown has the answer" in out
-    assert set(turns_of(Path("d.jsonl"))) == {"first", "second"}
+    assert made.left_out["made", "a search failed"] == times - 1
 
 
 def test_settings_without_search_are_one_line(index: Path, asked: Path, tmp_path: Path) -> None:
     config = settings(index, "rollout.search=false", "data.template=r1")
     with pytest.raises(UserError):
-        write_made_demonstrations(config, "passages", [str(asked)], tmp_path / "d.jsonl", Workspace(tmp_path))
+        make_demonstrations(config, "passages", [str(asked)], tmp_path / "d.jsonl", Workspace(tmp_path))

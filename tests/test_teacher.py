@@ -15,7 +15,7 @@ from srl.data.parquet import read_questions, write_questions
 from srl.errors import CheckFailed, UserError
 from srl.protocol import parse_action
 from srl.store import LogWriter, Record, RunInfo
-from srl.train.log_filters import questions_where, write_logged_demonstrations
+from srl.train.logged_episodes import questions_where, write_logged_demonstrations
 from srl.trajectory import Question, Search, Segment, Trajectory
 
 ASKED = 6
@@ -130,7 +130,8 @@ def test_right_episodes_in_the_log_of_a_teacher_become_demonstrations(
     code, out, err = shell.typed(*command, "--json")
     assert code == 0, err
     report = json.loads(out)
-    assert (report["episodes"], report["passed"], report["demonstrations"]) == (6, 5, 5)
+    assert report["demonstrations"] == 5
+    assert [each["count"] for each in report["left_out"]] == [1]
     shown = read_demonstrations(Path("d.jsonl"))
     assert {each.golden_answers[0] for each in shown} == {TOWNS[town] for town in TOWNS if town != "brusk"}
     [velmar] = [each for each in shown if "velmar" in each.text]
@@ -188,11 +189,11 @@ def log(tmp_path: Path) -> Path:
 def test_an_episode_is_whole_right_and_unlike_the_others_of_its_question(log):
     out = log / "d.jsonl"
     made = write_logged_demonstrations(log, out, per_question=4)
-    assert (made.episodes, made.passed, made.questions, made.demonstrations) == (8, 3, 1, 2)
+    assert (made.written.total(), made.left_out.total()) == (2, 6)
     assert [each.id for each in read_demonstrations(out)] == ["a", "a#2"]
     assert read_demonstrations(out)[1].metadata["turns"][-1] == "<answer> red </answer>"
-    assert write_logged_demonstrations(log, out, "searches = 2").demonstrations == 1
-    assert write_logged_demonstrations(log, out, "true", 4).demonstrations == 2
+    assert write_logged_demonstrations(log, out, "searches = 2").written.total() == 1
+    assert write_logged_demonstrations(log, out, "true", 4).written.total() == 2
     with pytest.raises(CheckFailed):
         write_logged_demonstrations(log, out, "em = 0 AND searches = 2")
 

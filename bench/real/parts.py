@@ -139,9 +139,8 @@ def made(bench: Bench, kind: str) -> Path:
 def demonstrated(bench: Bench, kind: str, amounts: Mapping[str, int]) -> dict[str, Any]:
     """Make the demonstrations of a kind, for so many questions of each source; the report of the command."""
     limits = [f"{name}={min(count, 20) if bench.smoke else count}" for name, count in amounts.items()]
-    brief = ["--thoughts", "brief"] if kind == "facts" else []
     out = bench.srl(
-        bench.cache, "data", "demonstrations", bench.model, "--from", kind, *brief, "--data",
+        bench.cache, "data", "demonstrations", bench.model, "--from", kind, "--data",
         bench.prepared / "train.parquet", "--index", bench.index, "--out", made(bench, kind), "--preset",
         bench.preset, *(part for limit in limits for part in ("--limit", limit)), *options(list(bench.sets)),
         "--overwrite", "--json",

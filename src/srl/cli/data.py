@@ -103,7 +103,7 @@ def prepare(
     check_new(out, overwrite, inputs=[path for each in inputs for path in each.files])
     only = None
     if from_log is not None:
-        from srl.train.log_filters import questions_where
+        from srl.train.logged_episodes import questions_where
 
         only = questions_where(Workspace.resolve().find_run(from_log), where)
     large = any(each.source.is_corpus for each in inputs)

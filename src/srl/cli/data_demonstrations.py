@@ -12,7 +12,7 @@ from srl.cli.options import IndexToSearch, Json, Overwrite, ServerUrl, Sets, Tem
 from srl.errors import UserError
 
 if TYPE_CHECKING:
-    from srl.train.made_demonstrations import DemonstrationsMade
+    from srl.data.demonstration_file import Demonstrations
 
 
 def demonstrations(
@@ -49,12 +49,6 @@ def demonstrations(
         float,
         typer.Option(min=0, max=1, help="Share of the questions in which a search that misses is kept."),
     ] = 0.2,
-    thoughts: Annotated[
-        Literal["full", "brief"],
-        typer.Option(
-            help="Thoughts from facts: full ones quote the passage of the answer, brief ones name it."
-        ),
-    ] = "full",
     limit: Annotated[
         list[str] | None,
         typer.Option(
@@ -90,15 +84,11 @@ def demonstrations(
         raise UserError("give one of --from facts, --from passages and --from-log RUN", key="from")
     check_new(out, overwrite, inputs=[*(data or []), model, index, config, template])
     if from_log is not None:
-        from srl.train.log_filters import write_logged_demonstrations
+        from srl.train.logged_episodes import write_logged_demonstrations
         from srl.workspace import Workspace
 
-        logged = write_logged_demonstrations(Workspace.resolve().find_run(from_log), out, where, per_question)
-        if json:
-            output.print_json(logged)
-            return
-        output.line(f"{out}  {logged.demonstrations:,} demonstrations of {logged.questions:,} questions")
-        output.note(f"{logged.passed:,} of {logged.episodes:,} episodes are whole and pass the filter")
+        run = Workspace.resolve().find_run(from_log)
+        _show(write_logged_demonstrations(run, out, where, per_question), json)
         return
 
     from srl.cli.eval.shared import check_inputs, check_search, read_model
@@ -112,35 +102,25 @@ def demonstrations(
     flags = {"search.index": index, "search.url": url, "data.template": template}
     output.show_counted()
     with output.progress("starting", passing=True):
-        from srl.train.made_demonstrations import write_made_demonstrations
+        from srl.train.made_demonstrations import make_demonstrations
         from srl.train.model_settings import local_settings
     settings = local_settings(directory, preset, config, flags, sets or [], workspace, output.note, "made")
     check_search(settings)
-    made = write_made_demonstrations(
-        settings, source, [str(path) for path in data], out, workspace, limit=most, note=output.note,
-        recovery=recovery, brief=thoughts == "brief",
-    )  # fmt: skip
+    files = [str(path) for path in data]
+    _show(
+        make_demonstrations(
+            settings, source, files, out, workspace, limit=most, recovery=recovery, note=output.note
+        ),
+        json,
+    )
+
+
+def _show(made: Demonstrations, json: bool) -> None:
+    """What was written by data source, and why others were left out."""
     if json:
-        output.print_json(made)
-    else:
-        _show(made, ("reworded", "recovered", "mean_searches") if source == "facts" else ())
-
-
-def _show(made: DemonstrationsMade, counted: tuple[str, ...]) -> None:
-    """What was written, the counts of each data source, and why questions were left out."""
-    output.line(f"{made.file}  {made.demonstrations:,} demonstrations of {made.questions:,} questions")
-    heads = ("source", "questions", "written", *(name.removeprefix("mean_") for name in counted))
-    rows = [
-        (each.source, f"{each.questions:,}", f"{each.demonstrations:,}",
-         *(f"{getattr(each, name):.3g}" for name in counted))
-        for each in made.sources
-    ]  # fmt: skip
-    output.table(heads, rows)
-    reasons = [
-        (each.source, f"{count:,}", reason)
-        for each in made.sources
-        for reason, count in each.dropped.most_common()
-    ]
-    if reasons:
-        output.line()
-        output.table(("source", "left out", "reason"), reasons)
+        output.print_json(made.as_json())
+        return
+    output.line(f"{made.file}  {made.written.total():,} demonstrations")
+    rows = [(source, f"{count:,}", "written") for source, count in sorted(made.written.items())]
+    rows += [(source, f"{count:,}", reason) for (source, reason), count in made.left_out.most_common()]
+    output.table(("source", "number", ""), rows)

@@ -1,21 +1,55 @@
 """Demonstrations: questions with the text of each turn, as JSON lines.
 
 The episode runs the turns against real search, so that fine-tuning sees exactly the tokens and masks
-of a rollout.
+of a rollout. `turn_text` is the only place that knows how a turn is written.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any, Literal
 
 from srl.data.published_rows import Record, describe
-from srl.errors import UserError
+from srl.errors import CheckFailed, UserError
 from srl.files import atomic_file, read_jsonl
 from srl.trajectory import Question
+
+
+def turn_text(thought: str, action: Literal["search", "answer"], content: str) -> str:
+    """A turn that ends in an action; without a thought that is all."""
+    return f"<think> {thought} </think> " * bool(thought) + f"<{action}> {content} </{action}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """What was `written` to `file`, by data source, and what was left out, by data source and reason."""
+
+    file: Path
+    written: Counter[str]
+    left_out: Counter[tuple[str, str]]
+
+    def as_json(self) -> dict[str, Any]:
+        reasons = [
+            {"source": source, "reason": why, "count": n} for (source, why), n in self.left_out.items()
+        ]
+        counts = {"demonstrations": self.written.total(), "sources": self.written, "left_out": reasons}
+        return {"file": self.file, **counts}
+
+
+def save_demonstrations(
+    path: Path, made: Sequence[Question], left_out: Counter[tuple[str, str]]
+) -> Demonstrations:
+    """Write demonstrations, and tell what became of the others. Raises CheckFailed where there is none."""
+    if not made:
+        reasons = "; ".join(f"{source}: {count:,}: {why}" for (source, why), count in left_out.most_common(3))
+        raise CheckFailed(f"there is no demonstration to write ({reasons})")
+    write_demonstrations(path, made)
+    return Demonstrations(path, Counter(question.data_source for question in made), left_out)
 
 
 def write_demonstrations(path: Path, questions: Iterable[Question]) -> None:

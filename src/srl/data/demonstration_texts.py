@@ -70,19 +70,12 @@ def as_known(name: str, known: Sequence[str]) -> str | None:
     return None
 
 
-_NEEDS = ("I look up {n}.", "First I read about {n}.", "I search for {n}.")
-_NEEDS_THIS = ("I look this up.", "I need to search for this.", "I do not know this, so I search.")
 _MISSED = (
     "These passages do not say it, so I search again.",
     "This is not what I need, so I try other words.",
     "The answer is not here, so I ask in another way.",
 )
 _QUOTES = ('Doc {d} says "{q}".', 'I read in Doc {d}: "{q}".', 'According to Doc {d}, "{q}".')
-
-
-def need(name: str, rng: random.Random) -> str:
-    """The first thought: what the search is for. Without a name only that there is one."""
-    return rng.choice(_NEEDS if name else _NEEDS_THIS).format(n=name.rstrip("?."))
 
 
 def missed(rng: random.Random) -> str:

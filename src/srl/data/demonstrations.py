@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from srl.data.demonstration_file import turn_text
 from srl.data.world import Hop, World, way_of
 from srl.trajectory import Question
 
@@ -35,23 +36,22 @@ CLEAN = Noise(right=1.0, wrong_span=0.0, second_hop=1.0, right_field=1.0)
 
 
 def look_up(entity: str) -> str:
-    return f"<think> I need to look up {entity} . </think> <search> {entity} </search>"
+    return turn_text(f"I need to look up {entity} .", "search", entity)
 
 
 def follow(read: Hop) -> str:
     """State the fact that the page says, and look up its value."""
-    value = read.value
-    return f"<think> {read.sentence} I need to look up {value} . </think> <search> {value} </search>"
+    return turn_text(f"{read.sentence} I need to look up {read.value} .", "search", read.value)
 
 
 def conclude(read: Hop) -> str:
     """State the fact that the page says, and answer with its value."""
-    return f"<think> {read.sentence} </think> <answer> {read.value} </answer>"
+    return turn_text(read.sentence, "answer", read.value)
 
 
 def guess_turn(name: str) -> str:
     """Answer without having read anything."""
-    return f"<think> I guess {name} . </think> <answer> {name} </answer>"
+    return turn_text(f"I guess {name} .", "answer", name)
 
 
 def demonstrate(question: Question, world: World, noise: Noise, rng: random.Random) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from srl.answers import exact_match, normalise_answer
 from srl.data import demonstration_texts as texts
+from srl.data.demonstration_file import turn_text
 from srl.data.stated_values import find_text, find_value
 from srl.data.supporting_facts import Facts, Lookup, NoDemonstration, facts_of
 from srl.errors import UserError
@@ -51,32 +52,19 @@ class Doc:
         return docs
 
 
-@dataclass(frozen=True, slots=True)
-class ChainOptions:
-    """The most searches of a demonstration, and in which share of the questions a missed search is kept.
-
-    `brief`: no thought before anything was read, and none that quotes the passage of the answer.
-    """
-
-    max_searches: int = 4
-    recovery: float = 0.0
-    seed: int = 0
-    brief: bool = False
-
-
 @dataclass(slots=True)
 class Chain:
     """A demonstration in the making: its turns, and what its searches showed.
 
     `lookups` are all that the question needs. `searches` were written down, with what is shown of them, and
     `docs` are the passages of these. `said` is what was read since the last search. `keeps_miss`: a search
-    that missed is kept, once. `reworded` counts the passages that the first wording did not bring.
+    that missed is kept, once.
     """
 
     question: Question
     search: SearchTool
     show: Show
-    options: ChainOptions
+    max_searches: int
     rng: random.Random
     keeps_miss: bool
     lookups: Sequence[Lookup]
@@ -84,8 +72,6 @@ class Chain:
     searches: list[Search] = field(default_factory=list)
     docs: list[Doc] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
-    reworded: int = 0
-    recovered: bool = False
 
     @property
     def queries(self) -> list[str]:
@@ -119,32 +105,28 @@ class Chain:
                 seen = self.show(outcome)
                 if any(lookup.is_in(doc.passage, doc.whole) for doc in Doc.shown_of(seen)):
                     if tried:
-                        self.reworded += 1
-                        self._keep_miss(lookup, name, next(iter(tried.values())))
-                    self._write(lookup, name, seen)
+                        self._keep_miss(next(iter(tried.values())))
+                    self._write(seen)
                     break
             tried[query] = outcome
         if (doc := self.seen(lookup)) is None:
             raise NoDemonstration("no wording brings a passage")
         return doc
 
-    def _keep_miss(self, lookup: Lookup, name: str, missed: Search) -> None:
+    def _keep_miss(self, missed: Search) -> None:
         """Write a search that missed down, if it brings no other gold passage either, and leaves a search for
         each that is wanted."""
         wanted = [each for each in self.lookups if self.seen(each) is None]
         hits = [hit.passage for hit in missed.hits]
         brings = any(each.is_in(passage, passage.contents) for each in wanted for passage in hits)
-        if self.keeps_miss and not brings and len(self.searches) + len(wanted) < self.options.max_searches:
-            self._write(lookup, name, self.show(missed))
-            self.said, self.keeps_miss, self.recovered = [texts.missed(self.rng)], False, True
+        if self.keeps_miss and not brings and len(self.searches) + len(wanted) < self.max_searches:
+            self._write(self.show(missed))
+            self.said, self.keeps_miss = [texts.missed(self.rng)], False
 
-    def _write(self, lookup: Lookup, name: str, seen: Search) -> None:
-        if len(self.searches) == self.options.max_searches:
+    def _write(self, seen: Search) -> None:
+        if len(self.searches) == self.max_searches:
             raise NoDemonstration("more searches than an episode has")
-        thought = self._thought()
-        if not thought and not self.options.brief:
-            thought = texts.need("" if lookup.subquestion else name, self.rng)
-        self.turns.append(f"{_think(thought)}<search> {escape(seen.query)} </search>")
+        self.turns.append(turn_text(self._thought(), "search", escape(seen.query)))
         self.searches.append(seen)
         self.docs += Doc.shown_of(seen)
 
@@ -152,7 +134,7 @@ class Chain:
         thought, self.said = " ".join(self.said), []
         if len(thought.split()) > THOUGHT_WORDS:
             raise NoDemonstration("a thought that is too long")
-        return thought
+        return escape(thought)
 
     def wordings(self, lookup: Lookup, name: str) -> Iterator[str]:
         """The queries to try, in order, all of known words.
@@ -189,8 +171,10 @@ class Chain:
             best, value = texts.best_sentence(sentences, asked, "") or doc.text, ""
         self.said.append(texts.quotes(texts.excerpt(best, asked, value), doc.rank, self.rng))
 
-    def answer(self, text: str) -> None:
-        self.turns.append(f"{_think(self._thought())}<answer> {escape(text)} </answer>")
+    def answer(self, text: str, doc: Doc | None = None) -> None:
+        """The last turn, which names the passage that has the answer."""
+        self.said += [f"Doc {doc.rank} says it."] if doc else []
+        self.turns.append(turn_text(self._thought(), "answer", escape(text)))
 
     def accepted(self, shown: Sequence[str]) -> str:
         """A golden answer that stands in a shown text, in the text's case. Raises NoDemonstration."""
@@ -206,15 +190,21 @@ class Chain:
         return next(same, stated[0][0]).rstrip(",;: ")
 
 
-def _think(thought: str) -> str:
-    return f"<think> {escape(thought)} </think>\n" if thought else ""
-
-
-async def fact_chain(question: Question, search: SearchTool, show: Show, options: ChainOptions) -> Chain:
-    """The demonstration of a question. Raises NoDemonstration, and SearchFailedError."""
-    rng = random.Random(f"demonstration {options.seed} {question.id}")
+async def fact_chain(
+    question: Question,
+    search: SearchTool,
+    show: Show,
+    *,
+    max_searches: int = 4,
+    recovery: float = 0.0,
+    seed: int = 0,
+) -> Chain:
+    """The demonstration of a question, of at most `max_searches`; a share `recovery` of the questions keeps a
+    search that missed. Raises NoDemonstration, and SearchFailedError.
+    """
+    rng = random.Random(f"demonstration {seed} {question.id}")
     facts = facts_of(question)
-    chain = Chain(question, search, show, options, rng, rng.random() < options.recovery, facts.lookups)
+    chain = Chain(question, search, show, max_searches, rng, rng.random() < recovery, facts.lookups)
     await (_by_values(facts, chain) if facts.by_value else _by_titles(facts, chain))
     return chain
 
@@ -230,12 +220,7 @@ async def _by_values(facts: Facts, chain: Chain) -> None:
         values.append(source[slice(*span)])
         if len(values) < len(facts.lookups):
             chain.quote(lookup, doc, values[-1])
-    answer = chain.accepted([doc.text, doc.whole])
-    if chain.options.brief:
-        chain.said.append(f"Doc {doc.rank} says it.")
-    else:
-        chain.quote(lookup, doc, values[-1])
-    chain.answer(answer)
+    chain.answer(chain.accepted([doc.text, doc.whole]), doc)
 
 
 def _name(lookup: Lookup, values: Sequence[str], chain: Chain) -> str:
@@ -253,7 +238,7 @@ def _name(lookup: Lookup, values: Sequence[str], chain: Chain) -> str:
 
 async def _by_titles(facts: Facts, chain: Chain) -> None:
     """Find the gold passages, each by its name once that is known, else by the question's words."""
-    left, read = list(facts.lookups), list[tuple[Lookup, Doc]]()
+    left, docs = list(facts.lookups), list[Doc]()
     while left:
         lookup, name = _next(left, chain, by_name=len(facts.lookups) > 1)
         if name or len(left) == 1:
@@ -262,11 +247,17 @@ async def _by_titles(facts: Facts, chain: Chain) -> None:
             doc = await chain.find(Lookup("", left[0].ids.union(*(each.ids for each in left))), "")
             lookup = next((each for each in left if each.is_in(doc.passage, doc.whole)), lookup)
         left.remove(lookup)
-        read.append((lookup, doc))
+        docs.insert(0, doc)
         if left:
             names = (each.name for each in left)
             chain.quote(lookup, doc, next((each for each in names if find_text(each, doc.text)), ""))
-    _answer_from(read[::-1], chain)
+    gold = normalise_answer(chain.question.golden_answers[0])
+    if gold in ("yes", "no"):
+        chain.said.append(f"So the answer is {gold}.")
+        chain.answer(gold)
+        return
+    answer = chain.accepted([doc.text for doc in docs] + [doc.whole for doc in docs])
+    chain.answer(answer, next((doc for doc in docs if find_text(answer, doc.text)), docs[0]))
 
 
 def _next(left: Sequence[Lookup], chain: Chain, by_name: bool) -> tuple[Lookup, str]:
@@ -278,25 +269,3 @@ def _next(left: Sequence[Lookup], chain: Chain, by_name: bool) -> tuple[Lookup, 
         if lookup.title and (name := texts.as_known(lookup.name, chain.known)):
             return lookup, name
     return left[0], ""
-
-
-def _answer_from(latest: Sequence[tuple[Lookup, Doc]], chain: Chain) -> None:
-    """Quote the passage that was found last, which is the first, and the one that has the answer, or name
-    that; and give it."""
-    gold, brief = normalise_answer(chain.question.golden_answers[0]), chain.options.brief
-    if gold in ("yes", "no"):
-        if not brief:
-            chain.quote(*latest[0], "")
-        chain.said.append(f"So the answer is {gold}.")
-        chain.answer(gold)
-        return
-    answer = chain.accepted([doc.text for _, doc in latest] + [doc.whole for _, doc in latest])
-    last, source = latest[0], next((each for each in latest if find_text(answer, each[1].text)), latest[0])
-    if brief:
-        chain.said.append(f"Doc {source[1].rank} says it.")
-    else:
-        if last is not source:
-            chain.quote(*last, "")
-        if not any(find_text(answer, said) for said in chain.said):
-            chain.quote(*source, answer)
-    chain.answer(answer)

@@ -1,31 +1,41 @@
-"""Episodes of a log as demonstrations: those that a condition keeps, each once, a few for each question.
+"""A filter over a log: right episodes as demonstrations, each once, a few for each question.
 
-The ids that were sampled and their masks are kept as they are; nothing is encoded again.
+Fine-tuning and rejection sampling take the ids that were sampled and their masks as they are; nothing is
+encoded again. `srl data demonstrations --from-log` writes the text of the turns, for any model, and `srl data
+prepare --from-log` keeps the questions of the episodes.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import duckdb
 
+from srl.browse.sql import sql
 from srl.config import Config, load_saved
+from srl.data.demonstration_file import Demonstrations, save_demonstrations
 from srl.errors import UserError
+from srl.protocol import STOP_STRINGS
 from srl.rollout.codec import Codec
 from srl.safe import quoted
-from srl.store import LogWriter, RunInfo, read_records, reading
+from srl.store import LogWriter, RunInfo, read_records, read_with_rows, reading
 from srl.store.reader import find_logs
-from srl.train.log_filters import passing
 from srl.train.run_directory import LOG, RECORD
 from srl.trajectory import Trajectory
 
 _TRAINED = "phase = 'train' AND valid"
 """Validation and test questions are never trained on, and an episode cut short would teach to stop there."""
+_WHOLE = """
+    valid AND "end" = 'answered' AND valid_actions = turns AND phase NOT IN ('val', 'test')
+    AND id NOT IN (SELECT trajectory_id FROM searches WHERE repeated)
+"""
+"""An episode to learn from: each turn is a search or the answer, and no query is repeated. What a run was
+validated and tested with is never trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +105,7 @@ def select_episodes(
 
     sampled, passed = reading([log], read)
     passed.sort(key=lambda item: (item.step, item.question.id, item.sample))
-    distinct = _distinct(passed)
+    distinct = _distinct(passed, _policy_ids)
     return Selection(_at_most(distinct, per_question, seed), sampled, len(passed), len(distinct))
 
 
@@ -107,13 +117,21 @@ def check_filter(condition: str) -> None:
         reading([Path(folder)], lambda connection: passing(connection, condition))
 
 
-def _distinct(episodes: Sequence[Trajectory]) -> list[Trajectory]:
-    """The first of the episodes of a question with the same tokens of the policy."""
-    first: dict[tuple[str, tuple[tuple[int, ...], ...]], Trajectory] = {}
+def _distinct(episodes: Sequence[Trajectory], key: Callable[[Trajectory], Hashable]) -> list[Trajectory]:
+    """The first of the episodes of a question with the same key."""
+    first: dict[Hashable, Trajectory] = {}
     for item in episodes:
-        written = tuple(segment.token_ids for segment in item.segments if segment.is_policy)
-        first.setdefault((item.question.id, written), item)
+        first.setdefault((item.question.id, key(item)), item)
     return list(first.values())
+
+
+def _policy_ids(episode: Trajectory) -> Hashable:
+    return tuple(segment.token_ids for segment in episode.segments if segment.is_policy)
+
+
+def _queries(episode: Trajectory) -> Hashable:
+    """The queries as they are compared: without case and additional spaces."""
+    return tuple(" ".join(search.query.casefold().split()) for search in episode.searches)
 
 
 def _at_most(episodes: list[Trajectory], per_question: int | None, seed: int) -> list[Trajectory]:
@@ -127,6 +145,68 @@ def _at_most(episodes: list[Trajectory], per_question: int | None, seed: int) ->
             left[question] += 1
             kept.add(place)
     return [item for place, item in enumerate(episodes) if place in kept]
+
+
+def write_logged_demonstrations(
+    log: Path, out: Path, condition: str = "em = 1", per_question: int = 1
+) -> Demonstrations:
+    """Write the text of the episodes of a log that satisfy `condition`, SQL over `trajectories`.
+
+    Of a question there are at most `per_question`, no two with the same queries. Raises UserError, and
+    CheckFailed where there is none to write.
+    """
+
+    def read(connection: duckdb.DuckDBPyConnection) -> tuple[Counter[tuple[str, str]], list[Trajectory]]:
+        ids = sorted(passing(connection, _WHOLE) & passing(connection, condition))
+        records = read_with_rows(connection, "list_contains(?, id)", [ids], "texts") if ids else []
+        query = "SELECT data_source, count(*) FROM trajectories GROUP BY 1"
+        sources = {(source, _LEFT_OUT): count for source, count in sql(connection, query).rows}
+        return Counter(sources), [record.trajectory for record, _ in records]
+
+    left_out, passed = reading([log], read)
+    passed.sort(key=lambda item: (item.question.id, item.step, item.sample))
+    kept = _at_most(_distinct(passed, _queries), per_question, seed=0)
+    left_out.subtract((episode.question.data_source, _LEFT_OUT) for episode in kept)
+    made = [
+        replace(each.question, metadata={**each.question.metadata, "turns": turns_of(each)}) for each in kept
+    ]
+    return save_demonstrations(out, made, +left_out)
+
+
+_LEFT_OUT = "episodes that are not whole, fail the filter or are like another"
+
+
+def turns_of(trajectory: Trajectory) -> list[str]:
+    """The text of each turn through its closing tag, without what the last token wrote after it."""
+    texts = (segment.text for segment in trajectory.segments if segment.is_policy)
+    return [text[: _end(text)] for text in texts]
+
+
+def _end(text: str) -> int:
+    return min((text.index(stop) + len(stop) for stop in STOP_STRINGS if stop in text), default=len(text))
+
+
+def questions_where(log: Path, condition: str) -> set[str]:
+    """The ids of the questions whose episodes in a log satisfy `condition`.
+
+    It is SQL over the groups of `trajectories` with one question, such as `avg(em) BETWEEN .2 AND .8`.
+    Raises UserError, also where there is none.
+    """
+    query = f"SELECT question_id FROM trajectories WHERE valid GROUP BY question_id HAVING (\n{condition}\n)"
+    ids = reading([log], lambda connection: {row[0] for row in sql(connection, query).rows})
+    if not ids:
+        raise UserError(f"no question of {log} satisfies '{condition}'", key="where")
+    return ids
+
+
+def passing(connection: duckdb.DuckDBPyConnection, condition: str) -> set[str]:
+    """The ids of the episodes that satisfy `condition`, by a query that can only read. Raises UserError."""
+    query = f"SELECT id FROM trajectories WHERE (\n{condition}\n)"
+    try:
+        return {row[0] for row in sql(connection, query).rows}
+    except UserError as error:
+        what = f"the filter '{quoted(condition)}' is not a condition on trajectories"
+        raise UserError(f"{what}: {error}") from error
 
 
 def episodes_of_log(config: Config) -> Selection:
