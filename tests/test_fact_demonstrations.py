@@ -233,7 +233,7 @@ def test_a_chain_whose_episode_shows_less_is_left_out(asked, index, tmp_path):
     """Where the episode has less room than an observation, a chain may not name what is no longer shown."""
     search, seen, rooms = LocalSearch(open_index(index), 3), set[tuple[Any, ...]](), list[int]()
     lengths = ("rollout.max_turn_tokens=80", "rollout.max_obs_length=130")
-    for room in range(50, 410, 20):
+    for room in range(80, 410, 20):
         config, file = (
             settings(index, f"data.max_response_length={room}", *lengths),
             tmp_path / f"{room}.jsonl",
@@ -245,7 +245,7 @@ def test_a_chain_whose_episode_shows_less_is_left_out(asked, index, tmp_path):
                 seen.add((item.id, *(found.shown for found in episode.searches)))
                 rooms.append(room)
     assert seen == {("made/q", 3), ("made/r", 2)}
-    assert 50 < min(rooms) < 300, "with less room there is no demonstration"
+    assert 80 < min(rooms) < 300, "with less room there is no demonstration"
 
 
 REAL = {
