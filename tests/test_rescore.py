@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.store_builder import episode, question, record, search
+from tests.store_builder import episode, record, search
 
 import srl.store
 from srl.answers import f1
@@ -15,7 +15,6 @@ from srl.cli import main
 from srl.config import load_config, save_config
 from srl.evaluate.rescore import rescore
 from srl.store import LogWriter, RunInfo, read_records
-from srl.store.batches import batches
 from srl.store.beside import rescore_files
 
 NAME = "20260101T000000Z-test-grpo-s0-00ff"
@@ -81,7 +80,10 @@ def content(run: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("finish", [False, True])
-def test_the_new_measure_is_that_of_the_stored_answers_and_the_log_is_unchanged(workspace, finish):
+def test_the_new_measure_is_that_of_the_stored_answers_and_the_log_is_unchanged(
+    workspace, monkeypatch, finish
+):
+    monkeypatch.setattr("srl.store.batches.SIZE", 3)
     run = made(workspace / "runs" / NAME, finish=finish)
     before = content(run)
     found = rescore(run, ["f1"])
@@ -116,7 +118,7 @@ def test_the_same_again_is_not_computed_twice(run, capsys):
     assert len(rescore_files(run / "log")) == 1
     assert main(["eval", "rescore", "last", "--reward", "f1"]) == 0
     head = capsys.readouterr().out.splitlines()[0]
-    assert head.split()[:4] == ["phase", "step", "source", "episodes"]
+    assert head.split()[:3] == ["phase", "step", "episodes"]
 
 
 @pytest.fixture
@@ -167,48 +169,3 @@ def test_steps_that_a_resumed_run_samples_again_lose_their_rescores(run):
     assert asked(run, "SELECT DISTINCT phase, step FROM rescores") == [("val", 0)]
     assert rescore(run, ["f1"]).scored == 1
     assert asked(run, "SELECT value FROM rescores WHERE phase = 'train' AND measure = 'f1'") == [(1.0,)]
-
-
-# --- the table ---
-
-
-def test_sources_have_rows_of_their_own_where_there_are_several(workspace):
-    run = workspace / "runs" / NAME
-    run.mkdir(parents=True)
-    save_config(run, load_config().config)
-    with LogWriter(run / "log", RunInfo(run.name)) as log:
-        found = [
-            episode(number, step=0, phase="eval", answer=answer, asked=of_source(number, source))
-            for number, (source, answer) in enumerate([("nq", "Bern"), ("nq", "Thun"), ("popqa", "Bern")])
-        ]
-        log.write(0, "eval", [record(item, advantage=None) for item in found], {})
-    rows = rescore(run, ["em"]).rows
-    assert [(row.source, row.episodes, row.em.mean) for row in rows] == [
-        ("", 3, pytest.approx(2 / 3)), ("nq", 2, 0.5), ("popqa", 1, 1.0),
-    ]  # fmt: skip
-    for row in rows:
-        assert row.measures["em"] == row.em, "the measure that the log has already"
-
-
-def of_source(number: int, source: str):
-    from dataclasses import replace
-
-    return replace(question(number, ("Bern",)), data_source=source)
-
-
-@pytest.mark.parametrize("size", [7, 1000])
-def test_trajectories_are_read_in_batches_as_they_were_written(tmp_path, monkeypatch, size):
-    monkeypatch.setattr("srl.store.batches.SIZE", size)
-    log, written = LogWriter(tmp_path / "log", RunInfo("run")), []
-    for step in range(1, 6):
-        made = [
-            *episodes(step, "train"),
-            episode(9, step=step, passages=None),
-            episode(8, step=step, passages=()),
-        ]
-        written += made
-        log.write(step, "train", [record(item) for item in made], {})
-    with srl.store.open(tmp_path) as connection:
-        read = list(batches(connection))
-    assert [item.trajectory for batch in read for item, _ in batch.pairs] == written
-    assert all(0 < len(batch.pairs) <= size for batch in read)

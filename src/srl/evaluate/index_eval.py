@@ -24,7 +24,7 @@ from srl.evaluate.retrieval_metrics import (
 from srl.index import Fault
 from srl.serve.client import HttpSearch
 from srl.serve.wire import MAX_QUERY_CHARS
-from srl.trajectory import Hit, Question, Search
+from srl.trajectory import Hit, Question
 
 T = TypeVar("T")
 Labels = Literal["judgements", "answers"]
@@ -58,13 +58,10 @@ class ServedIndex:
 
     def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
         """The hits of each query, or why there are none."""
-
-        async def ask(client: HttpSearch) -> list[Search]:
-            return await asyncio.gather(*map(client.search, queries))
-
+        searches = self._run(lambda client: asyncio.gather(*map(client.search, queries)), k)
         return [
-            list(search.hits) if search.status in ("ok", "empty") else Fault(search.status, search.error)  # type: ignore[arg-type]
-            for search in self._run(ask, k)
+            list(each.hits) if each.status in ("ok", "empty") else Fault(each.status, each.error)  # type: ignore[arg-type]
+            for each in searches
         ]
 
     def _run(self, use: Callable[[HttpSearch], Awaitable[T]], k: int = 3) -> T:
@@ -79,29 +76,12 @@ class ServedIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchResults:
-    """The hits of each question, by its id, without the passages themselves.
-
-    `hits` are ids and scores, best first; none where the search failed, with the reason in `failures`.
-    `answer_ranks` are the ranks, from 1, of the first passage with a golden answer.
-    """
-
-    hits: Mapping[str, list[tuple[str, float]]]
-    failures: Mapping[str, str]
-    seconds: float
-    answer_ranks: Mapping[str, int | None]
-
-    def rankings(self) -> dict[str, list[str]]:
-        """The ids of the hits, best first."""
-        return {name: [passage for passage, _ in hits] for name, hits in self.hits.items()}
-
-
-@dataclass(frozen=True, slots=True)
 class IndexEvaluation:
     """The evaluation of an index: `metrics` over all questions, `values` of each, and notes for the user.
 
     `values` are `{measure: {question: value}}`; `documents` names for each question the document that it was
-    written from, else the question: questions from one document are found or missed together.
+    written from, else the question: questions from one document are found or missed together. `hits` are ids
+    and scores, best first; none where the search failed, with the reason in `failures`.
     """
 
     labels: Labels
@@ -110,7 +90,9 @@ class IndexEvaluation:
     metrics: dict[str, Estimate]
     values: dict[str, dict[str, float]]
     documents: Mapping[str, Hashable]
-    searched: SearchResults
+    hits: Mapping[str, list[tuple[str, float]]]
+    failures: Mapping[str, str]
+    seconds: float
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -119,11 +101,7 @@ class IndexEvaluation:
 
     @property
     def failed(self) -> int:
-        return len(self.searched.failures)
-
-    def of_question(self, name: str) -> dict[str, float]:
-        """The measures of one question; none where it was not measured."""
-        return {measure: values[name] for measure, values in self.values.items() if name in values}
+        return len(self.failures)
 
 
 def evaluate_index(
@@ -146,16 +124,31 @@ def evaluate_index(
     judged = {question.id: labelled.judged.get(question.id, {}) for question in questions}
     if labels == "judgements":
         notes += _lacking(index, judged)
-    depth = max(*depths, least_depth)
-    searched = _search(index, questions, depth, progress, for_answers=labels == "answers")
+    depth, began = max(*depths, least_depth), perf_counter()
+    hits, failures = dict[str, list[tuple[str, float]]](), dict[str, str]()
+    answer_ranks: dict[str, int | None] = {}
+    for start in range(0, len(questions), _AT_ONCE):
+        batch = questions[start : start + _AT_ONCE]
+        outcomes = index.outcomes([question.text for question in batch], depth)
+        for question, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                failures[question.id], outcome = str(outcome), []
+            hits[question.id] = [(hit.passage.id, hit.score) for hit in outcome]
+            if labels == "answers":
+                texts = (hit.passage.contents for hit in outcome)
+                right = (contains_answer(text, question.golden_answers) for text in texts)
+                answer_ranks[question.id] = next((rank for rank, has in enumerate(right, 1) if has), None)
+        progress(start + len(batch))
+    seconds = perf_counter() - began
     if labels == "judgements":
-        values = ranking_measures(searched.rankings(), judged, depths)
+        rankings = {name: [passage for passage, _ in found] for name, found in hits.items()}
+        values = ranking_measures(rankings, judged, depths)
         if index.passages is None and all(
-            judged[name].keys().isdisjoint(ranking) for name, ranking in searched.rankings().items()
+            judged[name].keys().isdisjoint(ranking) for name, ranking in rankings.items()
         ):
             notes.append("no hit of any question was judged: are the ids those of the judgements?")
     else:
-        values = answer_measures(searched.answer_ranks, depths)
+        values = answer_measures(answer_ranks, depths)
     documents = {each.id: document_of(each.metadata) or (each.id,) for each in questions}
     metrics = {
         measure: estimate(list(of.values()), [documents[name] for name in of])
@@ -163,13 +156,13 @@ def evaluate_index(
     }
     if too_few := too_few_clusters(list(documents.values())):
         notes.append(f"no interval: {too_few}")
-    if searched.failures:
-        reason = next(iter(searched.failures.values()))
-        notes.append(f"{len(searched.failures):,} searches failed and count as empty results: {reason}")
-    notes = [*labelled.notes, *notes]
+    if failures:
+        reason = next(iter(failures.values()))
+        notes.append(f"{len(failures):,} searches failed and count as empty results: {reason}")
     return IndexEvaluation(
-        labels, depth, len(labelled.questions), metrics, values, documents, searched, notes
-    )
+        labels, depth, len(labelled.questions), metrics, values, documents, hits, failures, seconds,
+        [*labelled.notes, *notes],
+    )  # fmt: skip
 
 
 def _measurable(labelled: LabelledQuestions, labels: Labels) -> tuple[list[Question], list[str]]:
@@ -207,63 +200,6 @@ def _lacking(index: Searchable, judged: Mapping[str, Mapping[str, int]]) -> list
     return [f"{len(absent):,} of {len(relevant):,} relevant passages are not in the index ({some})"]
 
 
-def _search(
-    index: Searchable,
-    questions: Sequence[Question],
-    depth: int,
-    progress: Callable[[int], None],
-    for_answers: bool,
-) -> SearchResults:
-    """Search the first `depth` hits of every question; `for_answers`, also the rank of the first answer."""
-    hits: dict[str, list[tuple[str, float]]] = {}
-    failures: dict[str, str] = {}
-    ranks: dict[str, int | None] = {}
-    began = perf_counter()
-    for start in range(0, len(questions), _AT_ONCE):
-        batch = questions[start : start + _AT_ONCE]
-        outcomes = index.outcomes([question.text for question in batch], depth)
-        for question, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                failures[question.id], outcome = str(outcome), []
-            hits[question.id] = [(hit.passage.id, hit.score) for hit in outcome]
-            if for_answers:
-                texts = (hit.passage.contents for hit in outcome)
-                right = (contains_answer(text, question.golden_answers) for text in texts)
-                ranks[question.id] = next((rank for rank, has in enumerate(right, 1) if has), None)
-        progress(start + len(batch))
-    return SearchResults(hits, failures, perf_counter() - began, ranks)
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureDiff:
-    """One measure of A and of B over the same questions, and the test of B - A."""
-
-    a: Estimate
-    b: Estimate
-    test: PairedTest
-    better: int
-    worse: int
-
-
-def measure_diff(
-    a: Mapping[str, float], b: Mapping[str, float], documents: Mapping[str, Hashable]
-) -> MeasureDiff:
-    """One measure of two indexes, on the questions measured for both.
-
-    `documents` names for each question the document that it depends on.
-    """
-    pairs = {name: (a[name], b[name]) for name in a if name in b}
-    clusters = [documents[name] for name in pairs]
-    before, after = (list(values) for values in zip(*pairs.values(), strict=True))
-    return MeasureDiff(
-        estimate(before, clusters),
-        estimate(after, clusters),
-        paired_test(before, after, clusters),
-        sum(of_b > of_a for of_a, of_b in pairs.values()),
-        sum(of_b < of_a for of_a, of_b in pairs.values()),
-    )
-
-
 def overlap_at(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]], k: int) -> float:
     """The share of passages that two lists have in common in their first `k`, with ties pooled.
 
@@ -289,6 +225,17 @@ def _with_ties(hits: Sequence[tuple[str, float]], k: int) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasureDiff:
+    """One measure of A and of B over the same questions, and the test of B - A."""
+
+    a: Estimate
+    b: Estimate
+    test: PairedTest
+    better: int
+    worse: int
+
+
+@dataclass(frozen=True, slots=True)
 class IndexComparison:
     """Index B beside index A on the same questions.
 
@@ -306,14 +253,17 @@ def compare_indexes(a: IndexEvaluation, b: IndexEvaluation) -> IndexComparison:
 
     Both should be searched deeper than `OVERLAP_DEPTH`, to see ties at that cut.
     """
-    overlaps = {
-        name: overlap_at(hits, b.searched.hits[name], OVERLAP_DEPTH) for name, hits in a.searched.hits.items()
-    }
-    before, after = a.values[DECISIVE[a.labels]], b.values[DECISIVE[b.labels]]
-    changed = [(name, before[name], after[name], overlaps[name]) for name in before]
+    clusters = list(a.documents.values())
+    overlaps = {name: overlap_at(a.hits[name], b.hits[name], OVERLAP_DEPTH) for name in a.documents}
+    measures = {}
+    for name in a.values:
+        before, after = ([of.values[name][question] for question in a.documents] for of in (a, b))
+        measures[name] = MeasureDiff(
+            a.metrics[name], b.metrics[name], paired_test(before, after, clusters),
+            sum(new > old for old, new in zip(before, after, strict=True)),
+            sum(new < old for old, new in zip(before, after, strict=True)),
+        )  # fmt: skip
+    old, new = a.values[DECISIVE[a.labels]], b.values[DECISIVE[b.labels]]
+    changed = [(name, old[name], new[name], overlaps[name]) for name in a.documents]
     changed.sort(key=lambda row: (-abs(row[2] - row[1]), row[3]))
-    return IndexComparison(
-        estimate(list(overlaps.values()), [a.documents[name] for name in overlaps]),
-        {name: measure_diff(a.values[name], b.values[name], a.documents) for name in a.values},
-        changed,
-    )
+    return IndexComparison(estimate(list(overlaps.values()), clusters), measures, changed)

@@ -30,14 +30,14 @@ from srl.store.schema import RESCORE_SCHEMA
 from srl.trajectory import Score, Trajectory
 
 _QUESTIONS = """
-SELECT phase, step, data_source, any_value(metadata), question_id, count(*), avg(coalesce(em, 0)), measure,
+SELECT phase, step, any_value(metadata), question_id, count(*), avg(coalesce(em, 0)), measure,
     avg(value)
 FROM (SELECT id AS trajectory_id, * FROM trajectories) AS episodes
 JOIN rescores USING (run_id, trajectory_id, step, phase)
 WHERE rewards = $rewards AND (phase, step) IN (
     SELECT (phase, unnest([min(step), max(step)])) FROM trajectories GROUP BY phase
 )
-GROUP BY phase, step, data_source, question_id, measure ORDER BY phase, step, data_source, question_id
+GROUP BY phase, step, question_id, measure ORDER BY phase, step, question_id
 """
 """The means over the samples of each question, in the first and the last step of each phase."""
 
@@ -52,11 +52,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The episodes of a phase and step, of one data source or all (""): the old EM and the new measures."""
+    """The episodes of a phase and step: the old EM and the new measures."""
 
     phase: str
     step: int
-    source: str
     episodes: int
     em: Measured
     measures: Mapping[str, Measured]
@@ -157,22 +156,18 @@ def _scores(name: str, mix: RewardMix, trajectories: list[Trajectory], runner: a
 
 
 def _rows(log: duckdb.DuckDBPyConnection, rewards: str, measures: Sequence[str]) -> list[Row]:
-    """The first and the last step of each phase, and each data source where there are several."""
-    groups: dict[tuple[str, int, str], dict[str, list[tuple[int, float, float, Hashable]]]] = {}
-    for phase, step, source, metadata, question, count, em, measure, value in log.execute(
+    """The first and the last step of each phase."""
+    groups: dict[tuple[str, int], dict[str, list[tuple[int, float, float, Hashable]]]] = {}
+    for phase, step, metadata, question, count, em, measure, value in log.execute(
         _QUESTIONS, {"rewards": rewards}
     ).fetchall():
         document = document_of(json.loads(metadata)) or (question,)
-        for key in ((phase, step, source), (phase, step, "")):
-            groups.setdefault(key, {}).setdefault(measure, []).append((count, em, value, document))
+        groups.setdefault((phase, step), {}).setdefault(measure, []).append((count, em, value, document))
     rows = []
-    for (phase, step, source), by_measure in sorted(groups.items()):
+    for (phase, step), by_measure in groups.items():
         counts, ems, _, documents = zip(*by_measure[measures[0]], strict=True)
-        if source and len(counts) == len(groups[phase, step, ""][measures[0]]):
-            continue  # the only source
-        values = {measure: [value for _, _, value, _ in by_measure[measure]] for measure in measures}
-        new = {measure: mean_of(values[measure], documents) for measure in measures}
-        rows.append(Row(phase, step, source, sum(counts), mean_of(ems, documents), new))
+        new = {name: mean_of([value for _, _, value, _ in by_measure[name]], documents) for name in measures}
+        rows.append(Row(phase, step, sum(counts), mean_of(ems, documents), new))
     return rows
 
 

@@ -53,7 +53,7 @@ def rescore(
     heads = [part for name in ("EM", *measures) for part in (name, "95% interval")]
     rows = [
         [
-            row.phase, row.step, row.source or "all", f"{row.episodes:,}",
+            row.phase, row.step, f"{row.episodes:,}",
             *(
                 text
                 for each in (row.em, *row.measures.values())
@@ -62,6 +62,6 @@ def rescore(
         ]
         for row in found.rows
     ]  # fmt: skip
-    table(["phase", "step", "source", "episodes", *heads], rows)
+    table(["phase", "step", "episodes", *heads], rows)
     query = "SELECT rewards, phase, measure, avg(value) FROM rescores GROUP BY ALL"
     note(f"query it: {workspace.command('inspect', 'sql', query, '--run', found.run)}")

@@ -134,7 +134,7 @@ def _facts(index: Any, found: IndexEvaluation) -> dict[str, Any]:
         about = {"directory": index.directory, **manifest}
     names = ("labels", "measured", "failed", "depth", "metrics", "notes")
     facts = {name: getattr(found, name) for name in names}
-    return {"index": about, "questions": found.asked, "seconds": found.searched.seconds} | facts
+    return {"index": about, "questions": found.asked, "seconds": found.seconds} | facts
 
 
 def _in_words(index: Any) -> str:
@@ -171,13 +171,13 @@ def _write(path: Path, labelled: LabelledQuestions, found: IndexEvaluation) -> N
     """Write one JSON object per measured question."""
     from srl.files import atomic_file
 
-    rankings = found.searched.rankings()
     with atomic_file(path) as file:
-        for question in labelled.questions:
-            if question.id in rankings:
-                row = {
-                    "id": question.id, "question": question.text, "metrics": found.of_question(question.id),
-                    "judged": dict(labelled.judged.get(question.id, {})), "ranking": rankings[question.id],
-                    "error": found.searched.failures.get(question.id),
-                }  # fmt: skip
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        for question in (each for each in labelled.questions if each.id in found.hits):
+            row = {
+                "id": question.id, "question": question.text,
+                "metrics": {name: of[question.id] for name, of in found.values.items()},
+                "judged": dict(labelled.judged.get(question.id, {})),
+                "ranking": [passage for passage, _ in found.hits[question.id]],
+                "error": found.failures.get(question.id),
+            }  # fmt: skip
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
