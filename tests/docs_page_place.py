@@ -42,12 +42,6 @@ results: hits
 title: title
 text: text
 """
-SUITE = """\
-format: 1
-name: mine
-sets:
-  - {name: squad, file: test.parquet}
-"""
 
 
 def write_place(folder: Path) -> Path:
@@ -63,7 +57,6 @@ def write_place(folder: Path) -> Path:
     for name in ("grpo.yaml", "my.yaml"):
         (folder / name).write_text("extends: tiny\nalgorithm: {name: grpo}\n", encoding="utf-8")
     (folder / "my-api.yaml").write_text(API, encoding="utf-8")
-    (folder / "my-suite.yaml").write_text(SUITE, encoding="utf-8")
     [settings] = blocks_of((ROOT / "docs" / "training.md").read_text(encoding="utf-8"), "yaml")
     (folder / "mine.yaml").write_text(settings, encoding="utf-8")
     write_plugins(folder)

@@ -33,8 +33,10 @@ def test_list_names_every_source_for_people_and_for_programs(srl):
     code, out, _ = srl("data", "list")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()[1:]] == list(SOURCES)
-    rows = json.loads(srl("data", "list", "--json")[1])
-    assert {row["name"]: row["hub_files"] for row in rows}["bamboogle"] == {"test": "bamboogle/test.jsonl"}
+    rows = {row["name"]: row["hub_files"] for row in json.loads(srl("data", "list", "--json")[1])}
+    assert rows["bamboogle"] == {"test": "bamboogle/test.jsonl"}
+    assert all("test" in rows[name] for name in ("nq", "triviaqa", "popqa")), "as Search-R1 evaluates on them"
+    assert all("validation" in rows[name] for name in ("hotpotqa", "2wikimultihopqa", "musique"))
 
 
 def test_show_prints_questions_passages_and_prompts(srl):

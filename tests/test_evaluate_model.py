@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
 import pytest
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
@@ -26,11 +25,9 @@ from srl.index import build_index, open_index
 from srl.models.weights import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Sampling, ScriptedEngine
+from srl.rollout.engine import ScriptedEngine
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
-from srl.serve import HttpSearch, LocalSearch
-from srl.serve.server import create_app
 from srl.store import LogWriter, RunInfo, read_records
 from srl.train.evaluate_model import Evaluation, evaluate_model
 from srl.train.evaluation_run import generate
@@ -63,15 +60,10 @@ SMALL = [
 
 
 class Library:
-    """A search that knows the town in a query, and fails for those in `down`."""
-
-    def __init__(self, down: tuple[str, ...] = ()) -> None:
-        self.down = down
+    """A search that knows the town in a query."""
 
     async def search(self, query: str) -> Search:
         town = query.split()[-1]
-        if town in self.down:
-            return Search(query, status="timed_out", error="no answer within 1 s")
         return Search(query, tuple(Hit(passage, 1.0) for passage in PASSAGES if passage.id == town))
 
 
@@ -144,31 +136,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_figures_over_http_are_those_of_the_index(place: Path) -> None:
-    transport = httpx.ASGITransport(create_app(open_index(place / "index")))
-    remote = HttpSearch("http://127.0.0.1", 2, transport=transport)
-    found, local = play(SCRIPT, remote), play(SCRIPT, LocalSearch(open_index(place / "index"), 2))
-    assert found.metrics == local.metrics
-    assert found.metrics["eval/evidence_recall"] == 0.5
-    assert remote.index_digest == open_index(place / "index").digest
-
-
 def run(
-    place: Path, capsys: pytest.CaptureFixture[str], *arguments: str, model: str = ""
+    place: Path, capsys: pytest.CaptureFixture[str], *arguments: str, model: str = "", data: bool = True
 ) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `srl eval run`."""
     sets = [part for text in SMALL for part in ("--set", text)]
-    code = main(
-        [
-            "eval",
-            "run",
-            model or str(place / "model"),
-            "--data",
-            str(place / "test.parquet"),
-            *sets,
-            *arguments,
-        ]
-    )
+    files = ["--data", str(place / "test.parquet")] if data else []
+    code = main(["eval", "run", model or str(place / "model"), *files, *sets, *arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -203,41 +177,28 @@ def test_several_samples_show_pass_at_k_and_repeat(place: Path, capsys: pytest.C
     assert run(place, capsys, *arguments)[1] == out
 
 
-def test_limit_draws_the_same_questions_each_time(place: Path) -> None:
-    config = settings_of(place / "model", None, None, {"search.index": place / "index"}, SMALL)
-    workspace = Workspace.resolve()
-    drawn = [
-        [
-            item.question_id
-            for item in evaluate_model(
-                config, [str(place / "test.parquet")], workspace, limit=limit
-            ).settings["search"].results
+def test_data_sources_are_sets_with_rows_of_their_own(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"nq": 5, "popqa": 3}
+    for source, size in sizes.items():
+        asked = [
+            replace(QUESTIONS[0], id=f"{source}/{place}", data_source=source, split="test")
+            for place in range(size)
         ]
-        for limit in (2, 2, 100)
-    ]  # fmt: skip
-    assert drawn[0] == drawn[1]
-    assert len(drawn[0]) == 2
-    assert drawn[2] == [question.id for question in QUESTIONS]
-
-
-class Actor(ScriptedEngine):
-    """An engine that searches for the town, then answers with what it found, or with the town."""
-
-    def __init__(self, codec: Codec) -> None:
-        super().__init__(codec, lambda request, turn: "")
-
-    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        text = self.codec.decode(token_ids)
-        town = text.partition("lighthouse of ")[2].partition("?")[0]
-        found = f"was built by {TOWERS[town]}" in text
-        asks = not found and "previous action" not in text
-        said = (
-            f"<search>lighthouse {town}</search>"
-            if asks
-            else f"<answer>{TOWERS[town] if found else town}</answer>"
-        )
-        ids = tuple(self.codec.encode_text(said))
-        return Completion(ids, (0.0,) * len(ids), "stop")
+        write_questions(tmp_path / f"{source}.parquet", asked)
+    drawn = ("--set", "rollout.search=false", "--set", "data.template=r1", "--limit", "4")
+    files = [word for source in sizes for word in ("--data", str(tmp_path / f"{source}.parquet"))]
+    code, out, _ = run(place, capsys, *drawn, *files, "--json", data=False)
+    assert code == 0
+    rows = {row["name"]: row for row in json.loads(out)["no_search"]["sets"]}
+    assert {name: (row["used"], row["size"]) for name, row in rows.items()} == {
+        "nq": (2, 5), "popqa": (2, 3), "mean over sets": (4, 8), "all questions": (4, 8),
+    }  # fmt: skip
+    assert set(rows["nq"]["measures"]["em"]) == {"mean", "interval", "full"}
+    code, out, _ = run(place, capsys, *drawn, *files, data=False)
+    assert code == 0
+    assert re.search(r"^popqa\s+2 of 3\s", out, re.MULTILINE)
 
 
 def test_another_index_than_in_training_is_said_aloud(
@@ -326,21 +287,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert (code, out) == (2, "")
     assert complaint in err
     assert sum(line.startswith("srl:") for line in err.splitlines()) == 1
-
-
-def test_a_dead_search_is_exit_code_1_after_the_table(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "srl.train.evaluate_model.load_search", lambda config, workspace, note: Library(("Velmar", "Tarn"))
-    )
-    monkeypatch.setattr(
-        "srl.train.load_components.load_engine", lambda config, policy, note: Actor(policy.codec)
-    )
-    code, out, err = run(place, capsys, "--index", str(place / "index"))
-    assert code == 1
-    assert "lost to faults" in out
-    assert "search failed in 50.0% of the episodes" in err
 
 
 def _copy_of(model: Path, to: Path) -> Path:

@@ -45,7 +45,7 @@ CANNOT = {
     r"srl inspect import ": "it wants a dump of verl; tests/test_inspect_exchange.py writes one",
     r"srl inspect why ": "it wants eight training steps; tests/test_why.py has them",
     r"srl eval run .*--run RUN1": "it wants the runs of two shards; tests/test_evaluation_runs.py makes them",
-    r"srl eval run .*--suite search-r1": "it wants the seven test sets of Search-R1",
+    r"srl eval run .*search-r1/test": "it wants the seven test sets of Search-R1",
     r"srl eval run .*--backend verl": "it wants verl; tests/test_verl_evaluation.py has it",
     r"srl (eval run|train (?!.*--dry-run).*--model) [A-Z]\w*/\w": HUB,
     r"srl train .*\.gguf": "it wants a GGUF file; tests/test_convert_gguf.py writes one",

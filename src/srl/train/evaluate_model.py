@@ -134,17 +134,14 @@ def evaluate_model(
     runs: Sequence[Path] = (),
     shard: tuple[int, int] = (1, 1),
     backend: BackendName = "local",
-    questions: Sequence[Question] | None = None,
-    set_of: Mapping[str, str] | None = None,
     note: Note = lambda text: None,
 ) -> ModelReport:
     """Measure the model `config.model.path` on the questions of `files`, with the settings of `config`.
 
     With rollout.engine=openai it is a server's model; on the `backend` verl, verl's rollout servers generate.
-    `limit` draws that many questions, the same each time, of each set as many (`question_sets.draw`);
-    `set_of` names the set of a question by its id, else it is its data source. `questions` are those of
-    `files` where the caller has read them. `baselines` (names in `srl.train.baselines`) are further settings
-    on the same questions. `shard` (k, of): every `of`-th question from the `k`-th on.
+    `limit` draws that many questions, the same each time, of each data source as many (`question_sets.draw`).
+    `baselines` (names in `srl.train.baselines`) are further settings on the same questions. `shard` (k, of):
+    every `of`-th question from the `k`-th on.
 
     Each setting is a run of the workspace, with the name of `preset`. With `runs` an evaluation goes on: what
     their logs have is not generated again, and more is added to the first. Raises UserError.
@@ -160,9 +157,12 @@ def evaluate_model(
             note(f"{name} has a longer prompt: data.max_prompt_length={longer} for it")
     earlier = runs_by_setting(runs)
     loaded = _load(config, settings, backend, n, workspace, note)
-    asked = _same_questions(settings, files, questions, loaded.codec, note)
+    asked = _same_questions(settings, files, loaded.codec, note)
     own = next(iter(asked))
-    sample = _sample(asked[own], set_of or {}, limit)
+    sets: dict[str, list[str]] = {}
+    for question in asked[own]:
+        sets.setdefault(question.data_source, []).append(question.id)
+    sample = draw(sets, limit)
     chosen = {*sample.ids}
     drawn = [question.id for question in asked[own] if question.id in chosen]
     part = {*drawn[shard[0] - 1 :: shard[1]]}
@@ -204,14 +204,6 @@ def evaluate_model(
         changed_indexes=searched.changed_since(trained),
         usage=loaded.usage(),
     )
-
-
-def _sample(questions: Sequence[Question], set_of: Mapping[str, str], limit: int | None) -> Sample:
-    """The questions to ask, by sets in the order of `set_of`."""
-    sets: dict[str, list[str]] = {name: [] for name in set_of.values()}
-    for question in questions:
-        sets.setdefault(set_of.get(question.id, question.data_source), []).append(question.id)
-    return draw({name: ids for name, ids in sets.items() if ids}, limit)
 
 
 def _load(
@@ -341,15 +333,11 @@ def _settings(
 def _same_questions(
     settings: Mapping[str, Config],
     files: Sequence[str],
-    read: Sequence[Question] | None,
     codec: Codec,
     note: Note,
 ) -> dict[str, list[Question]]:
     """The questions of each setting: those that fit in all settings."""
-    loaded = {
-        name: load_questions(tuple(files), config, codec, note, read=read)
-        for name, config in settings.items()
-    }
+    loaded = {name: load_questions(tuple(files), config, codec, note) for name, config in settings.items()}
     ids = set.intersection(*({question.id for question in questions} for questions in loaded.values()))
     check_some_left(list(ids), files)
     return {name: [question for question in of if question.id in ids] for name, of in loaded.items()}

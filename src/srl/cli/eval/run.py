@@ -1,4 +1,4 @@
-"""`srl eval run`: evaluate a model on questions, or on the question sets of a suite."""
+"""`srl eval run`: evaluate a model on questions."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ from srl.cli.options import (
 if TYPE_CHECKING:
     from srl.evaluate.question_sets import Row
     from srl.train.evaluate_model import Evaluation, ModelReport
-    from srl.trajectory import Question
-    from srl.workspace import Workspace
 
 _HEADS = {"search": "with search", "no_search": "without search"}
 _ROWS = {
@@ -57,14 +55,7 @@ _LOST = {"em_completed", "failed_share"}
 def run(
     model: ModelToRun = None,
     data: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Questions, Parquet or JSON lines (repeatable); of a suite the directory of its files."
-        ),
-    ] = None,
-    suite: Annotated[
-        str | None,
-        typer.Option(help="Question sets: search-r1 (its seven test sets), or a manifest (YAML)."),
+        list[Path] | None, typer.Option(help="Questions, Parquet or JSON lines (repeatable).")
     ] = None,
     index: IndexToSearch = None,
     url: ServerUrl = None,
@@ -117,9 +108,9 @@ def run(
 
     An evaluation is a run: every answer is in its log while it goes. The same command with --run, after an
     interruption or for more samples, generates only what the log lacks. On N GPUs, type --shard 1/N to N/N,
-    then name all their runs. Of several sets (--suite), or data sources, a second table has a row for each,
-    and the mean over them. --limit draws the same number of questions from each, the same each time; the
-    table estimates the figures of the full sets.
+    then name all their runs. Of several data sources a second table has a row for each, and the mean over
+    them. --limit draws the same number of questions from each, the same each time; the table estimates the
+    figures of the full sets.
 
     The settings of the model's run apply if it comes from one. Exit code 1 if more than search.max_failed
     of the questions were lost to faults. With --set rollout.engine=openai a server generates, at
@@ -128,25 +119,21 @@ def run(
     \b
     Example:
       srl eval run last --data test.parquet --index my-index --no-search-too
-      srl eval run best --suite search-r1 --index my-index --limit 400
+      srl eval run best --data test.parquet --index my-index --limit 400
       srl eval run Qwen/Qwen2.5-0.5B-Instruct --data test.parquet --index my-index --baseline all
     """
     from srl.cli.output import note, progress, show_counted
     from srl.errors import UserError
 
-    if not data and not suite:
-        raise UserError("nothing to ask: give --data FILE or --suite NAME", key="data")
+    if not data:
+        raise UserError("nothing to ask: give --data FILE", key="data")
     parts = _shard(shard)
-    files = [] if suite else data or []
-    check_inputs(files, index, url, [template] if template else [])
+    check_inputs(data, index, url, [template] if template else [])
     directory, workspace = read_model(model)
-    questions, set_of = None, dict[str, str]()
     show_counted()
     with progress("starting", passing=True):
         from srl.train.evaluate_model import check_failures, evaluate_model
         from srl.train.model_settings import local_settings, preset_name
-    if suite:
-        files, questions, set_of = _suite(suite, data or [], workspace)
     flags = {
         "search.index": index,
         "search.url": url,
@@ -158,10 +145,9 @@ def run(
     settings = local_settings(directory, preset, config, flags, sets or [], workspace, note, backend=backend)
     check_search(settings, baselines, index or url)
     report = evaluate_model(
-        settings, [str(path) for path in files], workspace, n=n, limit=limit, no_search_too=no_search_too,
+        settings, [str(path) for path in data], workspace, n=n, limit=limit, no_search_too=no_search_too,
         baselines=baselines, preset=preset_name(directory, preset, config), shard=parts,
-        runs=[workspace.find_run(name) for name in runs or ()], backend=backend, questions=questions,
-        set_of=set_of, note=note,
+        runs=[workspace.find_run(name) for name in runs or ()], backend=backend, note=note,
     )  # fmt: skip
     _show(report, as_json)
     check_failures(report, settings.search.max_failed)
@@ -175,22 +161,6 @@ def _shard(text: str) -> tuple[int, int]:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise UserError(f"--shard {text}: expected K/N, such as 1/4", key="shard")
     return int(match[1]), int(match[2])
-
-
-def _suite(
-    name: str, folders: Sequence[Path], workspace: Workspace
-) -> tuple[list[Path], list[Question], dict[str, str]]:
-    """The files of a suite, their questions, and the set of each by its id. Raises UserError."""
-    from srl.data.suite import read_sets, read_suite
-    from srl.errors import UserError
-
-    suite = read_suite(name)
-    if len(folders) > 1:
-        raise UserError("--data is one directory, that of the files of the suite", key="data")
-    sets = read_sets(suite, folders[0] if folders else workspace.worlds / suite.name)
-    questions = [question for _, of in sets.values() for question in of]
-    set_of = {question.id: of for of, (_, found) in sets.items() for question in found}
-    return [file for file, _ in sets.values()], questions, set_of
 
 
 def _show(report: ModelReport, as_json: bool) -> None:
