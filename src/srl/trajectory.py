@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ FAULTS: frozenset[str] = frozenset({"timed_out", "refused", "failed"})
 """Search statuses that are failures of the infrastructure, not of the policy."""
 REWARD_FAULT = "reward "
 """How `Trajectory.error` begins where a reward gave no score."""
+_PART = re.compile(r"(.+)#[1-9][0-9]*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,12 @@ class Passage:
     def row(self) -> dict[str, str]:
         """`{"id", "contents"}`, with a `url` where there is one, as in a corpus and in an answer."""
         return {"id": self.id, "contents": self.contents} | ({"url": self.url} if self.url else {})
+
+    @property
+    def document(self) -> str:
+        """The id of the document that it is of: `ID` for the parts `ID#1`, `ID#2`, …, else its own."""
+        part = _PART.fullmatch(self.id)
+        return part[1] if part else self.id
 
     @property
     def heading(self) -> str:
@@ -155,6 +163,19 @@ class NamedSearchTool(Protocol):
     def retrievers(self) -> Sequence[str]: ...
 
     async def search(self, query: str, retriever: str = "") -> Search: ...
+
+
+@runtime_checkable
+class DocumentTool(Protocol):
+    """A search tool that also has the whole documents of the passages that it returns."""
+
+    async def document(self, passage: Passage, retriever: str = "") -> Search:
+        """The passages of the document of `passage`, in order, which `retriever` returned; never raises."""
+        ...
+
+    async def lacks_documents(self) -> str:
+        """Why it has no documents after all; empty if it has."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

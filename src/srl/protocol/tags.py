@@ -77,9 +77,10 @@ def escape(text: str) -> str:
     return _TAG_START.sub("&lt;", text)
 
 
-def render_passage(position: int, hit: Hit) -> str:
-    """`Doc 1(Title: …) text`, escaped; `position` counts from 1."""
-    return escape(f"Doc {position}(Title: {hit.passage.heading}) {hit.passage.text}")
+def render_passage(position: int, hit: Hit, with_id: bool = False) -> str:
+    """`Doc 1(Title: …) text`, or `Doc 1(Title: …, id: …) text`, escaped; `position` counts from 1."""
+    named = f", id: {hit.passage.id}" if with_id else ""
+    return escape(f"Doc {position}(Title: {hit.passage.heading}{named}) {hit.passage.text}")
 
 
 def render_information(passages: Sequence[str]) -> str:

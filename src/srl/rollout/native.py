@@ -10,8 +10,9 @@ from typing import Any
 
 from srl.protocol import NO_RESULTS, Template, checked
 from srl.rollout.codec import Codec
+from srl.rollout.documents import OPENERS
 from srl.rollout.glue import Glue, derive
-from srl.rollout.observation import fit
+from srl.rollout.observation import fit_result
 from srl.rollout.turns import Continuation, Messages, Tool, Turn
 from srl.safe import one_line
 from srl.trajectory import Search
@@ -102,7 +103,7 @@ class Native:
                 continue
             spent = len(encoded()[1])
             share = spent + (budget - spent) // (len(results) - place)
-            fitted = fit(result.hits, share, with_body(place))
+            fitted = fit_result(result, share, with_body(place), not OPENERS.isdisjoint(self.tools))
             if fitted is None:
                 return None
             bodies[place], results[place] = fitted.text, fitted.of(result)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
-from srl.protocol import render_information, render_passage
+from srl.protocol import escape, render_information, render_passage
 from srl.rollout.codec import Codec
 from srl.trajectory import Hit, Search
 
@@ -55,9 +56,28 @@ Encode = Callable[[Sequence[str]], tuple[str, list[int]]]
 """Rendered passages → the text that they are shown as, and its ids."""
 
 
-def fit(hits: Sequence[Hit], budget: int, encode: Encode) -> Information | None:
-    """What `encode` makes of as many `hits` as `budget` tokens hold, in the way of `fit_information`."""
-    passages = [render_passage(position, hit) for position, hit in enumerate(hits, start=1)]
+def fit_result(search: Search, budget: int, encode: Encode, with_ids: bool) -> Information | None:
+    """What `encode` makes of what a tool returned, in at most `budget` tokens.
+
+    A search's hits are passages, with their ids where another tool takes them; another tool's are its text.
+    """
+    if search.tool != "search":
+        return fit(search.hits, budget, encode, lambda position, hit: escape(hit.passage.contents), label=0)
+    return fit(search.hits, budget, encode, partial(render_passage, with_id=with_ids))
+
+
+def fit(
+    hits: Sequence[Hit],
+    budget: int,
+    encode: Encode,
+    render: Callable[[int, Hit], str] = render_passage,
+    label: int = len(_LABEL),
+) -> Information | None:
+    """What `encode` makes of as many `hits` as `budget` tokens hold, in the way of `fit_information`.
+
+    `render` makes text of a hit and its position from 1; its first `label` characters are not the hit's own.
+    """
+    passages = [render(position, hit) for position, hit in enumerate(hits, start=1)]
     for kept in range(len(passages), 0, -1):
         if sum(map(len, passages[:kept])) > budget * _CHARS_A_TOKEN:
             continue
@@ -67,10 +87,10 @@ def fit(hits: Sequence[Hit], budget: int, encode: Encode) -> Information | None:
     if not passages:
         text, ids = encode([])
         return Information(text, ids, 0) if len(ids) <= budget else None
-    return _cut_middle(passages[0], budget, encode)
+    return _cut_middle(passages[0], budget, encode, label)
 
 
-def _cut_middle(passage: str, budget: int, encode: Encode) -> Information | None:
+def _cut_middle(passage: str, budget: int, encode: Encode, label: int) -> Information | None:
     """`passage` without the smallest middle part that makes it fit, found by bisection."""
     low, high, best = 0, min(len(passage) - 1, budget * _CHARS_A_TOKEN), None
     while low <= high:
@@ -80,8 +100,8 @@ def _cut_middle(passage: str, budget: int, encode: Encode) -> Information | None
         if len(ids) > budget:
             high = kept - 1
             continue
-        low, is_there = kept + 1, start > len(_LABEL)  # else it is the label alone
-        cut = _words_left(passage, start, stop) if is_there else None
+        low, is_there = kept + 1, start > label  # else it is the label alone
+        cut = _words_left(passage, start, stop, label) if is_there else None
         best = Information(text, ids, int(is_there), cut)
     return best
 
@@ -90,10 +110,10 @@ def _joined(head: str, tail: str) -> str:
     return f"{head} … {tail}".strip()
 
 
-def _words_left(passage: str, start: int, stop: int) -> str:
+def _words_left(passage: str, start: int, stop: int, label: int) -> str:
     """`passage` without its middle from `start` to `stop`, nor the words that are cut in two there."""
     while start > 0 and not (passage[start - 1].isspace() or passage[start].isspace()):
         start -= 1
     while stop < len(passage) and not (passage[stop - 1].isspace() or passage[stop].isspace()):
         stop += 1
-    return _joined(passage[len(_LABEL) : start], passage[stop:])
+    return _joined(passage[label:start], passage[stop:])

@@ -2,8 +2,9 @@
 
 The file is JSON lines; each line is complete as soon as it is written. The first is the header: format,
 `topk`, the digest of each retriever's index. A line with `passage` is a passage, once, numbered in the order
-of the file. A line with `query` is a search and its outcome, with `[passage, score]` for each hit. A line
-with `session` starts what a resumed run adds.
+of the file. A line with `query` is a search and its outcome, with `[passage, score]` for each hit; one with
+the tool `document` is a whole document, by the id of one of its passages. A line with `session` starts what a
+resumed run adds.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from srl import __version__
 from srl.errors import UserError, parsing
 from srl.files import FORMAT, check_format, digest_text
 from srl.safe import one_line
-from srl.serve.named_retrievers import aclose, connect, digest_of
+from srl.serve.documents import DOCUMENT
+from srl.serve.named_retrievers import aclose, connect, digest_of, lacks_documents
 from srl.trajectory import Hit, Passage, Search, SearchTool, current_episode
 
 KIND = "search cassette"
 KEY = "search.cassette"
-_FIELDS = ("query", "status", "latency_s", "attempts", "error", "index_digest", "retriever")
+_FIELDS = ("query", "status", "latency_s", "attempts", "error", "index_digest", "retriever", "tool")
 """The fields of a search that are written as they are; the episode sets `turn` and what it showed."""
 
 
@@ -141,7 +143,19 @@ class Recorder:
     async def search(self, query: str, retriever: str = "") -> Search:
         """The outcome of one query, recorded. Raises UserError if the cassette cannot be written."""
         outcome: Search = await self._search.search(query, *([retriever] if retriever else []))
-        recorded = replace(outcome, query=query, retriever=retriever)
+        self._record(replace(outcome, query=query, retriever=retriever))
+        return outcome
+
+    async def document(self, passage: Passage, retriever: str = "") -> Search:
+        """The document of a passage, recorded as a search is."""
+        outcome: Search = await self._search.document(passage, retriever)
+        self._record(outcome)
+        return outcome
+
+    async def lacks_documents(self) -> str:
+        return await lacks_documents(self._search)
+
+    def _record(self, recorded: Search) -> None:
         passages = {_key(hit.passage): hit.passage for hit in recorded.hits}
         new = [key for key in passages if key not in self._numbers]
         self._numbers |= {key: place for place, key in enumerate(new, len(self._numbers))}
@@ -149,7 +163,6 @@ class Recorder:
         line = {"episode": current_episode.get(), "hits": hits}
         line |= {name: getattr(recorded, name) for name in _FIELDS}
         self._append(*({"passage": passages[key].row()} for key in new), line)
-        return outcome
 
     async def connect(self) -> None:
         """Connect the recorded search tool."""
@@ -204,17 +217,18 @@ class Replay:
         if cassette.retrievers is not None:
             self.retrievers = cassette.retrievers
         self.digests = cassette.digests
-        self._outcomes: dict[tuple[str, str, str], list[Search]] = defaultdict(list)
-        """By episode, retriever and query; those of all episodes by ("", retriever, query)."""
+        self._outcomes: dict[tuple[str, str, str, str], list[Search]] = defaultdict(list)
+        """By episode, tool, retriever and query; those of all episodes by ("", tool, retriever, query)."""
         last = {episode: session for session, episode, _ in cassette.searches}
         for session, episode, search in cassette.searches:
             if self.digests.get(search.retriever) == "":  # not known when the recording began
                 self.digests[search.retriever] = search.index_digest
-            self._outcomes["", search.retriever, search.query].append(search)
+            of = (search.tool, search.retriever, search.query)
+            self._outcomes["", *of].append(search)
             # Of an episode that ran again after a resume, only the outcomes of its last run count.
             if episode and session == last[episode]:
-                self._outcomes[episode, search.retriever, search.query].append(search)
-        self._played: Counter[tuple[str, str, str]] = Counter()
+                self._outcomes[episode, *of].append(search)
+        self._played: Counter[tuple[str, str, str, str]] = Counter()
 
     @property
     def index_digest(self) -> str:
@@ -222,9 +236,19 @@ class Replay:
 
     async def search(self, query: str, retriever: str = "") -> Search:
         """The recorded outcome. Raises MissingFromCassette for a query that was not recorded."""
+        return await self._recorded("search", retriever, query)
+
+    async def document(self, passage: Passage, retriever: str = "") -> Search:
+        """The recorded document. Raises MissingFromCassette for one that was not recorded."""
+        return await self._recorded(DOCUMENT, retriever, passage.id)
+
+    async def lacks_documents(self) -> str:
+        return ""
+
+    async def _recorded(self, tool: str, retriever: str, query: str) -> Search:
         await asyncio.sleep(0)
         for episode in (current_episode.get(), ""):
-            key = (episode, retriever, query)
+            key = (episode, tool, retriever, query)
             if outcomes := self._outcomes.get(key):
                 outcome = outcomes[min(self._played[key], len(outcomes) - 1)]
                 self._played[key] += 1

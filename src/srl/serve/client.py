@@ -8,17 +8,20 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
-from time import monotonic
+from time import monotonic, perf_counter
 
 import httpx
 import tenacity
 
 from srl.errors import UserError
 from srl.safe import quoted
+from srl.serve.documents import as_document, hits_of, names_of, parts_in
 from srl.serve.query_batcher import MAX_QUERY_CHARS, QueryBatcher
 from srl.serve.request import (
     RequestFault,
+    access,
     bearer_token,
     exchange,
     health_url,
@@ -27,7 +30,7 @@ from srl.serve.request import (
     retrieve_url,
 )
 from srl.serve.wire import read_digest, write_request
-from srl.trajectory import Hit, Search
+from srl.trajectory import Hit, Passage, Search
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,9 @@ MAX_WAIT_S = 10.0
 """The longest wait before a retry, whatever `Retry-After` says."""
 _SINGLE_QUERIES_AT_ONCE = 8
 _QUERY = "Who wrote On the Origin of Species?"
+
+Exchange = Callable[[str, list[str]], Awaitable[tuple[list[list[Hit]], str]]]
+"""Asks the server at a URL: the hits of each query, and the digest of its index. Raises RequestFault."""
 
 
 @dataclass(slots=True, eq=False)
@@ -163,6 +169,38 @@ class HttpSearch:
         """
         return await self._batcher.search(query, self.index_digest)
 
+    async def document(self, passage: Passage, retriever: str = "") -> Search:
+        """The passages of the document of `passage`, in order; never raises."""
+        began, ask = perf_counter(), partial(self._access, passage)
+        (outcome,), _ = await self._ask([passage.id], self._retries + 1, ask)
+        outcome = replace(outcome, latency_s=perf_counter() - began)
+        return as_document(outcome, passage, self.index_digest)
+
+    async def _access(self, passage: Passage, url: str, names: list[str]) -> tuple[list[list[Hit]], str]:
+        """The passages of one document, as the hits of one query."""
+        parts: list[Passage] = []
+        for names in names_of(passage):
+            pages = await access(self._open_client(), url, names, self._timeout_s)
+            parts += parts_in(passage, pages)
+            if not all(pages):
+                break
+        return [hits_of(parts)], ""
+
+    async def lacks_documents(self) -> str:
+        """Why a server has none: no /access, or a live index."""
+        client = self._open_client()
+        for url in self.urls:
+            try:
+                await access(client, url, [], self._timeout_s)
+                async with asyncio.timeout(self._timeout_s):
+                    health = await exchange(client, "GET", health_url(url))
+                about = json.loads(health.content) if health.status_code == 200 else None
+            except Exception as error:  # a library may raise anything
+                return f"no documents from {url}: {error}"
+            if isinstance(about, dict) and about.get("live") is True:
+                return f"{url}: a live retriever has no documents"
+        return ""
+
     async def aclose(self) -> None:
         """Close the connections; the next search opens new ones."""
         if self._client is not None and self._loop is asyncio.get_running_loop():
@@ -183,8 +221,13 @@ class HttpSearch:
 
         return await asyncio.gather(*map(alone, queries))
 
-    async def _ask(self, queries: list[str], attempts: int) -> tuple[list[Search], RequestFault | None]:
-        """One outcome per query; if no attempt succeeds, all have the same fault, which is returned too."""
+    async def _ask(
+        self, queries: list[str], attempts: int, ask: Exchange | None = None
+    ) -> tuple[list[Search], RequestFault | None]:
+        """One outcome per query; if no attempt succeeds, all have the same fault, which is returned too.
+
+        `ask` asks a server, by default for the hits of the queries.
+        """
         sent = 0
 
         async def attempt() -> list[Search]:
@@ -196,7 +239,7 @@ class HttpSearch:
                 tried.append(server)
                 sent += 1
                 try:
-                    hits, digest = await self._post(server, queries)
+                    hits, digest = await self._post(server, queries, ask or self._retrieve)
                 except RequestFault as fault:
                     log.debug("a search request failed: %s", fault)
                     faults.append(fault)
@@ -243,17 +286,18 @@ class HttpSearch:
         ready = [server for server in awake if server not in tried]
         return min(ready, key=lambda server: (server.in_flight, server.last_turn), default=None)
 
-    async def _post(self, server: Server, queries: list[str]) -> tuple[list[list[Hit]], str]:
+    async def _retrieve(self, url: str, queries: list[str]) -> tuple[list[list[Hit]], str]:
+        body = write_request(queries, self._topk)
+        return await post(self._open_client(), url, body, len(queries), self._topk, self._timeout_s)
+
+    async def _post(self, server: Server, queries: list[str], ask: Exchange) -> tuple[list[list[Hit]], str]:
         """The hits of each query and the digest of the index. Raises RequestFault."""
         server.last_turn = next(self._turns)
         server.in_flight += 1
         if server.failures >= FAILURES:  # this request tries whether it is back; the others keep off
             server.rests_until_s = self._clock() + COOL_DOWN_S
-        body = write_request(queries, self._topk)
         try:
-            hits, digest = await post(
-                self._open_client(), server.url, body, len(queries), self._topk, self._timeout_s
-            )
+            hits, digest = await ask(server.url, queries)
             expected = self.index_digest or self._expected
             if digest and not digest.startswith(expected):
                 raise RequestFault("failed", _wrong_index(server.url, digest, expected), "setup")

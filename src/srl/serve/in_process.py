@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from srl.index import Index
 from srl.index.retriever import Fault, as_retriever, outcomes_of
 from srl.process import in_thread
+from srl.serve.documents import as_document, hits_of, names_of, parts_in
 from srl.serve.query_batcher import MAX_QUERY_CHARS, QueryBatcher
-from srl.trajectory import Hit, Search, SearchStatus
+from srl.trajectory import Hit, Passage, Search, SearchStatus
 
 LIVE_AT_ONCE = 16
 """Queries in flight to a live index."""
@@ -46,6 +48,28 @@ class LocalSearch:
         Empty and overlong queries are `rejected`; if the index raises, the search has `failed`.
         """
         return await self._batcher.search(query, self.index_digest)
+
+    async def document(self, passage: Passage, retriever: str = "") -> Search:
+        """The passages of the document of `passage`, in order; never raises."""
+        parts: list[Passage] = []
+        try:
+            for names in names_of(passage):
+                pages = [self._passage(name) for name in names]
+                parts += parts_in(passage, pages)
+                if not all(pages):
+                    break
+            outcome = self._outcome(passage.id, hits_of(parts))
+        except Exception as error:  # as of a search: an episode must get an outcome
+            outcome = self._outcome(passage.id, Fault("failed", f"{type(error).__name__}: {error}"))
+        return as_document(outcome, passage, self.index_digest)
+
+    def _passage(self, name: str) -> Passage | None:
+        with suppress(KeyError):
+            return self._index.passage(name)
+        return None
+
+    async def lacks_documents(self) -> str:
+        return "a live retriever has no documents" if self._live else ""
 
     async def _answer(self, queries: list[str]) -> list[Search]:
         found = await self._ask_live(queries) if self._live else self._outcomes(queries)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from srl.protocol import unknown_retriever
-from srl.trajectory import Search, SearchTool
+from srl.trajectory import DocumentTool, Passage, Search, SearchTool
 
 
 class NamedRetrievers:
@@ -17,7 +18,7 @@ class NamedRetrievers:
     """
 
     def __init__(self, default: SearchTool, retrievers: Mapping[str, SearchTool]) -> None:
-        self._tools = {"": default, **retrievers}
+        self._tools: dict[str, Any] = {"": default, **retrievers}
         self.retrievers: tuple[str, ...] = tuple(retrievers)
 
     @property
@@ -37,6 +38,17 @@ class NamedRetrievers:
             return Search(query, status="rejected", error=error, attempts=0, retriever=retriever)
         return replace(await self._tools[retriever].search(query), retriever=retriever)
 
+    async def document(self, passage: Passage, retriever: str = "") -> Search:
+        """The document of a passage that `retriever` returned; never raises."""
+        return replace(await self._tools[retriever].document(passage), retriever=retriever)
+
+    async def lacks_documents(self) -> str:
+        """Why a retriever has none, with its name."""
+        for name, tool in self._tools.items():
+            if why := await lacks_documents(tool):
+                return f"{name}: {why}" if name else why
+        return ""
+
     async def connect(self) -> None:
         """Connect to the servers of all retrievers. Raises UserError if one does not answer."""
         await asyncio.gather(*map(connect, self._tools.values()))
@@ -49,6 +61,11 @@ class NamedRetrievers:
 def digest_of(search: object) -> str:
     """The index digest of a search tool; empty if it has or knows none."""
     return str(getattr(search, "index_digest", ""))
+
+
+async def lacks_documents(search: object) -> str:
+    """Why a search tool has no documents; empty if it has."""
+    return await search.lacks_documents() if isinstance(search, DocumentTool) else "it has no documents"
 
 
 async def connect(search: object) -> None:

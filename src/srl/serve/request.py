@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeVar
 
 import httpx
 
@@ -12,8 +12,8 @@ from srl.errors import UserError
 from srl.index.retriever import Fault, FaultStatus
 from srl.safe import header_secret, quoted, refusal, refuse_credentials
 from srl.serve.http import is_loopback, retry_after
-from srl.serve.wire import DIGEST_HEADER, TOKEN_VARIABLE, read_answer, read_digest
-from srl.trajectory import Hit
+from srl.serve.wire import DIGEST_HEADER, TOKEN_VARIABLE, read_answer, read_digest, read_pages, write_access
+from srl.trajectory import Hit, Passage
 
 MAX_ANSWER_BYTES = 64 << 20
 
@@ -24,6 +24,7 @@ Cause = Literal["request", "setup", "answer", "link", "busy"]
 _BUSY = {408, 425, 429, 503}
 _SETUP = {401, 403, 404, 405, 407}
 _STATUSES: dict[int, FaultStatus] = {503: "refused", 504: "timed_out"}
+T = TypeVar("T")
 
 
 class RequestFault(Fault):
@@ -54,11 +55,34 @@ async def post(
     client: httpx.AsyncClient, url: str, body: bytes, queries: int, topk: int, timeout_s: float
 ) -> tuple[list[list[Hit]], str]:
     """The hits of each query, and the digest of the index that found them. Raises only RequestFault."""
+
+    def read(answer: httpx.Response) -> tuple[list[list[Hit]], str]:
+        return read_answer(answer.content, queries, topk), read_digest(answer.headers.get(DIGEST_HEADER))
+
+    return await _answered(client, url, body, queries, timeout_s, read)
+
+
+async def access(
+    client: httpx.AsyncClient, url: str, names: Sequence[str], timeout_s: float
+) -> list[Passage | None]:
+    """The passages with these ids or addresses, None where there is none. Raises only RequestFault."""
+
+    def read(answer: httpx.Response) -> list[Passage | None]:
+        return read_pages(answer.content, len(names))
+
+    return await _answered(client, access_url(url), write_access(names), 0, timeout_s, read)
+
+
+async def _answered(
+    client: httpx.AsyncClient, url: str, body: bytes, queries: int, timeout_s: float,
+    read: Callable[[httpx.Response], T],
+) -> T:  # fmt: skip
+    """What `read` makes of the answer. Raises only RequestFault."""
     try:
         async with asyncio.timeout(timeout_s):
             response = await exchange(client, "POST", url, body)
         _check_status(url, response.status_code, response.headers, response.content, queries)
-        return read_answer(response.content, queries, topk), read_digest(response.headers.get(DIGEST_HEADER))
+        return read(response)
     except RequestFault:
         raise
     except (TimeoutError, httpx.TimeoutException):
@@ -143,8 +167,17 @@ def retrieve_url(url: str) -> str:
 
 def health_url(url: str) -> str:
     """The health page for `url`: /health, or /health/NAME for /retrieve/NAME."""
+    return _named_page(url, "health")
+
+
+def access_url(url: str) -> str:
+    """Where passages are asked for by their names: /access, or /access/NAME for /retrieve/NAME."""
+    return _named_page(url, "access")
+
+
+def _named_page(url: str, page: str) -> str:
     _, sign, name = httpx.URL(url).path.rpartition("/retrieve/")
-    return page_url(url, f"health/{name}" if sign else "health")
+    return page_url(url, f"{page}/{name}" if sign else page)
 
 
 def page_url(url: str, page: str) -> str:

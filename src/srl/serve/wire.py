@@ -86,16 +86,34 @@ def read_answer(body: bytes, queries: int, topk: int) -> list[list[Hit]]:
 
     Hits without a score get 0. Raises ValueError with a one-line message.
     """
+    result = _result(body, queries)
+    if not all(isinstance(hits, list) for hits in result):
+        raise ValueError('the answer is not {"result": [[…], …]}')
+    return [[_hit(hit) for hit in hits[:topk]] for hits in result]
+
+
+def _result(body: bytes, wanted: int) -> list[Any]:
+    """The list `result` of an answer. Raises ValueError."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
         raise ValueError(f"the answer is not JSON; it begins {quoted(body, 60)!r}") from None
     result = answer.get("result") if isinstance(answer, dict) else None
-    if not isinstance(result, list) or not all(isinstance(hits, list) for hits in result):
-        raise ValueError('the answer is not {"result": [[…], …]}')
-    if len(result) != queries:
-        raise ValueError(f"the answer has {len(result)} lists for {queries} queries")
-    return [[_hit(hit) for hit in hits[:topk]] for hits in result]
+    if not isinstance(result, list):
+        raise ValueError('the answer is not {"result": […]}')
+    if len(result) != wanted:
+        raise ValueError(f"the answer has {len(result)} results for {wanted} queries")
+    return result
+
+
+def write_access(names: Sequence[str]) -> bytes:
+    """A request body for passages by their ids or web addresses."""
+    return json.dumps({"urls": list(names)}).encode()
+
+
+def read_pages(body: bytes, names: int) -> list[Passage | None]:
+    """The passages in an answer to `write_access`, in its order. Raises ValueError with one line."""
+    return [None if page is None else _passage(page) for page in _result(body, names)]
 
 
 def _hit(hit: Any) -> Hit:

@@ -118,8 +118,9 @@ def create_app(
         return named[name]
 
     async def access(request: Request) -> Response:
-        wanted = read_model(PagesRequest, await read_body(request))
-        pages = await to_thread(_write_pages, wanted.urls, named.values())
+        wanted, name = read_model(PagesRequest, await read_body(request)), request.path_params.get("name")
+        indexes = named.values() if name is None else [index_named(name)]
+        pages = await to_thread(_write_pages, wanted.urls, indexes)
         return Response(pages, media_type="application/json")
 
     async def health(request: Request) -> Response:
@@ -158,6 +159,7 @@ def create_app(
             Route("/retrieve", retrieve, methods=["POST"]),
             Route("/retrieve/{name}", retrieve, methods=["POST"]),
             Route("/access", access, methods=["POST"]),
+            Route("/access/{name}", access, methods=["POST"]),
             Route("/health", health),
             Route("/health/{name}", health),
             Route("/metrics", prometheus),
