@@ -148,16 +148,16 @@ def run(
 
 
 def test_report_of_a_model_with_and_without_search(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(place, capsys, "--index", str(place / "index"), "--no-search-too", "--json")
+    code, out, _ = run(place, capsys, "--index", str(place / "index"), "--baseline", "r1", "--json")
     assert code == 0
     report = json.loads(out)
     assert report["questions"] == 4
     assert report["index_digest"] == open_index(place / "index").digest
-    assert (report["search"]["template"], report["no_search"]["template"]) == ("search-r1", "r1")
-    for setting in ("search", "no_search"):
+    assert (report["search"]["template"], report["r1"]["template"]) == ("search-r1", "r1")
+    for setting in ("search", "r1"):
         assert report[setting]["metrics"]["em"] == 0
         assert report[setting]["em_interval"] == pytest.approx(list(wilson_interval(0, 4)))
-    assert report["no_search"]["metrics"]["env/number_of_valid_search"] == 0
+    assert report["r1"]["metrics"]["env/number_of_valid_search"] == 0
 
 
 def test_a_file_decides_over_the_models_card_where_it_names_the_prompt(place: Path, tmp_path: Path) -> None:

@@ -241,11 +241,11 @@ def test_what_costs_memory_or_time_may_change_as_an_evaluation_goes_on(place: Pl
 
 
 def test_each_setting_is_a_run_and_each_names_the_evaluation(place: Place) -> None:
-    found = place.evaluate(no_search_too=True, limit=5).settings
+    found = place.evaluate(baselines=["r1"], limit=5).settings
     runs = [item.run for item in found.values()]
     assert runs == Workspace.resolve().all_runs()
     for named in runs:
-        more = place.evaluate(no_search_too=True, limit=5, runs=[named]).settings
+        more = place.evaluate(baselines=["r1"], limit=5, runs=[named]).settings
         assert [(item.run, item.generated) for item in more.values()] == [(run, 0) for run in runs]
     rag = place.evaluate(baselines=["rag"], limit=5, runs=runs[:1]).settings["rag"]
     assert rag.generated == 5

@@ -145,7 +145,7 @@ def test_verl_continues_a_local_evaluation_and_gives_the_same_answers(tmp_path, 
     training.search(tmp_path)
     command = (
         "eval", "run", str(tmp_path / "model"), "--config", str(file), "--index", str(tmp_path / "index"),
-        "--data", str(tmp_path / "asked.parquet"), "--no-search-too", "--json",
+        "--data", str(tmp_path / "asked.parquet"), "--baseline", "r1", "--json",
     )  # fmt: skip
     finished(*command, workspace=tmp_path / "local")
     finished(*command, "--limit", str(LOCAL), workspace=tmp_path / "verl")
@@ -159,7 +159,7 @@ def test_verl_continues_a_local_evaluation_and_gives_the_same_answers(tmp_path, 
     runs = Workspace(tmp_path / "verl").all_runs()
     assert len(runs) == 2, "the evaluation is continued, not started again"
     tables = [table(tmp_path / name) for name in ("local", "verl")]
-    for setting in ("search", "no_search"):
+    for setting in ("search", "r1"):
         assert tables[0][setting]["metrics"] == pytest.approx(tables[1][setting]["metrics"])
     assert f"{LOCAL} of {QUESTIONS} episodes are in its log" in said(tmp_path / "verl")
     assert not list((tmp_path / "verl").glob(f"{FOLDER}*"))

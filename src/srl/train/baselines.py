@@ -8,7 +8,7 @@ from math import ceil
 
 from srl.config import Config
 from srl.errors import UserError, nearest
-from srl.protocol import NO_INFORMATION, Template
+from srl.protocol import NO_INFORMATION, WITHOUT_SEARCH, Template
 from srl.train.questions import choose_template
 
 ALL = "all"
@@ -21,6 +21,7 @@ CLOSED_BOOK = "closed-book"
 class Baseline:
     """A setting to compare a model with: its template, whether it searches, and whether it answers at once.
 
+    Without a template it has the counterpart without search of the model's own: R1's for Search-R1's.
     `at_once`: one generation, which cannot search. Else a turn without an action gets feedback, as in search.
     """
 
@@ -34,7 +35,7 @@ BASELINES = {
     "cot": Baseline("cot", at_once=True),
     "rag": Baseline("rag", searches=True, at_once=True),
     "few-shot": Baseline("few-shot", searches=True),
-    "r1": Baseline("r1"),
+    "r1": Baseline(""),
 }
 """Each baseline by its name, which is also the name of its setting."""
 
@@ -54,7 +55,8 @@ def baseline_config(config: Config, name: str) -> Config:
     Prompts get as many tokens more as the baseline's text is longer, and room for the passages of rag.
     """
     baseline, data, rollout = BASELINES[name], config.data, config.rollout
-    changed = config.with_settings({"data.template": baseline.template, "rollout.search": baseline.searches})
+    template = baseline.template or WITHOUT_SEARCH.get(config.data.template or "search-r1", "r1")
+    changed = config.with_settings({"data.template": template, "rollout.search": baseline.searches})
     if baseline.at_once:
         at_once = {"rollout.max_turns": 0, "data.max_response_length": rollout.max_turn_tokens}
         changed = changed.with_settings(at_once)

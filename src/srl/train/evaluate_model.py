@@ -14,7 +14,6 @@ from srl.errors import CheckFailed, UserError
 from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise
 from srl.evaluate.question_sets import Sample, draw
 from srl.progress import Count, counted
-from srl.protocol import WITHOUT_SEARCH
 from srl.rollout.codec import Codec
 from srl.rollout.environment import Environment
 from srl.store import LogWriter, reading
@@ -128,7 +127,6 @@ def evaluate_model(
     *,
     n: int = 1,
     limit: int | None = None,
-    no_search_too: bool = False,
     baselines: Sequence[str] = (),
     preset: str = "defaults",
     runs: Sequence[Path] = (),
@@ -151,7 +149,7 @@ def evaluate_model(
         raise UserError("an evaluation with a cassette starts over: leave out --run", key="search.cassette")
     if backend == "verl":  # its servers answer in no fixed order
         config = config.with_settings({"rollout.deterministic": False})
-    settings = _settings(config, files, no_search_too, baselines)
+    settings = _settings(config, files, baselines)
     for name in baselines:
         if (longer := settings[name].data.max_prompt_length) > config.data.max_prompt_length:
             note(f"{name} has a longer prompt: data.max_prompt_length={longer} for it")
@@ -313,21 +311,13 @@ def check_failures(report: ModelReport, limit: float) -> None:
 _LOST_SHARES = ("failed_share", "env/failed_search_share")
 
 
-def _settings(
-    config: Config,
-    files: Sequence[str],
-    no_search_too: bool,
-    baselines: Sequence[str],
-) -> dict[str, Config]:
+def _settings(config: Config, files: Sequence[str], baselines: Sequence[str]) -> dict[str, Config]:
     """The configuration of each setting; files without prompts of their own get the default template."""
     has_prompts = all(Path(file).suffix == ".parquet" for file in files)
     if config.data.template is None and not has_prompts:
         config = config.with_settings({"data.template": load_template(config).name})
-    settings = {"search" if config.rollout.search else "no_search": config}
-    if no_search_too and config.rollout.search:
-        plain = WITHOUT_SEARCH.get(config.data.template or "search-r1", "r1")
-        settings["no_search"] = config.with_settings({"rollout.search": False, "data.template": plain})
-    return settings | {name: baseline_config(config, name) for name in baselines}
+    own = "search" if config.rollout.search else "no_search"
+    return {own: config} | {name: baseline_config(config, name) for name in baselines}
 
 
 def _same_questions(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from srl.cli.eval.shared import (
-    check_baselines,
     check_inputs,
     check_search,
     read_model,
@@ -65,9 +64,6 @@ def run(
         int | None,
         typer.Option(min=1, help="Evaluate a sample of this many questions, of each set as many."),
     ] = None,
-    no_search_too: Annotated[
-        bool, typer.Option("--no-search-too", help="Also evaluate the model without search.")
-    ] = False,
     template: TemplateName = None,
     baseline: Annotated[
         list[str] | None,
@@ -75,9 +71,6 @@ def run(
             metavar="NAME",
             help="Also evaluate it as a baseline: closed-book, cot, rag, few-shot, r1, or all (repeatable).",
         ),
-    ] = None,
-    examples: Annotated[
-        Path | None, typer.Option(help="Text file with worked examples for few-shot, not the built-in ones.")
     ] = None,
     preset: Annotated[
         str | None,
@@ -104,7 +97,7 @@ def run(
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a model on questions: EM, F1, search behaviour, and the same without search and as baselines.
+    """Evaluate a model on questions: EM, F1, search behaviour, and the same as baselines.
 
     An evaluation is a run: every answer is in its log while it goes. The same command with --run, after an
     interruption or for more samples, generates only what the log lacks. On N GPUs, type --shard 1/N to N/N,
@@ -118,7 +111,7 @@ def run(
 
     \b
     Example:
-      srl eval run last --data test.parquet --index my-index --no-search-too
+      srl eval run last --data test.parquet --index my-index --baseline r1
       srl eval run best --data test.parquet --index my-index --limit 400
       srl eval run Qwen/Qwen2.5-0.5B-Instruct --data test.parquet --index my-index --baseline all
     """
@@ -132,6 +125,7 @@ def run(
     directory, workspace = read_model(model)
     show_counted()
     with progress("starting", passing=True):
+        from srl.train.baselines import chosen_baselines
         from srl.train.evaluate_model import check_failures, evaluate_model
         from srl.train.model_settings import local_settings, preset_name
     flags = {
@@ -139,13 +133,12 @@ def run(
         "search.url": url,
         "eval.temperature": temperature,
         "data.template": template,
-        "data.examples": examples,
     }
-    baselines = check_baselines(baseline or [], examples, template)
+    baselines = chosen_baselines(baseline or [])
     settings = local_settings(directory, preset, config, flags, sets or [], workspace, note, backend=backend)
     check_search(settings, baselines, index or url)
     report = evaluate_model(
-        settings, [str(path) for path in data], workspace, n=n, limit=limit, no_search_too=no_search_too,
+        settings, [str(path) for path in data], workspace, n=n, limit=limit,
         baselines=baselines, preset=preset_name(directory, preset, config), shard=parts,
         runs=[workspace.find_run(name) for name in runs or ()], backend=backend, note=note,
     )  # fmt: skip

@@ -40,20 +40,6 @@ def check_inputs(data: Iterable[Path], index: Path | None, url: str | None, temp
         check_index(index)
 
 
-def check_baselines(names: Iterable[str], examples: Path | None, template: str | None) -> list[str]:
-    """The baselines that were named, each once; `examples` are of use to one of them. Raises UserError."""
-    from srl.errors import UserError
-    from srl.protocol import read_examples
-    from srl.train.baselines import chosen_baselines
-
-    chosen = chosen_baselines(names)
-    if examples is not None:
-        read_examples(examples)
-        if "few-shot" not in [*chosen, template]:
-            raise UserError("--examples are for the prompt few-shot: add --baseline few-shot")
-    return chosen
-
-
 def check_search(settings: Config, baselines: Iterable[str] = (), typed: object = None) -> None:
     """There is something to search, if the model or a baseline searches. Raises UserError.
 
