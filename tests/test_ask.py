@@ -160,20 +160,6 @@ def test_each_line_of_stdin_is_a_question_and_one_that_fails_ends_nothing(shell,
     assert "2 questions" in err.splitlines()[-1]
 
 
-def test_card_gives_the_template_and_another_index_is_said(shell, place, monkeypatch, tmp_path):
-    model = tmp_path / "taught"
-    model.mkdir()
-    card = {"format": 1, "template": "tiny", "search": True, "index_digest": "0" * 32}
-    (model / "srl.json").write_text(json.dumps(card))
-    engine = RecordingEngine(CODEC, TURNS)
-    scripted(monkeypatch, engine=engine)
-    code, _, err = shell.typed("ask", model, "--index", place / "index", "Who?", "--temperature", "0.5")
-    assert code == 0
-    assert CODEC.decode(engine.contexts[0]).strip() == "Question : Who?"
-    assert engine.samplings[0].temperature == 0.5
-    assert "trained with the index 000000000000, now " in err
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

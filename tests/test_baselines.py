@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.scripts import EXAMPLES, PAGE, QUESTION, RecordingEngine, TableSearch, play
-from tests.tiny_models import byte_level_tokenizer, tiny_model
+from tests.tiny_models import byte_level_tokenizer
 
-from srl.cli import main
 from srl.config import Config, load_config
-from srl.data.corpus import write_corpus
-from srl.index import build_index
-from srl.models.weights import save_model
-from srl.protocol import TEMPLATES, examples_in, render_information, render_passage
+from srl.protocol import TEMPLATES, examples_in, render_information
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions, PromptTooLongError
 from srl.rollout.observation import fit_information
@@ -44,25 +37,16 @@ def codec() -> Codec:
     return Codec(byte_level_tokenizer())
 
 
-def test_rag_searches_for_the_question_before_the_first_generation(codec):
+def test_rag_searches_for_the_question_and_has_the_passages_before_it_in_the_prompt(codec):
     search, engine = TableSearch(), RecordingEngine(codec, [ANSWER])
     trajectory = play(codec, [], search, template=RAG, engine=engine, options=AT_ONCE)
     assert search.queries == [QUESTION.text]
     assert [segment.kind for segment in trajectory.segments] == ["prompt", "policy"]
     assert (trajectory.end, trajectory.answer, trajectory.turns) == ("answered", "Ossa Trell", 1)
-    assert INFORMATION in codec.decode(engine.contexts[0])
+    prompt = codec.decode(engine.contexts[0])
+    assert prompt.index(INFORMATION) < prompt.index(f"Question: {QUESTION.text}")
     assert (trajectory.valid_searches, trajectory.valid_actions) == (1, 1)
     assert [(found.turn, found.hits[0].passage) for found in trajectory.searches] == [(0, PAGE)]
-
-
-def test_rag_has_the_passages_before_the_question_in_the_prompt_and_nowhere_in_the_mask(codec):
-    trajectory = play(codec, [ANSWER], TableSearch(), template=RAG, options=AT_ONCE)
-    prompt = trajectory.segments[0].text
-    assert prompt.index(INFORMATION) < prompt.index(f"Question: {QUESTION.text}")
-    masked = [
-        token for token, mask in zip(trajectory.token_ids, trajectory.response_mask, strict=True) if mask
-    ]
-    assert codec.decode(masked) == ANSWER
     assert trajectory.question == QUESTION, "a question in the log is the one that was asked"
 
 
@@ -73,20 +57,6 @@ def test_a_failed_search_of_rag_is_a_fault_and_nothing_is_generated(codec):
     assert (trajectory.end, trajectory.valid, trajectory.answer) == ("failed", False, None)
     assert (engine.contexts, trajectory.turns, trajectory.valid_searches) == ([], 0, 0)
     assert trajectory.fault == "timed_out: no answer in 30 s"
-
-
-def test_the_passages_of_rag_lose_whole_passages_first(codec):
-    pages = [Passage(str(number), f'"Town {number}"\n' + "The sea is near. " * 6) for number in range(3)]
-    two = len(
-        codec.encode_text(render_information([render_passage(n + 1, Hit(pages[n], 1)) for n in (0, 1)]))
-    )
-    trajectory = play(
-        codec, [ANSWER], TableSearch(pages), template=RAG, options={**AT_ONCE, "max_obs_length": two}
-    )
-    prompt = trajectory.segments[0].text
-    assert ("Town 0" in prompt, "Town 1" in prompt, "Town 2" in prompt) == (True, True, False)
-    assert "…" not in prompt
-    assert [search.shown for search in trajectory.searches] == [2]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -190,12 +160,12 @@ CHAT = "{% for message in messages %}<|end|>{{ message.role }}:{{ CONTENT }}{% e
         ("message.content.split('</think>')[-1]", ["user"]),
     ],
 )
-def test_examples_are_one_message_where_the_chat_template_drops_thoughts(place, content, roles):
+def test_examples_are_one_message_where_the_chat_template_drops_thoughts(content, roles):
     tokenizer = copy.deepcopy(byte_level_tokenizer())
     tokenizer.chat_template = CHAT.replace("CONTENT", content)
     config = load_config(sets=["data.template=few-shot", "data.max_prompt_length=9999"]).config
     codec = Codec(tokenizer)
-    asked = load_questions((str(place / "test.jsonl"),), config, codec, lambda text: None)
+    asked = load_questions((), config, codec, lambda text: None, read=[QUESTION])
     assert [message["role"] for message in asked[0].prompt] == roles
     shown = [replace(item, prompt=()) for item in asked]
     options = EpisodeOptions(max_prompt_length=9999)
@@ -220,94 +190,3 @@ def _tokens(config: Config, question: str) -> int:
     """The length of a prompt where a token is three characters, the most that a usual text takes."""
     messages = choose_template(config).messages(question, render_information([]))
     return sum(-(-len(message["content"]) // 3) for message in messages)
-
-
-TOWERS = {"Velmar": "Ossa Trell", "Quillon": "Ada Brix", "Tarn": "Ivo Stell", "Mirre": "Una Vost"}
-SMALL = [
-    "data.max_prompt_length=2048", "data.max_response_length=400", "rollout.max_turns=1",
-    "rollout.max_turn_tokens=60", "rollout.max_obs_length=120", "trainer.threads=1",
-]  # fmt: skip
-
-
-class Policy(ScriptedEngine):
-    """An engine that knows one tower, reads passages, and searches where the prompt tells it how."""
-
-    def __init__(self, codec: Codec) -> None:
-        super().__init__(codec, lambda request, turn: "")
-
-    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        text = self.codec.decode(token_ids)
-        town = next(name for name in TOWERS if f"lighthouse of {name}?" in text)
-        if f"was built by {TOWERS[town]}" in text:
-            said = f"<answer>{TOWERS[town]}</answer>"
-        elif "<search>" in text:
-            said = f"<search>lighthouse of {town}</search>"
-        else:
-            said = "Ossa Trell" if "from your own knowledge" in text else "<answer>nobody</answer>"
-        ids = tuple(self.codec.encode_text(said))
-        return Completion(ids, (0.0,) * len(ids), "stop")
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a small random model, an index, and questions."""
-    pytest.importorskip("srl_bm25")
-    folder = tmp_path_factory.mktemp("baselines")
-    save_model(tiny_model(max_length=4096), byte_level_tokenizer(), folder / "model")
-    rows = [
-        {"id": town, "question": f"Who built the lighthouse of {town}?", "golden_answers": [builder]}
-        for town, builder in TOWERS.items()
-    ]
-    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    pages = [
-        Passage(town, f'"{town}"\nThe lighthouse of {town} was built by {builder}.')
-        for town, builder in TOWERS.items()
-    ]
-    write_corpus(folder / "corpus.jsonl", pages)
-    build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
-    return folder
-
-
-@pytest.fixture
-def typed(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Types `srl eval run MODEL --data … …` with the policy above: exit code, stdout and stderr."""
-    monkeypatch.setattr(
-        "srl.train.load_components.load_engine", lambda config, policy, note: Policy(policy.codec)
-    )
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        sets = [part for text in SMALL for part in ("--set", text)]
-        files = ["--data", str(place / "test.jsonl")]
-        code = main(["eval", "run", str(place / "model"), *files, *sets, *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
-def test_baselines_are_columns_of_one_table_and_rows_of_json(place, typed):
-    searching = ("--index", str(place / "index"), "--baseline", "all")
-    code, out, _ = typed(*searching, "--json")
-    assert code == 0
-    report = json.loads(out)
-    settings = {name: value for name, value in report.items() if isinstance(value, dict) and "run" in value}
-    assert list(settings) == ["search", "closed-book", "cot", "rag", "few-shot", "r1"]
-    em = {name: value["metrics"]["em"] for name, value in settings.items()}
-    assert em == {"search": 1, "closed-book": 0.25, "cot": 0, "rag": 1, "few-shot": 1, "r1": 0}
-    gains = {name: value["gain_over_closed_book"] for name, value in settings.items()}
-    assert gains == {
-        "search": 0.75, "closed-book": None, "cot": -0.25, "rag": 0.75, "few-shot": 0.75, "r1": -0.25,
-    }  # fmt: skip
-    searches = [value["metrics"]["env/number_of_valid_search"] for value in settings.values()]
-    assert searches == [1, 0, 0, 1, 1, 0]
-    assert len({value["run"] for value in settings.values()}) == len(settings)
-
-    code, out, _ = typed(*searching)
-    assert code == 0
-    head, *rows = out.splitlines()
-    assert head.split("  ")[-1] == "r1"
-    assert head.split("  closed-book")[0].strip() == "with search"
-    gain = next(row for row in rows if "gain over closed-book" in row)
-    assert gain.split()[3:] == ["+0.750", "-0.250", "+0.750", "+0.750", "-0.250"]

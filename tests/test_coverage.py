@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.shared_data import shared_data
@@ -121,33 +117,18 @@ def test_real_answers_are_found_as_by_searching_the_whole_text():
 # The command
 
 
-@pytest.fixture
-def srl(capsys, monkeypatch, tmp_path) -> Iterator[object]:
-    """Runs `srl` in a directory with prepared data in `d`; gives exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SRL_WORKSPACE", str(tmp_path / "work"))
-    Path("d").mkdir()
-    write_corpus("d/corpus.jsonl", CORPUS)
+def test_a_prepared_directory_is_compared_with_its_own_corpus_split_by_split(capsys, tmp_path):
+    write_corpus(tmp_path / "corpus.jsonl", CORPUS)
     write_questions(
-        "d/test.parquet",
+        tmp_path / "test.parquet",
         [ask("t0", "Ossa Trell", supporting_ids=["p0"]), ask("t1", "Orra Vess", supporting_ids=["p1", "p9"])],
     )
     write_questions(
-        "d/train.parquet",
+        tmp_path / "train.parquet",
         [Question("n0", "Is it?", ("yes",), "other"), Question("n1", "Who?", ("Iro Bann",), "made-up")],
     )
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
-def test_a_prepared_directory_is_compared_with_its_own_corpus_split_by_split(srl):
-    code, out, _ = srl("data", "coverage", "d")
-    assert code == 0
+    assert main(["data", "coverage", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
     rows = [line.split() for line in out.splitlines()[1:]]
     assert rows == [
         ["train", "other", "1", "unknown", "unknown", "unknown", "unknown"],

@@ -168,17 +168,3 @@ def test_two_questions_with_one_id_and_no_questions_are_not_written(tmp_path):
         with pytest.raises(UserError):
             write_questions(tmp_path / "train.parquet", questions)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("truth", "answers"),
-    [
-        ({"target": "Sri Lanka<|answer_split|>Ceylon"}, ("Sri Lanka", "Ceylon")),
-        ({"target": [1912.0]}, ("1912",)),
-        ("['Paris']", ("Paris",)),
-        ({"target": ["AC/DC", "a|b"]}, ("AC/DC", "a|b")),
-    ],
-)
-def test_several_answers_stay_several_however_they_were_joined(truth, answers, tmp_path):
-    path = save(tmp_path / "train.parquet", row("nq", 0, "a?", reward_model={"ground_truth": truth}))
-    assert read_questions(path)[0].golden_answers == answers

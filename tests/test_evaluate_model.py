@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,12 +21,12 @@ from srl.config import load_config
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.evaluate import wilson_interval
-from srl.files import ABOUT, write_json
+from srl.files import ABOUT
 from srl.index import build_index, open_index
 from srl.models.weights import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
-from srl.rollout.engine import ScriptedEngine
+from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.store import LogWriter, RunInfo, read_records
@@ -129,35 +130,26 @@ def test_a_scripted_policy_is_measured_by_hand() -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small random model, a corpus, its index, and questions."""
     folder = tmp_path_factory.mktemp("evaluation")
-    save_model(tiny_model(max_length=1024), byte_level_tokenizer(), folder / "model")
+    save_model(tiny_model(max_length=4096), byte_level_tokenizer(), folder / "model")
     write_questions(folder / "test.parquet", QUESTIONS)
     write_corpus(folder / "corpus.jsonl", PASSAGES)
     build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
     return folder
 
 
+def words(option: str, values: Iterable[str]) -> list[str]:
+    """An option that is typed several times."""
+    return [part for value in values for part in (option, value)]
+
+
 def run(
     place: Path, capsys: pytest.CaptureFixture[str], *arguments: str, model: str = "", data: bool = True
 ) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `srl eval run`."""
-    sets = [part for text in SMALL for part in ("--set", text)]
     files = ["--data", str(place / "test.parquet")] if data else []
-    code = main(["eval", "run", model or str(place / "model"), *files, *sets, *arguments])
+    code = main(["eval", "run", model or str(place / "model"), *files, *words("--set", SMALL), *arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
-
-
-def test_report_of_a_model_with_and_without_search(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(place, capsys, "--index", str(place / "index"), "--baseline", "r1", "--json")
-    assert code == 0
-    report = json.loads(out)
-    assert report["questions"] == 4
-    assert report["index_digest"] == open_index(place / "index").digest
-    assert (report["search"]["template"], report["r1"]["template"]) == ("search-r1", "r1")
-    for setting in ("search", "r1"):
-        assert report[setting]["metrics"]["em"] == 0
-        assert report[setting]["em_interval"] == pytest.approx(list(wilson_interval(0, 4)))
-    assert report["r1"]["metrics"]["env/number_of_valid_search"] == 0
 
 
 def test_a_file_decides_over_the_models_card_where_it_names_the_prompt(place: Path, tmp_path: Path) -> None:
@@ -188,7 +180,7 @@ def test_data_sources_are_sets_with_rows_of_their_own(
         ]
         write_questions(tmp_path / f"{source}.parquet", asked)
     drawn = ("--set", "rollout.search=false", "--set", "data.template=r1", "--limit", "4")
-    files = [word for source in sizes for word in ("--data", str(tmp_path / f"{source}.parquet"))]
+    files = words("--data", (str(tmp_path / f"{source}.parquet") for source in sizes))
     code, out, _ = run(place, capsys, *drawn, *files, "--json", data=False)
     assert code == 0
     rows = {row["name"]: row for row in json.loads(out)["no_search"]["sets"]}
@@ -199,20 +191,6 @@ def test_data_sources_are_sets_with_rows_of_their_own(
     code, out, _ = run(place, capsys, *drawn, *files, data=False)
     assert code == 0
     assert re.search(r"^popqa\s+2 of 3\s", out, re.MULTILINE)
-
-
-def test_another_index_than_in_training_is_said_aloud(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = _copy_of(place / "model", tmp_path / "model")
-    write_json(
-        model / "srl.json", {"format": 1, "index_digest": "0" * 32, "template": "search-r1", "search": True}
-    )
-    code, _, err = run(place, capsys, "--index", str(place / "index"), model=str(model))
-    assert code == 0
-    assert "trained with the index 000000000000" in err
-    write_json(model / "srl.json", {"format": 1, "index_digest": open_index(place / "index").digest})
-    assert "trained with" not in run(place, capsys, "--index", str(place / "index"), model=str(model))[2]
 
 
 def test_questions_without_prompts_get_the_default_one(place: Path, tmp_path: Path) -> None:
@@ -295,3 +273,56 @@ def _copy_of(model: Path, to: Path) -> Path:
     for file in model.iterdir():
         (to / file.name).hardlink_to(file)
     return to
+
+
+class Policy(ScriptedEngine):
+    """An engine that knows one tower, reads passages, and searches where the prompt tells it how."""
+
+    def __init__(self, codec: Codec) -> None:
+        super().__init__(codec, lambda request, turn: "")
+
+    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        text = self.codec.decode(token_ids)
+        town = next(name for name in TOWERS if f"lighthouse of {name}?" in text)
+        if f"was built by {TOWERS[town]}" in text:
+            said = f"<answer>{TOWERS[town]}</answer>"
+        elif "<search>" in text:
+            said = f"<search>lighthouse of {town}</search>"
+        else:
+            said = "Ossa Trell" if "from your own knowledge" in text else "<answer>nobody</answer>"
+        ids = tuple(self.codec.encode_text(said))
+        return Completion(ids, (0.0,) * len(ids), "stop")
+
+
+def test_baselines_are_columns_of_one_table_and_rows_of_json(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "srl.train.load_components.load_engine", lambda config, policy, note: Policy(policy.codec)
+    )
+    roomy = ["data.max_prompt_length=2048", "data.max_response_length=400", "rollout.max_turn_tokens=60",
+             "rollout.max_obs_length=120"]  # fmt: skip
+    searching = ("--index", str(place / "index"), "--baseline", "all", *words("--set", roomy))
+    code, out, _ = run(place, capsys, *searching, "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert (report["questions"], report["index_digest"]) == (4, open_index(place / "index").digest)
+    settings = {name: value for name, value in report.items() if isinstance(value, dict) and "run" in value}
+    assert list(settings) == ["search", "closed-book", "cot", "rag", "few-shot", "r1"]
+    em = {name: value["metrics"]["em"] for name, value in settings.items()}
+    assert em == {"search": 1, "closed-book": 0.25, "cot": 0, "rag": 1, "few-shot": 1, "r1": 0}
+    gains = {name: value["gain_over_closed_book"] for name, value in settings.items()}
+    assert gains == {
+        "search": 0.75, "closed-book": None, "cot": -0.25, "rag": 0.75, "few-shot": 0.75, "r1": -0.25,
+    }  # fmt: skip
+    searches = [value["metrics"]["env/number_of_valid_search"] for value in settings.values()]
+    assert searches == [1, 0, 0, 1, 1, 0]
+    assert len({value["run"] for value in settings.values()}) == len(settings)
+
+    code, out, _ = run(place, capsys, *searching)
+    assert code == 0
+    head, *rows = out.splitlines()
+    assert head.split("  ")[-1] == "r1"
+    assert head.split("  closed-book")[0].strip() == "with search"
+    gain = next(row for row in rows if "gain over closed-book" in row)
+    assert gain.split()[3:] == ["+0.750", "-0.250", "+0.750", "+0.750", "-0.250"]

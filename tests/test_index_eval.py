@@ -16,7 +16,6 @@ from tests.shared_data import shared_data
 
 from srl.cli import main
 from srl.data.relevance import LabelledQuestions, read_labelled_questions
-from srl.data.trec import read_qrels, read_topics
 from srl.evaluate.index_eval import evaluate_index, overlap_at
 from srl.index import Fault, build_index, open_index
 from srl.serve.server import create_app
@@ -62,15 +61,6 @@ def write(name: str, *lines: str) -> Path:
 
 
 # What is asked, and what is known of it
-
-
-def test_trec_topics_and_judgements_are_read_as_they_are_published():
-    data = shared_data("cranfield")
-    topics, judged = dict(read_topics(data / "cran.qry.xml")), read_qrels(data / "cranqrel.trec.txt")
-    assert len(topics) == len(judged) == 225
-    assert topics["4"].startswith("what problems of heat conduction in composite slabs")
-    assert judged["1"]["184"] == 1
-    assert judged["1"]["486"] == 0
 
 
 def test_questions_of_every_kind_meet_their_judgements(here):

@@ -17,7 +17,6 @@ from tests.shared_data import shared_data
 import srl.store
 from srl.cli import main
 from srl.data.parquet import read_questions
-from srl.evaluate.retrieval_metrics import recall_at_k, supporting_ids
 from srl.index import open_index
 from srl.models.load import load_model, load_tokenizer
 from srl.models.weights import model_digest
@@ -82,22 +81,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             f"2wiki-corpus=data/{WIKI}", "--val", 0.1, "--out", "wiki")  # fmt: skip
         run("index", "build", "--corpus", "wiki/corpus.jsonl", "--out", "wiki-index")
         yield folder
-
-
-def test_index_finds_the_own_paragraph_of_held_out_questions(place: Path) -> None:
-    held = read_questions(place / "wiki" / "validation.parquet")
-    found = json.loads(
-        run("index", "search", "wiki-index", *(question.text for question in held), "-k", 10, "--json")
-    )
-    ranked = [[hit["id"] for hit in row["hits"]] for row in found]
-    own = [supporting_ids(question) for question in held]
-    recall = {
-        k: sum(recall_at_k(ids, wanted, k) for ids, wanted in zip(ranked, own, strict=True)) / len(held)
-        for k in (1, 3, 5, 10)
-    }
-    assert recall[1] > 0.6
-    assert recall[3] > 0.8
-    assert recall[10] > 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,40 +211,3 @@ def check_segments(trajectory: Trajectory, codec: Codec) -> None:
         else:
             assert not segment.logprobs
             assert codec.encode_text(segment.text) == list(segment.token_ids)
-
-
-@whole_path
-def test_advantages_compare_the_answers_to_one_question(trained: Trained) -> None:
-    groups: dict[tuple[int, str], list[Record]] = {}
-    for record in trained.records("phase = 'train'"):
-        groups.setdefault((record.trajectory.step, record.trajectory.question.id), []).append(record)
-    assert [len(group) for group in groups.values()] == [4] * 8
-    told_apart = 0
-    for group in groups.values():
-        scores = [record.score.value for record in group if record.score is not None]
-        heights = [max(record.advantages or (), key=abs) for record in group]
-        mean = sum(scores) / 4
-        assert sum(heights) == pytest.approx(0, abs=1e-4)
-        assert all(
-            (height > 0) == (score > mean + 1e-6) for height, score in zip(heights, scores, strict=True)
-        )
-        told_apart += any(heights)
-    assert told_apart
-
-
-@whole_path
-def test_run_can_be_looked_into(trained: Trained) -> None:
-    def inspect(*arguments: object) -> str:
-        return run("--workspace", trained.place / "workspace", "inspect", *arguments)
-
-    name = trained.run.name
-    lines = [json.loads(line) for line in inspect("trajectories", name, "--limit", 0, "--json").splitlines()]
-    assert len(lines) == 32 + 8 + 16
-    searched = next(line for line in lines if line["searches"])
-    shown = inspect("show", searched["id"])
-    assert "── search 1: " in shown
-    assert searched["question"] in shown
-    query = "SELECT phase, count(verdict) AS total FROM trajectories GROUP BY phase"
-    counted = [json.loads(line) for line in inspect("sql", "--run", name, query, "--json").splitlines()]
-    totals = {row["phase"]: row["total"] for row in counted}
-    assert totals == {"train": 32, "val": 8, "test": 16}

@@ -13,8 +13,7 @@ from srl.cli.eval.shared import (
     check_inputs,
     check_search,
     read_model,
-    tell_indexes,
-    usage_line,
+    tell_changed_indexes,
 )
 from srl.cli.options import (
     IndexToSearch,
@@ -160,7 +159,7 @@ def _show(report: ModelReport, as_json: bool) -> None:
     from srl.cli.output import note, print_json, table
     from srl.evaluate import mean_seconds
 
-    tell_indexes(report)
+    tell_changed_indexes(report.changed_indexes, "evaluated with", "the results are for a different index")
     if as_json:
         print_json(_as_json(report))
         return
@@ -177,8 +176,10 @@ def _show(report: ModelReport, as_json: bool) -> None:
         if is_part or len(report.sample.drawn) > 1:
             note(f"{report.model}, {head}: {found.run.name}")
             table(*_sets_table(_sets(report, found)))
-    if report.usage:
-        note(usage_line(report.usage))
+    if usage := report.usage:
+        failed = f" ({usage['failed_requests']:,.0f} failed)" if usage["failed_requests"] else ""
+        tokens = f"{usage['prompt_tokens']:,.0f} tokens in, {usage['completion_tokens']:,.0f} out"
+        note(f"{usage['requests']:,.0f} requests{failed}, {tokens}")
 
 
 def _rows(report: ModelReport) -> list[list[str]]:

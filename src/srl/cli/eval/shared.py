@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from srl.config import Config
-    from srl.train.evaluate_model import ModelReport
     from srl.train.search import ChangedIndex
     from srl.workspace import Workspace
 
@@ -63,23 +62,9 @@ def check_search(settings: Config, baselines: Iterable[str] = (), typed: object 
         raise UserError(f"--baseline {searching[0]} has nothing to search: give --index DIR or --url URL")
 
 
-def usage_line(usage: Mapping[str, float]) -> str:
-    """What a server was asked and charged, in one line."""
-    failed = f" ({usage['failed_requests']:,.0f} failed)" if usage["failed_requests"] else ""
-    return (
-        f"{usage['requests']:,.0f} requests{failed}, {usage['prompt_tokens']:,.0f} tokens in, "
-        f"{usage['completion_tokens']:,.0f} out"
-    )
-
-
 def tell_changed_indexes(changed: Iterable[ChangedIndex], done: str, so: str) -> None:
     """Warn of the indexes that are not those of training: what is `done` with them, and `so` what."""
     from srl.cli.output import note
 
     for other in changed:
         note(f"warning: trained with {other.named} {other.before[:12]}, {done} {other.now[:12]}: {so}")
-
-
-def tell_indexes(report: ModelReport) -> None:
-    """Warn if the indexes are not those that the model was trained with."""
-    tell_changed_indexes(report.changed_indexes, "evaluated with", "the results are for a different index")
