@@ -40,7 +40,7 @@ from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.serve.in_process import LocalSearch
 from srl.train.make_missing import BASE_MODELS
-from srl.train.sft import demonstrate, fine_tune
+from srl.train.sft import demonstrate, fine_tune_step
 from srl.trajectory import Question, Segment, Trajectory
 from srl.update.optimiser import Optimiser, Schedule, schedule
 
@@ -157,10 +157,9 @@ def make_base(
     for stage in stages(seed, kind):
         plan = schedule(stage.decay, 20, stage.steps)
         optimiser = Optimiser(model.parameters(), lr=stage.lr, betas=(0.9, 0.98), schedule=plan)
-        fine_tune(
-            model, optimiser, stage.data(tokenizer, stage.steps),
-            observation_weight=stage.observation_weight, on_step=partial(on_step, stage.name),
-        )  # fmt: skip
+        for step, batch in enumerate(stage.data(tokenizer, stage.steps), start=1):
+            weight = stage.observation_weight
+            on_step(stage.name, step, fine_tune_step(model, optimiser, batch, observation_weight=weight))
     return model, tokenizer
 
 

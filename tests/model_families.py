@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.rows import on_policy
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from srl.config.sections import Model
@@ -23,7 +24,7 @@ from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.load_components import LoadedModel, load_policy
 from srl.train.model_check import check_model
-from srl.update.actor import ActorLoss, Experience, update_actor
+from srl.update.actor import ActorLoss, update_actor
 from srl.update.batch import Batch, row_batch
 from srl.update.logits import packs
 from srl.update.logprobs import batched_stats
@@ -164,7 +165,7 @@ def train(policy: LoadedModel, rows: list[list[int]], sampled: list[list[float]]
     mask = (theirs != 0).float()
     old = batched_stats(policy.model, batch, mask, max_tokens=1000).logprobs
     advantages = mask * torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]
-    experience = Experience(batch, mask, mask, advantages, advantages, old)
+    experience = on_policy(batch, mask, advantages, old)
     optimiser = Optimiser(policy.model.parameters(), lr=1e-4)
     metrics = update_actor(policy.model, optimiser, experience, loss=ActorLoss(), mini_batch_rows=4)
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from srl.trajectory import Question, Segment, SegmentKind, Trajectory
 from srl.update.actor import Experience
-from srl.update.batch import collate
+from srl.update.batch import Batch, collate
 
 KINDS: dict[str, SegmentKind] = {"p": "prompt", "a": "policy", "o": "observation", "f": "feedback"}
 
@@ -54,7 +55,17 @@ def experience(
         return scale * torch.randn(mask.shape, generator=generator, dtype=dtype) * loss_mask
 
     old, reference = (noise(0.1) - 3.5 * loss_mask for _ in range(2))
-    return Experience(batch, mask, loss_mask, noise(1), noise(1), old, reference, values=noise(0.5))
+    plain = on_policy(batch, mask, noise(1), old)
+    return replace(plain, loss_mask=loss_mask, returns=noise(1), ref_logprobs=reference, values=noise(0.5))
+
+
+def on_policy(batch: Batch, mask: Tensor, advantages: Tensor, old: Tensor) -> Experience:
+    """What an update reads, without more than it needs."""
+    return Experience(
+        tokens=batch, valid=mask.any(dim=1), group_ids=torch.arange(len(batch)), mask=mask, loss_mask=mask,
+        rewards=advantages, advantages=advantages, returns=advantages, old_logprobs=old,
+        sampler_logprobs=batch.sampler_logprobs,
+    )  # fmt: skip
 
 
 def gradients(model: torch.nn.Module) -> dict[str, Tensor]:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from srl.config import sections
 from srl.models.new import new_model
+from srl.train.learner import Learner
 from srl.train.rl import update
 from srl.update import logits, losses
 from srl.update.actor import ActorLoss, accumulate_actor, actor_loss, update_actor
 from srl.update.logprobs import TokenStats, batched_stats
 from srl.update.losses import count_for
 from srl.update.optimiser import Optimiser
-from srl.update.rollout_correction import NO_CORRECTION
 
 SPECS = ("ppaaoaa", "paaa", "ppppafffa", "ppaaaoooaaaaa")
 FULL = ActorLoss(temperature=0.8, entropy_coeff=0.1, kl_loss_coef=0.2)
@@ -105,32 +105,6 @@ def test_the_whole_loss_of_one_token_by_hand():
     assert model.bias.grad.tolist() == pytest.approx(expected)
 
 
-def test_the_gradient_is_that_of_finite_differences():
-    """Through GPT-2, which computes in float64 all the way; Qwen2's norms are in float32 always."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    shape = {"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
-    model, part = GPT2LMHeadModel(GPT2Config(**shape)).double().eval(), rows()
-    whole_loss(model, part, FULL)[0].backward()
-    found, parameters = gradients(model), dict(model.named_parameters())
-    for name in ("wte.weight", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight", "ln_f.weight"):
-        weight, gradient = (known[f"transformer.{name}"].detach().view(-1) for known in (parameters, found))
-        for place in gradient.abs().topk(3).indices.tolist():
-            slope = slope_at(lambda: whole_loss(model, part, FULL)[0].item(), weight, place)
-            assert slope == pytest.approx(float(gradient[place]), rel=1e-5), name
-
-
-def slope_at(value, weight, place, step=1e-6):
-    """The symmetric difference quotient of `value()` in one number of `weight`."""
-    kept, sides = weight[place].item(), []
-    for moved in (kept + step, kept - step):
-        weight[place] = moved
-        sides.append(value())
-    weight[place] = kept
-    return (sides[0] - sides[1]) / (2 * step)
-
-
 @pytest.mark.parametrize("normalise", MODES)
 def test_rows_whose_search_failed_leave_gradients_unchanged(normalise):
     """Also when they fill a micro-batch of their own."""
@@ -179,21 +153,12 @@ def test_observations_are_context_and_never_targets():
     same(taught(model, part), expected)
     token = part.batch.input_ids.clone()
     token[0, 5] = 39 - int(token[0, 5])
-    changed = replace(part, batch=replace(part.batch, input_ids=token))
+    changed = replace(part, tokens=replace(part.batch, input_ids=token))
     assert any(not torch.allclose(found, expected[name]) for name, found in taught(model, changed).items())
 
 
-def test_without_the_mask_what_was_read_is_trained_too():
-    model = policy()
-    masked, bare = rows(("ppaaooaa",)), rows(("ppaaooaa",), mask_observations=False)
-    assert masked.loss_mask.sum() == 4
-    assert bare.loss_mask.sum() == 6
-    bare = replace(bare, old_logprobs=masked.old_logprobs, ref_logprobs=masked.ref_logprobs,
-                   advantages=masked.advantages)  # fmt: skip
-    same(taught(model, bare), taught(model, masked))
-    more = replace(bare, advantages=masked.advantages + (bare.loss_mask - bare.mask))
-    found = taught(model, more)
-    assert not torch.allclose(found["model.norm.weight"], taught(model, masked)["model.norm.weight"])
+def learner(config, model):
+    return Learner(config, None, model, None, None, None)
 
 
 class Counting(Optimiser):
@@ -216,72 +181,8 @@ def test_the_mini_batch_size_counts_prompts_times_n(tmp_path, workspace):
     part = experience([trajectory(SPECS[n % 4], seed=n) for n in range(16)])
     optimiser = Counting(model.parameters(), lr=1e-4)
 
-    class Learner:
-        correction = NO_CORRECTION
-        config, critic, actor = chosen, None, model
-
-    update(Learner, {"actor": optimiser}, 1, part)
+    update(learner(chosen, model), {"actor": optimiser}, 1, part)
     assert optimiser.steps == 2 * 3
-
-
-def test_the_critic_learns_first_where_that_is_asked_for(tmp_path):
-    write_setting(tmp_path)
-    chosen = config(tmp_path, "grpo", trainer__critic_warmup=2)
-    model = policy(dtype=torch.float32)
-    part = experience([trajectory(spec, seed=n) for n, spec in enumerate(SPECS)])
-    optimiser = Counting(model.parameters(), lr=1e-4)
-
-    class Learner:
-        correction = NO_CORRECTION
-        config, critic, actor = chosen, None, model
-
-    update(Learner, {"actor": optimiser}, 2, part)
-    assert optimiser.steps == 0
-    update(Learner, {"actor": optimiser}, 3, part)
-    assert optimiser.steps == 1
-
-
-def test_an_update_moves_log_probs_the_way_of_the_advantages():
-    model, part = (
-        policy(dtype=torch.float32),
-        experience([trajectory(spec, seed=n) for n, spec in enumerate(SPECS)]),
-    )
-    old = batched_stats(model, part.batch, part.mask, max_tokens=1000).logprobs
-    part = replace(
-        part, old_logprobs=old, advantages=part.mask * torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]
-    )
-    optimiser = Optimiser(model.parameters(), lr=1e-3)
-    metrics = update_actor(model, optimiser, part, loss=ActorLoss(), mini_batch_rows=4, epochs=3)
-    moved = (batched_stats(model, part.batch, part.mask, max_tokens=1000).logprobs - old).sum(1)
-    assert (moved > 0).tolist() == [True, False, True, False]
-    assert metrics["actor/grad_norm"] > 0
-    assert metrics["actor/lr"] == pytest.approx(1e-3)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_forty_micro_batches_in_bfloat16_have_the_gradient_of_one(seed):
-    """The optimiser accumulates in float32; in bfloat16 the same additions are further from the gradient."""
-    specs = ("ppaaoaa", "paaa", "ppppafffa", "ppaaaoooaaaaa") * 10
-    part = experience([trajectory(spec, seed=n + 40 * seed) for n, spec in enumerate(specs)], seed=seed)
-    loss = ActorLoss(temperature=0.8)
-
-    def gradient(budget, dtype, accumulated=True):
-        model = policy(dtype=dtype)
-        optimiser = Optimiser(model.parameters(), lr=0.1) if accumulated else None
-        accumulate_actor(model, part, loss=loss, max_tokens=budget)
-        owners = optimiser.masters if optimiser else model.parameters()
-        return torch.cat([owner.grad.flatten().double() for owner in owners])
-
-    exact = gradient(10_000, torch.float64)
-
-    def off(found):
-        return float((found - exact).norm() / exact.norm())
-
-    whole, summed = off(gradient(10_000, torch.bfloat16)), off(gradient(1, torch.bfloat16))
-    in_bfloat16 = off(gradient(1, torch.bfloat16, accumulated=False))
-    assert summed < 1.2 * whole
-    assert summed < 0.7 * in_bfloat16
-    torch.testing.assert_close(gradient(1, torch.float32), gradient(10_000, torch.float32))
 
 
 PLAIN = ActorLoss(temperature=0.8)
@@ -353,12 +254,8 @@ def test_without_a_pass_for_old_log_probs_entropy_is_that_of_the_rows_read(tmp_p
     read = part.rows(torch.tensor([2, 3]))
     expected = batched_stats(model, read.batch, read.mask, max_tokens=1000).entropy[read.mask.bool()].mean()
 
-    class Learner:
-        correction = NO_CORRECTION
-        config, critic, actor = chosen, None, model
-
     optimiser = Optimiser(model.parameters(), lr=1e-4)
-    after, metrics = update(Learner, {"actor": optimiser}, 1, part)
+    after, metrics = update(learner(chosen, model), {"actor": optimiser}, 1, part)
     assert after.old_logprobs.any(dim=1).tolist() == [False, False, True, True]
     assert metrics["actor/entropy"] == pytest.approx(float(expected), rel=1e-5)
     assert metrics["actor/no_gradient_share"] == 0.5

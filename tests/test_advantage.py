@@ -18,9 +18,7 @@ from srl.advantage import (
     masked_mean,
     masked_sum,
     masked_whiten,
-    over_tokens,
     score_on_last_token,
-    sequence_score,
 )
 
 NAN = float("nan")
@@ -41,15 +39,6 @@ def test_sums_and_means_read_nothing_off_the_mask():
 def test_whitening_by_hand():
     whitened = masked_whiten(row(1, NAN, NAN, 2, 6, NAN), MASK)
     assert_close(whitened, row(-2, 0, 0, -1, 3, 0) / math.sqrt(7 + 1e-8))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.long, torch.float32])
-def test_dtype_of_the_values_is_kept_whatever_the_mask_is_made_of(dtype, mask_dtype):
-    values, mask = torch.randn(1, 6, dtype=dtype), MASK.to(mask_dtype)
-    outputs = [masked_whiten(values, mask), discounted_returns(values, mask, 0.9), *gae(values, values, mask)]
-    outputs += [sequence_score(values, mask), over_tokens(values[:, 0], mask)]
-    assert {output.dtype for output in outputs} == {dtype}
 
 
 def test_the_score_sits_on_the_last_policy_token():

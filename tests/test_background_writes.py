@@ -39,18 +39,6 @@ def runner(log):
     return EpisodeRunner(None, None, None, log, None)  # type: ignore[arg-type]
 
 
-def test_training_goes_on_while_a_step_is_written_and_its_numbers_are_kept():
-    log, metrics = Log(), {"em": 0.5}
-    run = runner(log)
-    run.record(1, "train", [], metrics)
-    assert log.begun[1].wait(60)
-    metrics["em"] = 0.75
-    assert log.written == []
-    log.may[1].set()
-    run.wait_for_log()
-    assert log.written == [(1, "train", {"em": 0.5})]
-
-
 def test_failed_write_ends_the_next_step_and_nothing_is_written_after_it():
     log = Log(1, 2, 3)
     run, log.wrong = runner(log), 2

@@ -54,23 +54,11 @@ def test_rows_drop_the_columns_that_are_padding_in_all_of_them():
 
 @CALMLY
 @given(LENGTHS, st.integers(1, 200))
-def test_every_row_is_in_one_micro_batch(lengths, budget):
+def test_every_row_is_in_one_micro_batch_which_fits_its_budget_and_is_as_full_as_that_allows(lengths, budget):
     groups = [group.tolist() for group in micro_batches(torch.tensor(lengths), budget)]
     assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
-
-
-@CALMLY
-@given(LENGTHS, st.integers(1, 200))
-def test_a_micro_batch_fits_its_budget_unless_it_is_one_row(lengths, budget):
-    for group in micro_batches(torch.tensor(lengths), budget):
-        padded = len(group) * max(lengths[row] for row in group)
-        assert padded <= budget or len(group) == 1
-
-
-@CALMLY
-@given(LENGTHS, st.integers(1, 200))
-def test_no_row_fits_into_the_micro_batch_before_it(lengths, budget):
-    groups = [group.tolist() for group in micro_batches(torch.tensor(lengths), budget)]
+    for group in groups:
+        assert len(group) * max(lengths[row] for row in group) <= budget or len(group) == 1
     for group, following in pairwise(groups):
         assert (len(group) + 1) * lengths[group[0]] > budget
         assert min(lengths[row] for row in group) >= lengths[following[0]]

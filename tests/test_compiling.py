@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -95,17 +94,6 @@ def test_attention_stays_out_of_the_graph_when_another_model_is_packed_later(mon
     before = len(graphs)
     learn(model, batch_of(("paaaoa" * 4, "paa", "ppa", "paoa", "pppa", "paaa")))
     assert before == len(graphs) > 0, "one graph for every number of rows"
-
-
-def test_a_run_compiles_every_trunk_and_keeps_what_was_compiled(tmp_path, compiler, monkeypatch):
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    models = [tiny_model(), tiny_model(seed=1)]
-    compile_updates([model.model for model in models], 64, tmp_path, pytest.fail)
-    batch = batch_of()
-    for model in models:
-        token_stats(model, batch, batch.response_mask)
-    assert compiler.calls == 4
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
 
 
 def test_a_model_that_cannot_be_packed_is_not_compiled_and_said(tmp_path, compiler):

@@ -36,7 +36,6 @@ from srl.train.model_card import card_of_run, write_card
 from srl.train.model_settings import settings_of
 from srl.train.named_checkpoint import model_directory
 from srl.train.questions import load_template
-from srl.train.search import IndexDigests
 from srl.trajectory import Hit, Passage, Question, Search, Trajectory
 from srl.workspace import Workspace
 
@@ -240,7 +239,7 @@ def test_a_model_trained_on_the_prompts_of_its_files_is_measured_on_them(
     sets = [f"search.index={place / 'index'}", "data.template=" + ("null" if own else "short")]
     trained = load_config(None, sets=sets).config
     model = _copy_of(place / "model", tmp_path / "model")
-    write_card(model / "srl.json", card_of_run(trained, load_template(trained), IndexDigests()))
+    write_card(model / "srl.json", card_of_run(trained, load_template(trained), {}))
     config = settings_of(model, None, None, {"search.index": place / "index"}, SMALL)
     asked = [replace(item, prompt=({"role": "user", "content": f"Mine: {item.text}"},)) for item in QUESTIONS]
     write_questions(tmp_path / "test.parquet", asked)

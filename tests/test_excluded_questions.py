@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.training import Said, config, questions, tokenizer, train, write_setting
+from tests.training import config, questions, tokenizer, train, write_setting
 
 from srl.data.demonstration_file import write_demonstrations
 from srl.data.parquet import write_questions
 from srl.errors import UserError
 from srl.rollout.codec import Codec
-from srl.store import reading
 from srl.train.questions import load_splits
-from srl.train.run import resume
 from srl.train.startup_errors import startup_errors
-from srl.workspace import Workspace
 
 
 @pytest.fixture
@@ -71,16 +68,3 @@ def test_files_that_exclude_all_or_nothing_are_refused_by_run_and_plan(place, nu
     with pytest.raises(UserError, match=message):
         train(chosen, place / "work")
     assert any(message in error for error in startup_errors(chosen))
-
-
-def test_a_run_asks_no_excluded_question_and_says_so_when_the_file_has_changed(place):
-    file, workspace = shown(place / "shown.jsonl", 0, 1, 2), place / "work"
-    train(config(place, data__exclude_files=file, data__val_files=None, data__test_files=None), workspace)
-    (run,) = (workspace / "runs").iterdir()
-    query = "SELECT DISTINCT question_id FROM trajectories"
-    asked = {name for (name,) in reading([run], lambda log: log.execute(query).fetchall())}
-    assert asked == {f"towns/train/{number}" for number in range(3, 8)}
-    shown(place / "shown.jsonl", 7)
-    said = Said()
-    resume(run, workspace=Workspace(workspace), terminal=said, steps=3)
-    assert f"started with other questions: the files of data.exclude_files ({file}) have changed" in said.text

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests import training
 from tests.kills import differences
-from tests.training import Said, config, only_run, questions, search_is_down, train, write_setting
+from tests.training import Said, config, only_run, questions, train, write_setting
 
 import srl.store
 from srl.data.demonstration_file import write_demonstrations
@@ -92,12 +92,9 @@ class Stop:
 
 
 MOMENTS = {
-    "the first step": (fine_tuning, "fine_tune_step", 1),
-    "a step before the first checkpoint": (fine_tuning, "fine_tune_step", 2),
-    "a step": (fine_tuning, "fine_tune_step", 5),
-    "a validation": (EpisodeRunner, "score", 4),
-    "the last validation": (EpisodeRunner, "score", 5),
-    "the last test": (EpisodeRunner, "score", 6),
+    "a step before the first checkpoint": (fine_tuning, "fine_tune_step", 2, 1),
+    "a step": (fine_tuning, "fine_tune_step", 5, 4),
+    "the last validation": (EpisodeRunner, "score", 5, STEPS),
 }
 
 
@@ -107,33 +104,15 @@ MOMENTS = {
 def test_it_resumes_bit_for_bit(
     setting: Path, workspace: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
+    """From the step before, which is saved since the run was stopped."""
+    *breaks, newest = MOMENTS[moment]
     with monkeypatch.context() as patch:
-        Stop(patch, *MOMENTS[moment])
+        Stop(patch, *breaks)
         with pytest.raises(KeyboardInterrupt):
             train(chosen(setting), workspace, "sft")
-    run, said = only_run(workspace), Said()
-    if moment == "the last validation":
-        assert max(checkpoints(run)) == STEPS, "it is saved before"
-    summary = resume(run, workspace=Workspace(workspace), terminal=said)
-    assert ("from step-" in said.text) == (moment != "the first step")
-    if moment == "a step":
-        assert "from step-000004" in said.text, "it was saved when it was stopped"
-    assert summary.steps == STEPS
-    assert differences(run, whole[0]) == []
-
-
-def test_failed_searches_are_no_result_of_a_validation_and_it_is_made_again(
-    setting: Path, workspace: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No checkpoint is due at step 4: it is there because the run was stopped."""
-    with monkeypatch.context() as patch:
-        search_is_down(patch, "val/4/")
-        with pytest.raises(UserError, match=r"search failed in \d of 6 episodes.*nobody listens.*--resume"):
-            train(chosen(setting), workspace, "sft")
     run = only_run(workspace)
-    assert max(checkpoints(run)) == 4
-    assert logged(run, "SELECT step FROM steps WHERE phase = 'val' ORDER BY step") == [(0,), (2,)]
-    resume(run, workspace=Workspace(workspace), terminal=Said())
+    assert max(checkpoints(run)) == newest
+    assert resume(run, workspace=Workspace(workspace), terminal=Said()).steps == STEPS
     assert differences(run, whole[0]) == []
 
 
@@ -160,34 +139,22 @@ def test_it_is_extended(setting: Path, workspace: Path) -> None:
     train(chosen(setting, sft__steps=2), workspace, "sft")
     run, said = only_run(workspace), Said()
     assert resume(run, workspace=Workspace(workspace), terminal=said).steps == 2
-    assert f"{run.name} is finished, all 2 steps" in said.text
+    assert f"{run.name} is finished" in said.text
     summary = resume(run, workspace=Workspace(workspace), terminal=said, steps=4)
     assert (summary.steps, list(checkpoints(run))) == (4, [2, 3, 4])
-    assert "the linear schedule of the policy is recomputed for 4 steps" in said.text
-    with pytest.raises(UserError, match="has made 4 steps"):
-        resume(run, workspace=Workspace(workspace), terminal=said, steps=3)
 
 
-def test_it_stops_when_validation_em_has_stopped_rising(setting: Path, workspace: Path) -> None:
-    """A learning rate of nothing: the validation before the first step is the best."""
+def test_it_stops_when_validation_em_has_stopped_rising_and_keeps_the_best(
+    setting: Path, workspace: Path
+) -> None:
+    """A learning rate of nothing: without a validation before the first step, that of step 1 is the best."""
     frozen = {"sft__optim__lr": 1e-12, "sft__patience": 2, "trainer__test_freq": 1, "trainer__save_freq": 0}
-    said = Said()
-    summary = train(chosen(setting, **frozen), workspace, "sft", said)
+    summary = train(chosen(setting, trainer__val_before_train=False, **frozen), workspace, "sft")
     run = only_run(workspace)
-    assert (summary.steps, list(checkpoints(run))) == (2, [2])
-    assert "stopped at step 2: validation EM has not risen since step 0" in said.text
-    assert logged(run, "SELECT count(*) FROM steps WHERE phase = 'test' AND step = 2") == [(1,)]
-    again = Said()
-    assert resume(run, workspace=Workspace(workspace), terminal=again).steps == 2
-    assert f"{run.name} is finished: sft.patience or sft.epochs ended it after 2 steps" in again.text
-    with pytest.raises(UserError, match=r"ended after 2 steps, by sft\.patience .* --model .*@best"):
-        resume(run, workspace=Workspace(workspace), terminal=again, steps=4)
-
-
-def test_with_patience_the_best_is_saved(setting: Path, workspace: Path) -> None:
-    """Without a validation before the first step, that of step 1 is the best as it comes."""
-    frozen = {"sft__optim__lr": 1e-12, "sft__patience": 2, "trainer__test_freq": 1, "trainer__save_freq": 0}
-    train(chosen(setting, trainer__val_before_train=False, **frozen), workspace, "sft")
-    run = only_run(workspace)
-    assert list(checkpoints(run)) == [1, 3]
+    assert (summary.steps, list(checkpoints(run))) == (3, [1, 3])
+    assert logged(run, "SELECT count(*) FROM steps WHERE phase = 'test' AND step = 3") == [(1,)]
+    for steps in (None, 6):
+        again = resume(run, workspace=Workspace(workspace), terminal=Said(), steps=steps)
+        assert (again.steps, list(checkpoints(run))) == (3, [1, 3])
+        assert again.test_em_end == summary.test_em_end
     assert model_directory(f"{run.name}@best", Workspace(workspace)).name == "step-000001"

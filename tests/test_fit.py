@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.live_tensors import Live, bytes_of
+from tests.rows import on_policy
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 from srl.config import Config, load_config
@@ -127,7 +128,7 @@ def experience(rows: int, length: int, vocabulary: int) -> Experience:
         made.append(Trajectory(Question(str(row), "", ()), parts))
     batch = collate(made)
     mask = batch.response_mask
-    return Experience(batch, mask, mask, torch.ones_like(mask), mask, batch.sampler_logprobs)
+    return on_policy(batch, mask, torch.ones_like(mask), batch.sampler_logprobs)
 
 
 @pytest.mark.parametrize(("vocabulary", "entropy_coeff"), [(400, 0.0), (400, 0.1), (3000, 0.0), (3000, 0.1)])

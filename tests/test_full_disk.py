@@ -70,7 +70,7 @@ def test_a_disk_that_fills_up_in_training_stops_the_run_which_goes_on_later(
     assert (code, out, err.count("\n"), shell.hidden()) == (2, "", 1, [])
     assert "step-000001 was not written: the disk is full" in err
     (run,) = (workspace / "runs").iterdir()
-    assert err.endswith(f"; there is no checkpoint yet: `{resume_command(run)}` starts over from step 0\n")
+    assert f"; resume with `{resume_command(run)}`: from the start" in err
     assert shell.typed("-q", "train", "--resume")[0] == 0
     assert train_steps(workspace) == [1, 2]
 

@@ -102,10 +102,9 @@ def test_training_that_is_interrupted_loses_nothing_and_goes_on(
 
 def going_on(run: Path) -> str:
     """What the last line says of how to go on with a run."""
-    command = f"`srl --workspace {run.parent.parent} train --resume --run {run.name}`"
-    if newest := max(checkpoints(run), default=0):
-        return f"; resume from step {newest} with {command}"
-    return f"; there is no checkpoint yet: {command} starts over from step 0"
+    newest = max(checkpoints(run), default=0)
+    start = f"from step {newest}" if newest else "from the start, since there is no checkpoint yet"
+    return f"; resume with `srl --workspace {run.parent.parent} train --resume --run {run.name}`: {start}"
 
 
 SECOND = "srl.train.episodes:aclose:1"
@@ -139,11 +138,6 @@ WRITERS = {
     "data prepare": (
         "srl.data.prepare:write_manifest",
         ("data", "prepare", "questions=q.jsonl", "--out", "in/out"),
-    ),
-    "data world": ("srl.data.write_world:write_manifest", ("data", "world", "--out", "in/out")),
-    "data tokenizer": (
-        "srl.data.tokenizer:_train",
-        ("data", "tokenizer", "--corpus", "c.jsonl", "--vocab-size", "300", "--out", "in/out"),
     ),
     "index build": (
         "srl.index.build:make_manifest",

@@ -11,11 +11,12 @@ from tests.training import Said, config, setting, train
 from srl.cli import main
 from srl.config import load_config, save_config
 from srl.errors import UserError
+from srl.files import CHECKPOINT, write_manifest
 from srl.store import LogWriter, RunInfo
 from srl.train.episodes import EpisodeRunner
 from srl.train.named_checkpoint import model_directory
 from srl.train.run import resume
-from srl.train.run_directory import VERL_PARTS, RunRecord, checkpoint_path, checkpoints
+from srl.train.run_directory import RunRecord, checkpoint_path, checkpoints
 from srl.workspace import Workspace
 
 __all__ = ["setting"]
@@ -38,8 +39,7 @@ def made(
     for step in saved:
         path = checkpoint_path(run, step, backend)
         path.mkdir(parents=True)
-        for part in VERL_PARTS:
-            (path / part).mkdir()
+        write_manifest(path, CHECKPOINT, {"files": {}})
     return run
 
 
@@ -59,11 +59,13 @@ def test_the_best_is_the_checkpoint_with_the_highest_validation_em(workspace, na
     )
 
 
-def test_a_path_a_step_and_the_newest_are_named_too(workspace):
+def test_a_path_a_step_and_the_newest_are_named_too(workspace, capsys):
     run = made(workspace, COLLAPSE, (10, 20, 30, 40))
     assert named(f"{run}@best", workspace)[0] == "step-000020"
     assert named("last@30", workspace) == ("step-000030", "")
     assert named("last", workspace) == ("step-000040", "")
+    assert main(["train", "--model", "last@best", "--print-config", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model.path"]["value"] == str(checkpoint_path(run, 20))
 
 
 def test_a_run_below_the_current_directory_is_not_taken_for_a_name_on_the_hub(workspace, monkeypatch):
@@ -86,12 +88,6 @@ def test_a_checkpoint_that_is_not_there_is_one_line(workspace, name, val_em, sav
     assert "\n" not in str(error.value)
 
 
-def test_on_verl_the_best_is_exported_under_the_same_name(workspace):
-    made(workspace, COLLAPSE, (10, 20, 30, 40), "verl")
-    with pytest.raises(UserError, match=f"srl train export {NAME}@best --out DIR"):
-        model_directory("best", Workspace(workspace))
-
-
 @pytest.mark.parametrize("backend", ["local", "verl"])
 def test_the_exported_step_is_that_of_the_best(workspace, monkeypatch, backend, tmp_path):
     made(workspace, COLLAPSE, (10, 20, 30, 40), backend)
@@ -104,14 +100,6 @@ def test_the_exported_step_is_that_of_the_best(workspace, monkeypatch, backend, 
 
 def stop():
     raise UserError("seen")
-
-
-def test_training_starts_from_the_best_checkpoint_of_a_run(workspace, capsys):
-    run = made(workspace, COLLAPSE, (10, 20, 30))
-    assert main(["train", "--model", "last@best", "--print-config", "--json"]) == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["model.path"]["value"] == str(checkpoint_path(run, 20))
-    assert "step 20, validation EM 0.600" in printed.err
 
 
 # --- a whole run ---

@@ -20,7 +20,7 @@ from srl.serve.server import create_app
 from srl.train import search as searching
 from srl.train.evaluate_model import evaluate_model
 from srl.train.model_settings import settings_of
-from srl.train.search import IndexDigests, load_search
+from srl.train.search import load_search
 from srl.trajectory import Hit
 from srl.workspace import Workspace
 
@@ -59,7 +59,7 @@ def test_a_training_run_searches_two_retrievers_and_says_which_in_its_log(place,
     assert '<search engine="papers"> query </search> (papers). Question: Who built' in prompt
     assert '<search engine="papers">' in told
     known = json.loads((run / "checkpoints" / "step-000001" / "srl.json").read_text(encoding="utf-8"))
-    assert (known["index_digest"], known["retriever_digests"]) == (pages, {"papers": papers})
+    assert known["indexes"] == {"": pages, "papers": papers}
     inputs = json.loads((run / "run.json").read_text(encoding="utf-8"))["inputs"]
     assert (inputs["index"], inputs["index of papers"]) == (pages, papers)
 
@@ -78,8 +78,8 @@ def test_another_index_of_a_named_retriever_is_said_aloud(place, tmp_path, scrip
     other = evaluate_model(settings_of(model, None, None, {}, sets), files, workspace)
     _show(other, as_json=True)
     found = json.loads(capsys.readouterr().out)
-    trained = IndexDigests.read(json.loads((model / "srl.json").read_text(encoding="utf-8")))
-    assert found["retriever_digests"] == {"papers": trained.index_digest}
+    trained = json.loads((model / "srl.json").read_text(encoding="utf-8"))["indexes"]
+    assert found["retriever_digests"] == {"papers": trained[""]}
     assert [item["retriever"] for item in found["other_indexes"]] == ["", "papers"]
     _show(same, as_json=False)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]

@@ -19,16 +19,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 import srl.store
 from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
-from srl.errors import UserError
 from srl.models.load import load_tokenizer
 from srl.models.new import new_model
 from srl.models.weights import model_digest, save_model
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.store import read_records
-from srl.train.make_missing import with_data
-from srl.train.questions import load_questions
-from srl.train.run import resume, start
+from srl.train.run import start
 from srl.trajectory import Passage
 from srl.workspace import Workspace
 
@@ -130,19 +127,6 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Own:
     return bring(tmp_path_factory.mktemp("own") / "qwen2", "qwen2")
 
 
-class Stopping(Said):
-    """A terminal at which somebody presses Ctrl-C at a step."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-
-    def step(self, step, config, values) -> None:
-        super().step(step, config, values)
-        if step == self.at:
-            raise KeyboardInterrupt
-
-
 def train(config: Config, root: Path, terminal: Said | None = None) -> Path:
     """A run from start to end in the workspace `root`; its directory."""
     summary = start(
@@ -182,14 +166,6 @@ def test_adapter_learns_and_the_weights_under_it_stay(own, finished):
     assert model_digest(own.model) == before
 
 
-def test_episodes_search_answer_and_earn(finished):
-    for metrics in metrics_of(finished):
-        assert metrics["env/number_of_valid_search"] > 0
-        assert 0 < metrics["critic/score/mean"] < 1
-        assert metrics["actor/grad_norm"] > 0
-        assert metrics["rollout/logprob_diff/max"] < 0.5  # of bfloat16
-
-
 def test_ids_are_those_that_were_sampled_and_shown(own, finished):
     words, _ = load_tokenizer(own.model)
     codec = Codec(words)
@@ -214,16 +190,6 @@ def test_ids_are_those_that_were_sampled_and_shown(own, finished):
     assert any(f"Velmar was built by {ANSWER}" in text for text in texts)
 
 
-def test_prompt_is_search_r1s_in_the_models_own_chat_format(finished):
-    with srl.store.open(finished) as log:
-        prompts = {record.trajectory.segments[0].text for record in read_records(log)}
-    for prompt in prompts:
-        assert prompt.startswith(
-            "<|user|>Answer the given question. You must conduct reasoning inside <think>"
-        )
-        assert prompt.endswith("?\n<|end|>\n<|assistant|>\n")
-
-
 def test_checkpoint_is_the_merged_model(own, finished):
     checkpoint = finished / "checkpoints" / "step-000002"
     merged = AutoModelForCausalLM.from_pretrained(checkpoint)
@@ -238,17 +204,6 @@ def test_checkpoint_is_the_merged_model(own, finished):
     )  # bfloat16 holds eight bits
     assert merged.generation_config.stop_strings == ["</search>", "</answer>"]
     assert (checkpoint / "adapter" / "adapter_model.safetensors").is_file()
-
-
-def test_stopped_run_goes_on_as_if_it_had_not_been(own, finished, tmp_path):
-    workspace = Workspace(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        start(own.config(), preset="one-gpu", algo="grpo", workspace=workspace, terminal=Stopping(at=2))
-    (run,) = workspace.all_runs()
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000001"]
-    summary = resume(run, workspace=workspace, terminal=Said())
-    assert summary.steps == 2
-    assert same(adapter(run, 2), adapter(finished, 2))
 
 
 @pytest.mark.parametrize(("kind", "lacks"), [("llama", "chat template"), ("qwen2", "everything")])
@@ -266,38 +221,6 @@ def test_model_with_less_trains_too(tmp_path, kind, lacks):
     with srl.store.open(run) as log:
         prompts = [record.trajectory.segments[0].text for record in read_records(log)]
     assert all(prompt.startswith("Answer the given question.") for prompt in prompts)
-
-
-def test_first_trial_on_the_made_up_world_gets_search_r1s_prompt(monkeypatch, tmp_path):
-    """`srl train --preset one-gpu --model DIR`: the world's questions, in words that the model can read."""
-    monkeypatch.setattr("srl.data.write_world.QUESTIONS", {"train": 4, "validation": 2, "test": 2})
-    said: list[str] = []
-    config = with_data(load_config("one-gpu").config, Workspace(tmp_path), said.append)
-    codec = Codec(tokenizer())
-    asked = load_questions(config.data.train_files, config, codec, said.append)
-    assert len(asked) == 4
-    for question in asked:
-        assert question.prompt[0]["content"].startswith("Answer the given question. You must conduct")
-        assert question.text in question.prompt[0]["content"]
-    assert Path(config.data.corpus).is_file()
-
-
-@pytest.mark.parametrize(
-    ("left_out", "said"),
-    [
-        ("model.path", "no model directory Qwen/Qwen2.5-0.5B"),
-        ("data.train_files", r"data\.train_files"),
-        ("data.corpus", "nothing to search: set search.index"),
-    ],
-)
-def test_what_is_left_out_is_named_in_one_line(own, tmp_path, left_out, said):
-    given = {"model.path": own.model, "data.train_files": [own.questions], "data.corpus": own.corpus}
-    del given[left_out]
-    config = load_config("one-gpu", None, None, {**SMALL, **given}).config
-    with pytest.raises(UserError, match=said) as caught:
-        train(config, tmp_path)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

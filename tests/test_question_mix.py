@@ -14,7 +14,7 @@ import srl.store
 from srl.config.sections import Data, Sft
 from srl.data.demonstration_file import read_demonstrations, write_demonstrations
 from srl.errors import UserError
-from srl.train.question_order import MixedOrder, order_of
+from srl.train.question_order import QuestionOrder, order_of
 from srl.train.sft import batches
 from srl.trajectory import Question, Trajectory
 
@@ -33,7 +33,7 @@ def questions(**counts):
 
 def mixed(shares, size, seed=0, count=40):
     mix = {f"s{number}": share for number, share in enumerate(shares)}
-    return MixedOrder(questions(**dict.fromkeys(mix, count)), size, seed, mix)
+    return QuestionOrder(questions(**dict.fromkeys(mix, count)), size, seed, mix)
 
 
 def ids(order, step):
@@ -65,7 +65,7 @@ def test_a_batch_does_not_depend_on_what_was_asked_before(shares, size, seed, st
 
 
 def test_a_pool_asks_all_its_questions_before_any_again():
-    order = MixedOrder(questions(big=40, small=6), 4, 0, {"big": 1, "small": 1})
+    order = QuestionOrder(questions(big=40, small=6), 4, 0, {"big": 1, "small": 1})
     asked = [name for step in range(1, 10) for name in ids(order, step) if name.startswith("small")]
     epochs = [asked[start : start + 6] for start in (0, 6, 12)]
     assert [sorted(epoch) for epoch in epochs] == [sorted(f"small{n}" for n in range(6))] * 3

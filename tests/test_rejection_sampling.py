@@ -78,20 +78,15 @@ def test_a_filter_keeps_what_satisfies_it(sampled: tuple[Path, list[Trajectory]]
     assert select_episodes(run, ANY, None, 0, step=2).sampled == 32
 
 
-@pytest.mark.parametrize("condition", ["true) OR (true", "phase = 'val' OR true -- all of them"])
-def test_only_training_episodes_are_taken(sampled: tuple[Path, list[Trajectory]], condition: str) -> None:
-    found = select_episodes(sampled[0], condition, None, 0)
+def test_only_training_episodes_are_taken(sampled: tuple[Path, list[Trajectory]]) -> None:
+    found = select_episodes(sampled[0], "phase = 'val' OR true -- all of them", None, 0)
     assert found.passed == 64
     assert {item.phase for item in found.episodes} == {"train"}
 
 
-BAD_FILTERS = [
-    "em = ", "emm = 1", "true); DROP TABLE trajectories; SELECT (true",
-    "id IN (SELECT content FROM read_text('/etc/passwd'))",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("condition", BAD_FILTERS)
+@pytest.mark.parametrize(
+    "condition", ["emm = 1", "true); DROP TABLE trajectories; SELECT (true", "id IN (FROM read_text('/x'))"]
+)
 def test_a_bad_filter_is_one_line(sampled: tuple[Path, list[Trajectory]], condition: str) -> None:
     with pytest.raises(UserError) as error:
         select_episodes(sampled[0], condition, None, 0)
@@ -214,9 +209,8 @@ def test_a_round_is_a_step_of_the_log(whole: tuple[Path, str]) -> None:
 
 MOMENTS = {
     # An episode is scored by a call: 10 before round 1, 64 in it, 6 after it, and 32 in a batch of round 2.
-    "sampling, with one batch in the log": (RewardMix, "score", 10 + 64 + 6 + 32 + 5),
-    "the validation of round 1": (RewardMix, "score", 10 + 64 + 3),
-    "fine-tuning": (rejection_sampling, "fine_tune", 2),
+    "sampling, with one batch in the log": (RewardMix, "score", 10 + 64 + 6 + 32 + 5, 1),
+    "fine-tuning": (rejection_sampling, "fine_tune", 2, 0),
 }
 
 
@@ -226,7 +220,8 @@ MOMENTS = {
 def test_rounds_resume_where_they_stopped(
     setting: Path, workspace: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    place, name, call = MOMENTS[moment]
+    """What the log has is not sampled again; `batches` are."""
+    place, name, call, batches = MOMENTS[moment]
     real, left = getattr(place, name), [call]
 
     def breaking(*arguments, **named):
@@ -239,25 +234,18 @@ def test_rounds_resume_where_they_stopped(
         patch.setattr(place, name, breaking)
         with pytest.raises(KeyboardInterrupt):
             train(config(setting, "ppo", **ROUNDS), workspace, "rft")
-    run, asked, roll_out = only_run(workspace), [], EpisodeRunner.roll_out
+    run, sampled, roll_out = only_run(workspace), [], EpisodeRunner.roll_out
 
     def noted(runner, questions, phase, step, *rest, **named):
-        asked.append((phase, step))
+        sampled.append(phase)
         return roll_out(runner, questions, phase, step, *rest, **named)
 
     monkeypatch.setattr(EpisodeRunner, "roll_out", noted)
     assert resume(run, workspace=Workspace(workspace), terminal=Said()).steps == 2
-    again = {"sampling, with one batch in the log": 1, "the validation of round 1": 2, "fine-tuning": 0}[
-        moment
-    ]
-    assert [phase for phase, _ in asked].count("train") == again
-    assert metrics(run) == metrics(whole[0])
+    assert sampled.count("train") == batches
+    assert bench._metrics(run) == bench._metrics(whole[0])
     assert bench._files(run) == bench._files(whole[0])
     assert sampled_ids(run) == sampled_ids(whole[0])
-
-
-def metrics(run: Path) -> dict[tuple[str, int, str], float]:
-    return bench._metrics(run)
 
 
 def sampled_ids(run: Path) -> dict[str, list[int]]:

@@ -10,15 +10,16 @@ from tests.training import Said, only_run
 
 from srl.config import Config, load_config, load_saved
 from srl.errors import UserError
+from srl.files import CHECKPOINT, write_manifest
 from srl.store import RunInfo
 from srl.train import run as runs
 from srl.train.report import reporters
-from srl.train.run_directory import LOG, Progress, RunRecord, checkpoint_path, write_latest_verl_step
-from srl.train.search import IndexDigests
+from srl.train.run_directory import LOG, Progress, RunRecord, checkpoint_path
+from srl.train.search import as_inputs
 from srl.workspace import Workspace
 
 BACKENDS = ("local", "verl")
-INPUTS = IndexDigests("abc", {"papers": "def"}).as_inputs() | {"reference": "123"}
+INPUTS = as_inputs({"": "abc", "papers": "def"}) | {"reference": "123"}
 
 
 @dataclass
@@ -46,10 +47,8 @@ class FakeBackend:
         if self.ends_with is not None:
             raise self.ends_with
         folder = checkpoint_path(run, 2, self.name)
-        for part in ("actor", "data.pt", "srl.json"):
-            (folder / part).mkdir(parents=True, exist_ok=True)
-        if self.name == "verl":
-            write_latest_verl_step(run, 2)
+        (folder / "actor").mkdir(parents=True, exist_ok=True)
+        write_manifest(folder, CHECKPOINT, {"files": {}})
         return Progress(2, 1.5, {2: 0.3}, {0: 0.1, 2: 0.2})
 
 
@@ -90,7 +89,7 @@ def test_a_run_is_resumed_from_its_newest_checkpoint_on_its_own_backend(backend,
     runs.resume(run, workspace=Workspace(tmp_path), terminal=Said(), steps=5)
     assert backend.trained[-1][1] == 2
     assert load_saved(run).trainer.total_training_steps == 5
-    assert RunRecord.read(run).extended[0]["after"] == 5
+    assert RunRecord.read(run).changed[0]["after"] == 5
 
 
 def test_a_resumed_run_takes_other_memory_and_checkpoints_and_keeps_what_is_learned(backend, tmp_path):
@@ -158,10 +157,10 @@ def test_a_run_that_ends_before_its_log_begins_leaves_no_directory(backend, tmp_
 def test_another_reference_or_index_is_noticed_on_resume(backend, tmp_path):
     started(backend, tmp_path)
     run, said = only_run(tmp_path), Said()
-    backend.inputs |= IndexDigests("xyz", {"papers": "uvw"}).as_inputs()
+    backend.inputs |= as_inputs({"": "xyz", "papers": "uvw"})
     runs.resume(run, workspace=Workspace(tmp_path), terminal=said)
     assert f"warning: {run.name} started with another index (abc)" in said.out.getvalue()
-    assert "the index of the retriever 'papers' def, which is uvw now" in said.out.getvalue()
+    assert "started with another index of papers (def)" in said.out.getvalue()
     backend.inputs["reference"] = "456"
     with pytest.raises(UserError, match=r"expected digest 123, found 456"):
         runs.resume(run, workspace=Workspace(tmp_path), terminal=Said())

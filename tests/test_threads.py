@@ -39,10 +39,8 @@ def test_a_larger_model_has_more_threads_up_to_the_cores(monkeypatch, parameters
 @pytest.mark.parametrize(
     ("sets", "asked", "expected"),
     [
-        ([], "5", 5),
         ([], "5,1", 5),
         ([], "many", 2),
-        ([], "0", 2),
         (["trainer.threads=3"], "5", 3),
         (["rollout.deterministic=true"], "5", 1),
         (["trainer.threads=3", "rollout.deterministic=true"], "5", 3),

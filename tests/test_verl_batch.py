@@ -20,7 +20,7 @@ from srl.plugins import manager
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
-from srl.train.compute_advantages import compute_advantages, token_rewards
+from srl.train.compute_advantages import compute_advantages
 from srl.train.episodes import Splits
 from srl.train.question_order import QuestionOrder
 from srl.train.verl.batch import (
@@ -38,7 +38,7 @@ from srl.train.verl.job import TORCH
 from srl.trajectory import Question, Score
 from srl.update.actor import mini_batches
 from srl.update.kl import kl_controller
-from srl.update.rollout_correction import Rejection, RolloutCorrection
+from srl.update.rollout_correction import NO_CORRECTION, Rejection, RolloutCorrection
 
 MASK = [[1, 1, 0, 1, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]
 SCORES = [1.0, 0.0, 1.0, 0.0]
@@ -60,16 +60,16 @@ def batch(extras=None, **fields):
     return step_batch(known, extras or [extra(srl_id=f"t{n}") for n in range(4)], PADDING)
 
 
-def advantages(step, coef=0.0, **sets):
+def advantages(step, coef=0.0, correction=NO_CORRECTION, **sets):
     config = load_config(None, None, "grpo", {"rollout.n": 3, **sets}).config
-    return compute_advantages(step, config, manager.load("algorithm", "grpo"), kl_controller("fixed", coef))
+    grpo, control = manager.load("algorithm", "grpo"), kl_controller("fixed", coef)
+    return compute_advantages(step, config, grpo, control, correction)
 
 
 def test_rewards_stand_on_the_last_token_that_the_policy_wrote_or_on_that_of_each_turn():
-    rewards = token_rewards(batch())
-    assert rewards.tolist() == [[0, 0, 0, 1, 0], [0] * 5, [0, 0, 0, 0, 1], [0] * 5]
+    assert batch().rewards.tolist() == [[0, 0, 0, 1, 0], [0] * 5, [0, 0, 0, 0, 1], [0] * 5]
     rows = [extra(srl_per_turn=[0.25, 0.75], srl_turn_ends=[1, 3]), extra(), extra(), extra()]
-    assert token_rewards(batch(rows))[0].tolist() == [0, 0.25, 0, 0.75, 0]
+    assert batch(rows).rewards[0].tolist() == [0, 0.25, 0, 0.75, 0]
 
 
 def test_failed_episode_is_in_no_mask_no_baseline_and_no_mean():
@@ -78,21 +78,21 @@ def test_failed_episode_is_in_no_mask_no_baseline_and_no_mean():
     step = batch(rows)
     assert step.valid.tolist() == [True, False, True, False]
     assert step.mask.sum(1).tolist() == [3, 0, 5, 0]
-    assert len(set(step.groups)) == 2, "a row that fills the batch up has a group of its own"
+    assert len(set(step.group_ids.tolist())) == 2, "a row that fills the batch up has a group of its own"
     made = advantages(step)
     assert made.advantages.abs().max() == 0
     assert made.metrics["critic/score/mean"] == 1.0
     assert returns_and_values(step, made)["critic/returns/max"] == 0
 
     entropy = torch.arange(20.0).reshape(4, 5)
-    tokens = tokens_by_trajectory(step, made, entropy, rows, PADDING, [4, 1, 5, 5])
+    tokens = tokens_by_trajectory(made, entropy, rows, PADDING, [4, 1, 5, 5])
     names = ("advantages", "returns", "trainer_logprobs", "entropies")
     assert {name: {of: len(values) for of, values in row.items()} for name, row in tokens.items()} == {
         name: dict.fromkeys(names, length) for name, length in {"a": 4, "b": 1, "c": 5}.items()
     }
     assert tokens["b"]["trainer_logprobs"] == [-1.0]
     assert tokens["c"]["entropies"] == [10.0, 11.0, 12.0, 13.0, 14.0]
-    without = tokens_by_trajectory(step, made, None, [extra(), *rows[1:]], PADDING, [4, 1, 5, 5])
+    without = tokens_by_trajectory(made, None, [extra(), *rows[1:]], PADDING, [4, 1, 5, 5])
     assert set(without) == {"b", "c"}, "an episode without a turn has no token but the one for verl"
     assert "entropies" not in without["b"]
 
@@ -110,8 +110,7 @@ def test_rejected_episodes_leave_both_masks_that_verl_reads_and_keep_their_place
     sampler[0] -= 1.0
     step = batch(rollout_log_probs=sampler)
     rejection = Rejection("seq_mean_k1", math.log(0.9), math.log(1.1))
-    step.correction = RolloutCorrection("token", rejections=(rejection,))
-    made = advantages(step)
+    made = advantages(step, correction=RolloutCorrection("token", rejections=(rejection,)))
     fields = update_fields(step, made)
     kept = step.mask * torch.tensor([[0], [1], [1], [0]])
     assert torch.equal(fields["response_mask"], kept)
@@ -119,7 +118,6 @@ def test_rejected_episodes_leave_both_masks_that_verl_reads_and_keep_their_place
     assert fields["rollout_is_weights"][0].tolist() == [2.0, 2.0, 1.0, 2.0, 1.0]
     assert made.metrics["rollout_corr/rollout_rs_seq_masked_fraction"] == pytest.approx(1 / 3)
     assert float(made.advantages[1, 0]) < 0 < float(made.advantages[2, 0])
-    step.correction = RolloutCorrection()
     everything = advantages(step)
     assert torch.equal(everything.advantages, made.advantages), "a rejected episode stays in the baseline"
     assert "loss_mask" not in update_fields(step, everything)

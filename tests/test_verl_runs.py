@@ -28,7 +28,7 @@ from srl import store
 from srl.store.records import read_records
 from srl.train.question_order import QuestionOrder
 from srl.train.resume import resume_command
-from srl.train.run_directory import whole_verl_steps
+from srl.train.run_directory import checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(1800)]
 pytest.importorskip("verl")
@@ -91,7 +91,7 @@ def test_ppo_goes_on_after_a_worker_and_its_launcher_are_killed_and_is_exported(
     assert [step for phase, step in steps(run) if phase == "val"] == [0, 1, 2, 3]
     val_em = metric(run, "val/em", "val")
     best = max((1, 2, 3), key=lambda step: (val_em[step], -step))
-    assert whole_verl_steps(run) == sorted({best, STEPS}), "the newest and the best are kept"
+    assert list(checkpoints(run, "verl")) == sorted({best, STEPS}), "the newest and the best are kept"
     assert max(metric(run, "rollout/logprob_diff/max").values()) < 1e-4
     assert set(metric(run, "critic/vf_explained_var")) == {1, 2, 3}
     assert set(metric(run, "critic/kl")) == {1, 2, 3}

@@ -28,7 +28,7 @@ from srl.rollout.episode import EpisodeOptions
 from srl.serve.in_process import LocalSearch
 from srl.train.report import Terminal
 from srl.train.run import Summary, start
-from srl.train.sft import batches, demonstrate, fine_tune
+from srl.train.sft import batches, demonstrate, fine_tune_step
 from srl.trajectory import Passage, Question, Search, Trajectory, current_episode
 from srl.update.optimiser import Optimiser
 from srl.workspace import Workspace
@@ -143,7 +143,8 @@ def model(folder: Path, steps: int = 40) -> PreTrainedModel:
     if not _STATE:
         folder.mkdir(parents=True, exist_ok=True)
         optimiser = Optimiser(made.parameters(), lr=1e-2, betas=(0.9, 0.98))
-        fine_tune(made, optimiser, batches(demonstrations(folder), Sft(batch_size=16, steps=steps), 0))
+        for batch in batches(demonstrations(folder), Sft(batch_size=16, steps=steps), 0):
+            fine_tune_step(made, optimiser, batch)
         _STATE.update({name: value.clone() for name, value in made.state_dict().items()})
     made.load_state_dict(_STATE)
     return made.eval()

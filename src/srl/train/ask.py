@@ -17,8 +17,8 @@ from srl.serve.named_retrievers import aclose, connect
 from srl.train.load_components import Generation, episode_options, load_generation
 from srl.train.make_missing import Note
 from srl.train.model_settings import trained_with
-from srl.train.questions import load_template, needs_one_message, prompt_messages
-from srl.train.search import ChangedIndex, IndexDigests, load_search
+from srl.train.questions import load_template, prompts
+from srl.train.search import ChangedIndex, changed_indexes, index_digests, load_search
 from srl.trajectory import Question, Trajectory
 from srl.workspace import Workspace
 
@@ -42,8 +42,7 @@ class Conversation:
 
         Raises UserError for a question that does not fit, KeyboardInterrupt after a signal.
         """
-        template, codec = self.environment.template, self.environment.codec
-        prompt = prompt_messages(template.messages(text), needs_one_message(template, codec))
+        prompt = prompts(self.environment.template, self.environment.codec)(text)
         asked = Question(f"ask/{blake2b(text.encode(), digest_size=6).hexdigest()}", text, (), prompt=prompt)
         self._asked[text] += 1
         key = Key(self.seed, "eval", sample=self._asked[text] - 1)
@@ -60,7 +59,7 @@ def conversation(config: Config, workspace: Workspace, note: Note) -> Iterator[C
     template = load_template(config)
     search = load_search(config, workspace, note)
     loaded = load_generation(config.with_settings({"rollout.max_num_seqs": 1}), note)
-    changed = IndexDigests.of(search).changed_since(trained_with(config))
+    changed = changed_indexes(index_digests(search), trained_with(config))
     options = episode_options(config).for_evaluation(config.eval.temperature)
     with asyncio.Runner() as runner:
         try:

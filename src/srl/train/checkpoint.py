@@ -17,7 +17,6 @@ from srl.files import (
     CHECKPOINT,
     FORMAT,
     HAS_MANIFEST,
-    DamagedError,
     atomic_directory,
     check_checkpoint,
     check_format,
@@ -117,7 +116,7 @@ def load_checkpoint(path: Path, networks: Networks, optimisers: dict[str, Optimi
             put_weights(networks.critic, _load(trainer / "critic.pt"))
         for name, optimiser in optimisers.items():
             optimiser.load_state_dict(_load(trainer / f"{name}-optimiser.pt"))
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UserError(f"{path} is not a checkpoint of this run: {first_line(error)}") from error
     return state
 
@@ -146,11 +145,6 @@ def put_weights(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
 
 
 def _load(path: Path) -> Any:
-    """What `torch.save` wrote, mapped from the disk and read as data only. Raises DamagedError for others."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # torch warns of pickles that it did not write
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except FileNotFoundError:
-        raise
-    except (EOFError, OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise DamagedError(f"{path} is damaged: it cannot be read as weights") from error
+    """What `torch.save` wrote, mapped from the disk and read as data only."""
+    with warnings.catch_warnings(action="ignore"):  # torch warns of pickles that it did not write
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -73,8 +73,8 @@ class Sampled:
         chosen = set([*differing, *agreeing][: self.wanted])
         return [row for row, item in enumerate(self.trajectories) if item.question.id in chosen]
 
-    def require_differing(self, step: int, then: str) -> None:
-        """Raises UserError where dynamic sampling has found no group that differs; `then`: how to go on."""
+    def require_differing(self, step: int) -> None:
+        """Raises UserError where dynamic sampling has found no group that differs."""
         if not self.section.enable or self._differing():
             return
         values = Counter(episodes[0][0] for episodes in self.groups.values() if episodes)
@@ -83,7 +83,7 @@ class Sampled:
             f"nothing to learn in step {step}: the episodes of each of {len(self.groups):,} questions have "
             f"the same {self.section.metric} ({common or 'none is valid'})",
             key="algorithm.filter_groups.enable",
-            hint=f"raise rollout.n, or choose other questions or another start; {then}",
+            hint="start a new run with a larger rollout.n, other questions or another --model",
         )
 
     def metrics(self) -> dict[str, float]:

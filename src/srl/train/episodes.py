@@ -78,25 +78,23 @@ class EpisodeRunner:
 
         The reward of each begins when it ends; `score` waits for it.
         """
-        environment, self.ended = self.environment, []
+        environment, self.ended, self._scoring = self.environment, [], {}
         if phase != "train":
             environment = environment.for_evaluation(self.config.eval.temperature)
-        self._forget_scoring()
         environment.reward.load()
         try:
             with self._how_to_go_on(), counted(f"{phase} episodes", n * len(questions)) as count:
 
                 def on_done(trajectory: Trajectory) -> None:
                     self.ended.append(trajectory)
-                    self._begin_scoring(trajectory)
+                    task = asyncio.ensure_future(environment.reward.score([trajectory]))
+                    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # raised later
+                    self._scoring[id(trajectory)] = task
                     count(len(self.ended))
 
-                return process.run_async(
-                    environment.play_all(
-                        self.engine, questions, Key(self.config.trainer.seed, phase, step), n, on_done
-                    ),
-                    self.event_loop,
-                )
+                key = Key(self.config.trainer.seed, phase, step)
+                episodes = environment.play_all(self.engine, questions, key, n, on_done)
+                return process.run_async(episodes, self.event_loop)
         finally:
             self.engine.reset()
 
@@ -117,8 +115,12 @@ class EpisodeRunner:
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
         """One score for each trajectory of the last `roll_out`, in order. A missing one is told."""
+
+        async def scored() -> list[Score]:
+            return [(await self._scoring[id(trajectory)])[0] for trajectory in trajectories]
+
         with self._how_to_go_on():
-            scores = process.run_async(self._scores(trajectories), self.event_loop)
+            scores = process.run_async(scored(), self.event_loop)
         fault = next((score.error for score in scores if score.error), "")
         if fault and not self._told:
             self.terminal.note(f"warning: {fault}")
@@ -133,24 +135,6 @@ class EpisodeRunner:
         except UserError as error:
             error.add_note(f"once it works again, {resume_with(self.log.directory.parent)}")
             raise
-
-    async def _scores(self, trajectories: list[Trajectory]) -> list[Score]:
-        for trajectory in trajectories:
-            if id(trajectory) not in self._scoring:
-                self._begin_scoring(trajectory)
-        tasks = [self._scoring.pop(id(trajectory)) for trajectory in trajectories]
-        return [score for scores in await asyncio.gather(*tasks) for score in scores]
-
-    def _begin_scoring(self, trajectory: Trajectory) -> None:
-        task = asyncio.ensure_future(self.environment.reward.score([trajectory]))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # asked for later, or never
-        self._scoring[id(trajectory)] = task
-
-    def _forget_scoring(self) -> None:
-        """Drop the scores of episodes that nobody asked for, since an error ended their step."""
-        for task in self._scoring.values():
-            task.cancel()
-        self._scoring.clear()
 
     def check_failures(self, trajectories: Sequence[Trajectory]) -> None:
         """Raises UserError where too many of these scored episodes failed: a reward may have failed one."""

@@ -29,7 +29,7 @@ from srl.train.questions import (
     warn_about_unlisted_retrievers,
 )
 from srl.train.run_directory import LOG, BackendName
-from srl.train.search import ChangedIndex, IndexDigests, load_search, new_cassette
+from srl.train.search import ChangedIndex, changed_indexes, index_digests, load_search, new_cassette
 from srl.trajectory import FailedEpisodes, Question, SearchTool, Trajectory
 from srl.workspace import Workspace
 
@@ -179,14 +179,14 @@ def evaluate_model(
         for name, setting in settings.items():
             tool, places = (search if setting.rollout.search else None), earlier.get(name, [])
             for run in places:
-                check_same(run, setting, IndexDigests.of(tool), asked[name])
+                check_same(run, setting, index_digests(tool), asked[name])
             if not places:
-                places = [new_run(setting, name, evaluation, workspace, preset, IndexDigests.of(tool))]
+                places = [new_run(setting, name, evaluation, workspace, preset, index_digests(tool))]
                 evaluation = evaluation or places[0].name
             found[name] = _evaluated(setting, name, loaded, tool, asked[name], places, n=n, note=note)
     finally:
         loaded.engine.close()
-    searched, trained = IndexDigests.of(search), trained_with(config)
+    searched, trained = index_digests(search), trained_with(config)
     return ModelReport(
         model=loaded.name,
         files=tuple(files),
@@ -194,12 +194,12 @@ def evaluate_model(
         samples=n,
         temperature=config.eval.temperature,
         templates={name: load_template(setting).name for name, setting in settings.items()},
-        index_digest=searched.index_digest,
-        trained_with=trained.index_digest,
+        index_digest=searched.get("", ""),
+        trained_with=trained.get("", ""),
         settings=found,
         sample=sample,
-        retriever_digests=searched.retriever_digests,
-        changed_indexes=searched.changed_since(trained),
+        retriever_digests={name: digest for name, digest in searched.items() if name},
+        changed_indexes=changed_indexes(searched, trained),
         usage=loaded.usage(),
     )
 
@@ -235,7 +235,7 @@ def _evaluated(
     note: Note,
 ) -> Evaluation:
     """One setting: generate what the logs of its `runs` lack into the first, and read the result."""
-    run, digests = runs[0], IndexDigests.of(search)
+    run, digests = runs[0], index_digests(search)
     environment = Environment(loaded.codec, load_template(config), episode_options(config), search)
     plan = Plan.of(runs, questions, n, note)
     told = f": {len(plan.done):,} of {n * len(questions):,} episodes are in its log" if plan.done else ""

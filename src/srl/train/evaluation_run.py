@@ -21,7 +21,7 @@ from srl.serve.named_retrievers import aclose, connect
 from srl.store import QUESTION_DIGEST, LogWriter, Record, RunInfo, find_logs, question_digest, reading
 from srl.train.make_missing import Note
 from srl.train.run_directory import RunRecord
-from srl.train.search import IndexDigests
+from srl.train.search import as_inputs
 from srl.trajectory import Question, Trajectory
 from srl.workspace import EVALUATION, Workspace
 
@@ -61,7 +61,7 @@ def runs_by_setting(named: Sequence[Path]) -> dict[str, list[Path]]:
     return runs
 
 
-def check_same(run: Path, config: Config, digests: IndexDigests, questions: Iterable[Question]) -> None:
+def check_same(run: Path, config: Config, digests: Mapping[str, str], questions: Iterable[Question]) -> None:
     """Raises UserError where `run` was of another configuration, index, or question of the same id."""
     hint = "leave out --run to start another evaluation"
     before, now = (dict(flat(each.model_dump(mode="json"))) for each in (load_saved(run), config))
@@ -69,7 +69,7 @@ def check_same(run: Path, config: Config, digests: IndexDigests, questions: Iter
         key, old, new = ".".join(path), before.get(path), now.get(path)
         if old != new and not key.startswith(_MAY_DIFFER):
             raise UserError(f"{key} was {old} in {run.name} and is {new}", key=key, hint=hint)
-    if About.read(run).indexes != index_digests(digests):
+    if About.read(run).indexes != digests:
         raise UserError(f"{run.name} searched another index", key="search.index", hint=hint)
     asked: dict[str, str] = {}
     if find_logs(run):
@@ -80,29 +80,26 @@ def check_same(run: Path, config: Config, digests: IndexDigests, questions: Iter
             raise UserError(f"the question {question.id} has changed since {run.name}", key="data", hint=hint)
 
 
-def index_digests(digests: IndexDigests) -> dict[str, str]:
-    return {"": digests.index_digest, **digests.retriever_digests}
-
-
 def new_run(
-    config: Config, setting: str, evaluation: str, workspace: Workspace, preset: str, digests: IndexDigests
-) -> Path:
+    config: Config, setting: str, evaluation: str, workspace: Workspace, preset: str,
+    digests: Mapping[str, str],
+) -> Path:  # fmt: skip
     """A new run without a log, of an `evaluation` that has runs, or of one that is called after it."""
     run = workspace.new_run(preset, EVALUATION, config.trainer.seed)
-    about = About(evaluation or run.name, setting, index_digests(digests))
+    about = About(evaluation or run.name, setting, digests)
     write_json(run / FILE, {"format": FORMAT, **asdict(about)})
     save_config(run, config)
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    RunRecord(preset, EVALUATION, started, inputs=digests.as_inputs()).save(run)
+    RunRecord(preset, EVALUATION, started, inputs=as_inputs(digests)).save(run)
     return run
 
 
-def run_info(run: Path, setting: str, model: str, config: Config, digests: IndexDigests) -> RunInfo:
+def run_info(run: Path, setting: str, model: str, config: Config, digests: Mapping[str, str]) -> RunInfo:
     """What the log says of the run."""
     record = RunRecord.read(run)
     return RunInfo(
         run_id=run.name, preset=record.preset, algo=EVALUATION, seed=config.trainer.seed, model=model,
-        config=config.model_dump() | {"setting": setting}, index_digest=digests.index_digest,
+        config=config.model_dump() | {"setting": setting}, index_digest=digests.get("", ""),
         srl_version=__version__, started=record.started,
     )  # fmt: skip
 

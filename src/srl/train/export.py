@@ -27,7 +27,7 @@ from srl.files import (
 from srl.models.load import DTYPES, load_model, load_tokenizer
 from srl.models.weights import quietly, save_model
 from srl.train.make_missing import Note
-from srl.train.run_directory import RunRecord, checkpoints, whole_verl_steps
+from srl.train.run_directory import RunRecord, checkpoints
 from srl.train.sharded_weights import merged, shard_files
 
 if TYPE_CHECKING:
@@ -107,8 +107,6 @@ def export(
 def _chosen(run: Path, step: int | None, backend: str) -> tuple[int, Path]:
     """The checkpoint of a step, or the newest; half-written ones of verl are none. Raises UserError."""
     found = checkpoints(run, "verl" if backend == "verl" else "local")
-    if backend == "verl":
-        found = {number: found[number] for number in whole_verl_steps(run)}
     if not found:
         raise UserError(f"the run {run.name} has no complete checkpoint yet", hint="trainer.save_freq")
     if step is None:

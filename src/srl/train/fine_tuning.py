@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 
 from srl.config import Config
 from srl.errors import UserError
+from srl.train.cold_start import demonstration_file
 from srl.train.episodes import TrainingEnvironment
 from srl.train.load_components import LoadedModel
 from srl.train.logged_episodes import check_tokens, episodes_of_log
@@ -17,6 +17,7 @@ from srl.train.make_missing import Note
 from srl.train.run_directory import best_step
 from srl.train.sft import batches, demonstrated, fine_tune_step
 from srl.trajectory import Trajectory
+from srl.workspace import Workspace
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,8 +31,6 @@ class FineTuning(Loop):
     counts: dict[str, float] = field(default_factory=dict)
     """Of the episodes, for the log."""
     data: Iterator[list[Trajectory]] = field(init=False)
-    told: bool = False
-    """Whether it was said that the run ends early."""
 
     def step(self, number: int) -> dict[str, float]:
         sft = self.config.sft
@@ -64,23 +63,14 @@ class FineTuning(Loop):
         """Whether as many validations as `sft.patience` have come since the best one."""
         patience, val_em = self.config.sft.patience, self.progress.val_em
         best = best_step(val_em)
-        if patience is None or best is None or sum(step > best for step in val_em) < patience:
-            return False
-        if not self.told:
-            self.told = True
-            self.terminal.note(
-                f"stopped at step {self.progress.step}: validation EM has not risen since step {best} "
-                f"({val_em[best]:.3f}), sft.patience={patience}"
-            )
-        return True
+        return patience is not None and best is not None and sum(step > best for step in val_em) >= patience
 
 
 def episodes_to_learn(
-    config: Config, policy: LoadedModel, environment: TrainingEnvironment, file: Callable[[], Path],
-    note: Note,
+    config: Config, policy: LoadedModel, environment: TrainingEnvironment, workspace: Workspace, note: Note
 ) -> tuple[list[Trajectory], dict[str, float]]:  # fmt: skip
-    """What a fine-tuning learns from, and its counts: the episodes of `sft.log`, or the demonstrations in
-    `file()`, which are run here first.
+    """What a fine-tuning learns from, and its counts: the episodes of `sft.log`, or the demonstrations of
+    `sft.train_files` or the world, which are run here first.
 
     Raises UserError for patience without questions for validations, and for episodes of another tokenizer.
     """
@@ -94,7 +84,8 @@ def episodes_to_learn(
             note(line)
         episodes, counts = selection.episodes, selection.metrics()
     else:
-        episodes = demonstrated(file(), environment, note, environment.splits.train)
+        file = demonstration_file(config, workspace, note)
+        episodes = demonstrated(file, environment, note, environment.splits.train)
     counts |= {
         "sft/episodes": len(episodes),
         "sft/policy_tokens": sum(item.policy_tokens for item in episodes),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +41,15 @@ class Learner:
     critic: Critic | None
     kl_control: KLController
     same_weights: bool = True
+    timings: dict[str, float] = field(default_factory=dict)
+    """Seconds of the parts of the step under way, by verl's names in `timing_s/…`."""
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Measures a part of a step."""
+        start = time.perf_counter()
+        yield
+        self.timings[name] = self.timings.get(name, 0.0) + time.perf_counter() - start
 
     @property
     def correction(self) -> RolloutCorrection:

@@ -73,34 +73,21 @@ def rate(config: Config, network: Network, step: int, questions: int | None = No
 def rate_notes(
     before: Config, after: Config, done: int, algo: str, questions: int | None = None
 ) -> Iterator[str]:
-    """What another number of steps does to each learning rate, `done` steps into the run; a line each."""
-    if algo == SFT:
-        if after.sft.epochs is not None:  # may end the run, and its schedule, earlier
-            return
-        rates = [after.sft.optim.lr * sft_factor(config.sft)(k) for config, k in _steps(before, after, done)]
-        yield _rate_note("policy", after.sft.optim.lr_scheduler_type, after.sft.steps, done, rates)
-        return
-    if algo == RFT:  # each round has a schedule of its own
+    """What another number of steps does to each learning rate of reinforcement learning, `done` steps into
+    the run; a line each."""
+    if algo in (SFT, RFT):  # a round has a schedule of its own, and epochs may end a fine-tuning earlier
         return
     networks: list[Network] = ["actor"]
     if algorithm_plugin(after.algorithm.name).needs_critic:
         networks.append("critic")
     for network in networks:
-        kind, total = getattr(after, network).optim.lr_scheduler_type, after.trainer.total_training_steps
-        rates = [rate(config, network, k + 1, questions) for config, k in _steps(before, after, done)]
-        yield _rate_note(network, kind, total, done, rates)
-
-
-def _steps(before: Config, after: Config, done: int) -> list[tuple[Config, int]]:
-    """The last step made, and the next one before and after the change; steps count from 0."""
-    return [(before, max(0, done - 1)), (before, done), (after, done)]
-
-
-def _rate_note(network: str, kind: str, total: int, done: int, rates: list[float]) -> str:
-    last, planned, now = rates
-    if now == planned:
-        return f"the learning rate of the {network} stays at {now:.3g}"
-    return (
-        f"the {kind} schedule of the {network} is recomputed for {total} steps: its learning rate goes "
-        f"from {last:.3g} in step {done} to {now:.3g} in step {done + 1}"
-    )
+        moments = ((before, max(1, done)), (before, done + 1), (after, done + 1))
+        last, planned, now = (rate(config, network, step, questions) for config, step in moments)
+        if now == planned:
+            yield f"the learning rate of the {network} stays at {now:.3g}"
+        else:
+            yield (
+                f"the {getattr(after, network).optim.lr_scheduler_type} schedule of the {network} is "
+                f"recomputed for {after.trainer.total_training_steps} steps: its learning rate goes from "
+                f"{last:.3g} in step {done} to {now:.3g} in step {done + 1}"
+            )

@@ -5,7 +5,6 @@ What a run then does is its loop: `srl.train.rl`, `srl.train.fine_tuning` or `sr
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from srl.config import Config
 from srl.config.cross_checks import local_errors, truncation_errors
 from srl.errors import UserError
 from srl.models.weights import model_digest
-from srl.train.cold_start import demonstration_file, is_cold_started
+from srl.train.cold_start import is_cold_started
 from srl.train.disk_space import checkpoint_bytes
 from srl.train.fine_tuning import FineTuning, episodes_to_learn
 from srl.train.load_components import (
@@ -37,7 +36,7 @@ from srl.train.rejection_sampling import RejectionSampling
 from srl.train.report import Terminal
 from srl.train.rl import ReinforcementLearning
 from srl.train.run_directory import RFT, SFT
-from srl.train.search import IndexDigests
+from srl.train.search import as_inputs, index_digests
 from srl.train.sft import batches, digest_of_episodes, sft_optimiser, with_epochs
 from srl.train.threads import in_words, set_threads
 from srl.train.watches import Watcher
@@ -75,7 +74,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             "ids; set rollout.engine=torch"
         )
     check_model(actor, longest, terminal.note)
-    inputs = IndexDigests.of(environment.search).as_inputs()
+    inputs = as_inputs(index_digests(environment.search))
     if config.model.lora_rank > 0:
         inputs["base"] = model_digest(str(config.model.path))
     loaded: dict[str, Any] = {
@@ -84,10 +83,11 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     }  # fmt: skip
     if algo == RFT:
         check_filter(config.sft.filter)
+        # Each round is saved and validated: it may take hours.
+        loaded["config"] = config.with_settings({"trainer.save_freq": 1, "trainer.test_freq": 1})
         loop: Loop = RejectionSampling(**loaded)
     elif algo == SFT:
-        file = partial(demonstration_file, config, workspace, terminal.note)
-        episodes, counts = episodes_to_learn(config, policy, environment, file, terminal.note)
+        episodes, counts = episodes_to_learn(config, policy, environment, workspace, terminal.note)
         sft = with_epochs(config.sft, len(episodes))
         batches(episodes, sft, config.trainer.seed)  # raises where sft.mix does not fit
         inputs["episodes"] = digest_of_episodes(episodes)

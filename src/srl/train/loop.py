@@ -7,7 +7,6 @@ state to go on from; so a resumed run makes nothing again that its log has up to
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from srl.train.run_directory import (
     due,
     superseded_checkpoints,
 )
-from srl.train.search import IndexDigests
+from srl.train.search import index_digests
 from srl.train.watches import Fired, Watcher, how_to_start_again, to_act_on
 from srl.update.critic import Critic
 from srl.update.optimiser import Optimiser
@@ -69,8 +68,6 @@ class Loop(ABC):
     runner: EpisodeRunner = field(init=False)
     watcher: Watcher | None = None
     progress: Progress = field(default_factory=Progress)
-    timings: dict[str, float] = field(default_factory=dict)
-    """Seconds of the parts of the step under way, by verl's names."""
     _asleep: bool = False
 
     # What differs.
@@ -83,14 +80,6 @@ class Loop(ABC):
     def steps(self) -> int:
         """Of the whole run."""
         return self.config.trainer.total_training_steps
-
-    @property
-    def save_freq(self) -> int:
-        return self.config.trainer.save_freq
-
-    @property
-    def test_freq(self) -> int:
-        return self.config.trainer.test_freq
 
     def begin(self) -> None:  # noqa: B027
         """Get ready for the first step, or for that after the step of `progress`."""
@@ -108,7 +97,7 @@ class Loop(ABC):
         return False
 
     def ends_early(self) -> bool:
-        """Whether the run has ended before its last step."""
+        """Whether the run ends before its last step, since its validations do not get better."""
         return False
 
     # The skeleton.
@@ -121,11 +110,8 @@ class Loop(ABC):
         """Train to the end of the run, from the checkpoint of the step `resumed_from` if there is one (−1:
         from the start; None: a new run). An interruption leaves log and checkpoints to be resumed."""
         self.run = run
-        trainer = self.config.trainer.model_copy(
-            update={"save_freq": self.save_freq, "test_freq": self.test_freq}
-        )
         size, best = self.checkpoint_size, self.saves_best
-        if lack := lack_of_room(trainer, self.steps, run, size, saves_best=best):
+        if lack := lack_of_room(self.config.trainer, self.steps, run, size, saves_best=best):
             self.terminal.note(f"warning: {lack}")
         with (
             reporters(self.config, run, resumed_from) as also,
@@ -168,6 +154,11 @@ class Loop(ABC):
             while self.progress.step < self.steps and not self.ends_early():
                 self._make_step(self.progress.step + 1)
                 self._save_and_validate()
+            if self.progress.step < self.steps:
+                best = best_step(self.progress.val_em)
+                self.terminal.note(
+                    f"stopped at step {self.progress.step}: validation EM has not risen since step {best}"
+                )
             self._test()
         except LogitsNotFinite as error:
             if self.progress.step:
@@ -176,7 +167,6 @@ class Loop(ABC):
 
     def _make_step(self, number: int) -> None:
         with self._saved_if_stopped():
-            self.timings = {}
             metrics = self.step(number)
         self.progress.note(number, "train", metrics)
         if self.watcher:
@@ -185,29 +175,23 @@ class Loop(ABC):
     def _save_and_validate(self) -> None:
         """What is due after the last step and not done: its checkpoint, before the validation, which may take
         long. The validation decides which checkpoints stay, and whether the run goes on."""
-        step, fired = self.progress.step, list[Fired]()
+        step, fired, trainer = self.progress.step, list[Fired](), self.config.trainer
         with self._saved_if_stopped():
-            if self._is_due(self.save_freq):
+            if self._is_due(trainer.save_freq):
                 self._save()
-            if self.test_freq and self._is_due(self.test_freq) and step not in self.progress.val_em:
+            if trainer.test_freq and self._is_due(trainer.test_freq) and step not in self.progress.val_em:
                 fired = self._validate()
         if to_act_on(fired):  # resumed, the run comes here again
             delete_checkpoints(self.run, [path for at, path in checkpoints(self.run).items() if at == step])
         self._act_on(fired)
         if self.ends_early() or (self.saves_best and best_step(self.progress.val_em) == step):
             self._save()
-        newest = self.config.trainer.max_ckpt_to_keep
-        delete_checkpoints(self.run, superseded_checkpoints(self.run, newest, val_em=self.progress.val_em))
+        delete_checkpoints(
+            self.run, superseded_checkpoints(self.run, trainer.max_ckpt_to_keep, val_em=self.progress.val_em)
+        )
 
     def _is_due(self, every: int) -> bool:
         return self.progress.step == self.steps or due(self.progress.step, every)
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Measures a part of a step."""
-        start = time.perf_counter()
-        yield
-        self.timings[name] = self.timings.get(name, 0.0) + time.perf_counter() - start
 
     # The engine, which has the memory while the weights do not change.
 
@@ -263,7 +247,7 @@ class Loop(ABC):
             return
         self.runner.wait_for_log()
         environment = self.environment
-        digests = IndexDigests.of(environment.search)
+        digests = index_digests(environment.search)
         card = {"step": self.progress.step, **card_of_run(self.config, environment.template, digests)}
         save_checkpoint(
             path, self, environment.codec.tokenizer, self.optimisers, state or self.state(), card,
@@ -294,10 +278,3 @@ class Loop(ABC):
                         f"warning: the checkpoint of step {step} was not saved: {first_line(error)}"
                     )
             raise
-
-    def newest_once_stopped(self) -> int | None:
-        """The step of the newest checkpoint that the run leaves if an error ends the step under way."""
-        step = self.progress.step
-        return (
-            step if self.config.trainer.save_freq and step > 0 else max(checkpoints(self.run), default=None)
-        )

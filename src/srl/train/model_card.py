@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +11,25 @@ from srl.files import ABOUT, FORMAT, check_format, json_object, write_json
 from srl.models.hub import hub_name
 from srl.protocol import Template
 from srl.train.questions import takes_written_prompts
-from srl.train.search import IndexDigests
 
 
 def model_card(
-    template: Template, digests: IndexDigests | None = None, start: str | None = None
+    template: Template, indexes: Mapping[str, str] | None = None, start: str | None = None
 ) -> dict[str, Any]:
-    """The fields of `srl.json`: template, search, and the digests of the indexes used in training.
+    """The fields of `srl.json`: template, search, and the digests of the indexes used in training by the name
+    of their retriever, "" for the default one.
 
     `base_model` is the published model that the training began with, where the directory `start` is one.
     """
-    indexes = {} if digests is None else digests.as_fields()
     base = {} if start is None else base_model(Path(start))
-    return {"template": template.name, "search": template.searches, **base, **indexes}
+    card = {"template": template.name, "search": template.searches, **base}
+    return card if indexes is None else {**card, "indexes": dict(indexes)}
 
 
-def card_of_run(config: Config, template: Template, digests: IndexDigests) -> dict[str, Any]:
+def card_of_run(config: Config, template: Template, indexes: Mapping[str, str]) -> dict[str, Any]:
     """The card of what a run trains. `template` is null where the run uses the prompts in its files, so that
     an evaluation uses them too."""
-    card = model_card(template, digests, config.model.path)
+    card = model_card(template, indexes, config.model.path)
     return card | {"template": None} if takes_written_prompts(config) else card
 
 

@@ -15,13 +15,13 @@ from srl.train.fetch_models import with_local_models
 from srl.train.make_missing import Note
 from srl.train.model_card import read_card
 from srl.train.run_directory import CHECKPOINTS, RECORD, BackendName, RunRecord
-from srl.train.search import IndexDigests
 from srl.workspace import Workspace
 
 
-def trained_with(config: Config) -> IndexDigests:
-    """The indexes that the model's card names; none without a directory."""
-    return IndexDigests.read({} if config.model.path is None else read_card(Path(config.model.path)))
+def trained_with(config: Config) -> dict[str, str]:
+    """The digests of indexes that the model's card has by retriever; none without a directory."""
+    card = {} if config.model.path is None else read_card(Path(config.model.path))
+    return dict(card.get("indexes") or {})
 
 
 def local_settings(

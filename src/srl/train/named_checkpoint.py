@@ -11,7 +11,7 @@ from pathlib import Path
 import srl.store
 from srl.errors import UserError, parsing
 from srl.models.hub import HubName, is_gguf
-from srl.train.run_directory import CHECKPOINTS, best_step, checkpoints, whole_verl_steps
+from srl.train.run_directory import CHECKPOINTS, best_step, checkpoints
 from srl.workspace import Workspace, split_at_step
 
 BEST = "best"
@@ -66,7 +66,7 @@ def best_of_run(run: Path, note: Callable[[str], None]) -> int:
     no checkpoint. Raises UserError."""
     with srl.store.open(run) as log:
         em: dict[int, float] = dict(log.execute(_VALIDATIONS).fetchall())
-    saved = list(checkpoints(run)) or whole_verl_steps(run)
+    saved = [*checkpoints(run), *checkpoints(run, "verl")]
     best, best_of_all = best_step({step: em[step] for step in saved if step in em}), best_step(em)
     if best is None or best_of_all is None:
         why = "no checkpoint that it has was validated" if em else "it was never validated"

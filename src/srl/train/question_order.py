@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import count
 from math import floor
-from typing import NamedTuple
 
 from srl.config.sections import Data, Rft
 from srl.errors import UserError, nearest
@@ -13,37 +13,45 @@ from srl.trajectory import Question
 
 
 class QuestionOrder:
-    """The batch of each step, counted from 1. It keeps no state that a resumed run would need.
-
-    With dynamic sampling a training step may ask for more than a batch (`further`), and the next one goes on
-    after that: a step of this order is then not a step of training.
+    """The questions that a run asks, one after the other, in batches; a function of questions and seed alone,
+    so a resumed run needs no state of it.
 
     Questions at the end of an epoch that do not fill a batch are left out. A data set smaller than a batch
-    makes smaller batches.
+    makes smaller batches. With a `mix` a batch has shares of data sources or hops (`_mixed`). Raises
+    UserError, naming the keys `key` and `smaller`, where that does not fit the questions.
+
+    With dynamic sampling a training step may ask for more than a batch (`further`), and the next one goes on
+    after that: a batch of this order is then not a step of training.
     """
 
-    def __init__(self, questions: Sequence[Question], batch_size: int, seed: int) -> None:
+    def __init__(
+        self, questions: Sequence[Question], batch_size: int, seed: int,
+        mix: Mapping[str, float] | None = None, *, key: str = "data.mix",
+        smaller: str = "data.train_batch_size",
+    ) -> None:  # fmt: skip
         self.questions = list(questions)
+        if mix:
+            pools = _pools(questions, mix, key)
+            self.questions = [question for pool in pools.values() for question in pool]
+            shares = [mix[name] / sum(mix[name] for name in pools) for name in pools]
+            _check_sizes(pools, shares, batch_size, key, smaller)
         self.batch_size = min(batch_size, len(self.questions))
-        self.seed = seed
-        self._shuffled: tuple[int, list[Question]] = (-1, [])  # the latest epoch
-        self._latest: tuple[int, list[Question]] = (-1, [])  # the latest batch of `at`
+        self._asked: list[Question] = []
+        self._batches = (
+            _mixed(list(pools.values()), shares, self.batch_size, seed)
+            if mix
+            else _shuffled(self.questions, self.batch_size, seed)
+        )
 
     def batch(self, step: int) -> list[Question]:
-        start = (step - 1) * self.batch_size
-        size = len(self.questions) - len(self.questions) % self.batch_size
-        order = self._epoch(start // size)
-        return order[start % size : start % size + self.batch_size]
-
-    def at(self, position: int) -> Question:
-        """The question at `position`, counted from 0, of all that the steps ask one after the other."""
-        step, place = divmod(position, self.batch_size)
-        if self._latest[0] != step:
-            self._latest = step, self.batch(step + 1)
-        return self._latest[1][place]
+        """The questions of a step, counted from 1."""
+        start, end = (step - 1) * self.batch_size, step * self.batch_size
+        while len(self._asked) < end:
+            self._asked += next(self._batches)
+        return self._asked[start:end]
 
     def further(self, position: int, count: int, asked: Container[str] = ()) -> tuple[list[Question], int]:
-        """The next `count` questions from `position` on, and the position after them.
+        """The next `count` questions from `position` on, counted from 0, and the position after them.
 
         Those with an id in `asked` are passed over, since a step asks no question twice. Where too few others
         come within two epochs it is those.
@@ -52,16 +60,11 @@ class QuestionOrder:
         for place in range(position, position + 2 * len(self.questions)):
             if len(found) == count:
                 break
-            position, question = place + 1, self.at(place)
+            step, at = divmod(place, self.batch_size)
+            position, question = place + 1, self.batch(step + 1)[at]
             if question.id not in asked:
                 found.setdefault(question.id, question)
         return list(found.values()), position
-
-    def _epoch(self, epoch: int) -> list[Question]:
-        if self._shuffled[0] != epoch:
-            order = random.Random(f"order {self.seed} {epoch}").sample(self.questions, len(self.questions))
-            self._shuffled = epoch, order
-        return self._shuffled[1]
 
 
 def order_of(
@@ -73,114 +76,66 @@ def order_of(
     Raises UserError where `data.mix` does not fit them.
     """
     size = (rounds.questions or len(questions)) if rounds else data.train_batch_size
-    if not data.mix:
-        return QuestionOrder(questions, size, seed)
     smaller = "set a smaller rft.questions" if rounds else "data.train_batch_size"
-    return MixedOrder(questions, size, seed, data.mix, smaller=smaller)
+    return QuestionOrder(questions, size, seed, data.mix, smaller=smaller)
 
 
-class _Start(NamedTuple):
-    """Where a step starts in a pool: how many were asked before, the epoch, and the place in its order."""
-
-    asked: int = 0
-    epoch: int = 1
-    place: int = 0
+def _epochs(questions: Sequence[Question], seed: int) -> Iterator[list[Question]]:
+    """The questions, shuffled anew in each epoch."""
+    for epoch in count():
+        yield random.Random(f"order {seed} {epoch}").sample(questions, len(questions))
 
 
-class MixedOrder(QuestionOrder):
-    """The batch of each step, mixed of pools of questions: one of each data source, or number of hops.
+def _shuffled(questions: Sequence[Question], size: int, seed: int) -> Iterator[list[Question]]:
+    """The whole batches of each epoch, an epoch at a time."""
+    for epoch in _epochs(questions, seed):
+        yield epoch[: len(epoch) - len(epoch) % size]
+
+
+def _mixed(
+    pools: Sequence[Sequence[Question]], shares: Sequence[float], size: int, seed: int
+) -> Iterator[list[Question]]:
+    """Batches mixed of pools of questions: one of each data source, or number of hops.
 
     Each place of a batch goes to the pool that is furthest below its share of all places so far, the first
-    in `mix` of several. Of n pools none is ever more than 1/2 + … + 1/n questions below its share, or 1
-    above. A pool is shuffled anew when it has too few questions left for a batch, so pools have epochs of
-    their own. As without a mix, a batch is a function of seed and step alone.
+    of several. Of n pools none is ever more than 1/2 + … + 1/n questions below its share, or 1 above. A pool
+    is shuffled anew when it has too few questions left for a batch, so pools have epochs of their own.
     """
-
-    def __init__(
-        self,
-        questions: Sequence[Question],
-        batch_size: int,
-        seed: int,
-        mix: Mapping[str, float],
-        key: str = "data.mix",
-        smaller: str = "data.train_batch_size",
-    ) -> None:
-        pools = _pools(questions, mix, key)
-        super().__init__([item for pool in pools.values() for item in pool], batch_size, seed)
-        total = sum(mix[name] for name in pools)
-        self._shares = [mix[name] / total for name in pools]
-        for (name, pool), share in zip(pools.items(), self._shares, strict=True):
-            wanted = floor(share * batch_size + _deviation(len(pools)))
-            if len(pool) < wanted:
-                raise UserError(
-                    f"{key} needs at least {wanted} questions of {name!r} for batches of {batch_size}, and "
-                    f"there are {len(pool)}: lower its share or {smaller}"
-                )
-        self._pools = [QuestionOrder(pool, len(pool), seed) for pool in pools.values()]
-        self._starts = [[_Start() for _ in pools]]  # of the steps up to the last one that was asked for
-
-    def _epoch(self, epoch: int) -> list[Question]:
-        """As many mixed batches as the questions fill; a pool may come several times in them, or in part."""
-        if self._shuffled[0] != epoch:
-            count = len(self.questions) // self.batch_size
-            steps = range(epoch * count + 1, (epoch + 1) * count + 1)
-            self._shuffled = epoch, [question for step in steps for question in self._mixed(step)]
-        return self._shuffled[1]
-
-    def _mixed(self, step: int) -> list[Question]:
-        while len(self._starts) <= step:
-            self._starts.append(self._after(len(self._starts)))
-        slots = self._slots(step)
-        ends = self._starts[step]
-        chosen = [
-            iter(pool.batch(end.epoch)[end.place - slots.count(number) : end.place])
-            for number, (pool, end) in enumerate(zip(self._pools, ends, strict=True))
-        ]
-        return [next(chosen[number]) for number in slots]
-
-    def _slots(self, step: int) -> list[int]:
-        """The pool of each place of a step's batch."""
-        asked, slots = [start.asked for start in self._starts[step - 1]], list[int]()
-        for place in range(1, self.batch_size + 1):
-            total = (step - 1) * self.batch_size + place
-            missing = [share * total - count for share, count in zip(self._shares, asked, strict=True)]
+    epochs = [_epochs(pool, seed) for pool in pools]
+    left = [iter(next(epoch)) for epoch in epochs]
+    unasked = [len(pool) for pool in pools]
+    asked = [0] * len(pools)
+    for start in count(step=size):
+        slots = list[int]()
+        for total in range(start + 1, start + size + 1):
+            missing = [share * total - own for share, own in zip(shares, asked, strict=True)]
             slots.append(missing.index(max(missing)))
             asked[slots[-1]] += 1
-        return slots
-
-    def _after(self, step: int) -> list[_Start]:
-        """Where the step after this one starts; what a pool had left for too small a batch is passed over."""
-        slots, ends = self._slots(step), list[_Start]()
-        for number, (start, pool) in enumerate(zip(self._starts[step - 1], self._pools, strict=True)):
-            count = slots.count(number)
-            fits = start.place + count <= len(pool.questions)
-            epoch, place = (start.epoch, start.place) if fits else (start.epoch + 1, 0)
-            ends.append(_Start(start.asked + count, epoch, place + count))
-        return ends
+        for number, pool in enumerate(pools):
+            if (needed := slots.count(number)) > unasked[number]:
+                left[number], unasked[number] = iter(next(epochs[number])), len(pool)
+            unasked[number] -= needed
+        yield [next(left[number]) for number in slots]
 
 
 _NO_HOPS = "unknown"
 """The name, in a mix by hops, of questions whose hops are not known."""
 
 
-def _by_hops(mix: Mapping[str, float]) -> bool:
-    """Whether the names are numbers of hops; `unknown` may be among them, and alone is a data source."""
-    return any(name.isdecimal() for name in mix) and all(name.isdecimal() or name == _NO_HOPS for name in mix)
-
-
-def _part(question: Question, mix: Mapping[str, float]) -> str:
-    """The name that a question has in a mix: its number of hops, or its data source."""
-    if not _by_hops(mix):
-        return question.data_source
-    return _NO_HOPS if question.hops is None else str(question.hops)
-
-
 def _pools(questions: Sequence[Question], mix: Mapping[str, float], key: str) -> dict[str, list[Question]]:
-    """The questions of each name in `mix` that has a share, in its order. Raises UserError."""
-    kind = "number of hops" if _by_hops(mix) else "data source"
+    """The questions of each name in `mix` that has a share, in its order: of each number of hops where the
+    names are numbers (`unknown` may be among them, and alone is a data source), else of each data source.
+    Raises UserError."""
+    is_hops = [name.isdecimal() for name in mix]
+    by_hops = any(is_hops) and all(
+        known or name == _NO_HOPS for known, name in zip(is_hops, mix, strict=True)
+    )
+    kind = "number of hops" if by_hops else "data source"
     pools: dict[str, list[Question]] = {name: [] for name in mix}
     for question in questions:
-        name = _part(question, mix)
+        name = question.data_source
+        if by_hops:
+            name = _NO_HOPS if question.hops is None else str(question.hops)
         if name not in pools:
             raise UserError(
                 f"{key} has no share for the {kind} {name!r} of question {question.id}; add it, with 0 to "
@@ -195,7 +150,15 @@ def _pools(questions: Sequence[Question], mix: Mapping[str, float], key: str) ->
     return {name: pools[name] for name in used}
 
 
-def _deviation(pools: int) -> float:
-    """How much more than its share a batch can have of one of n pools: 1/2 + … + 1/n below before it, and
-    1 − 1/n above after it."""
-    return sum(1 / place for place in range(1, pools + 1)) - 1 / pools
+def _check_sizes(
+    pools: Mapping[str, Sequence[Question]], shares: Sequence[float], size: int, key: str, smaller: str
+) -> None:
+    """Raises UserError where a pool has too few questions for its share of a batch and what can come on top
+    (`_mixed`): 1/2 + … + 1/n from below before it, and 1 − 1/n above after it."""
+    most_on_top = sum(1 / place for place in range(1, len(pools) + 1)) - 1 / len(pools)
+    for (name, pool), share in zip(pools.items(), shares, strict=True):
+        if len(pool) < (needed := floor(share * size + most_on_top)):
+            raise UserError(
+                f"{key} needs at least {needed} questions of {name!r} for batches of {size}, and "
+                f"there are {len(pool)}: lower its share or {smaller}"
+            )

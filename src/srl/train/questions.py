@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,45 +44,37 @@ def load_splits(config: Config, codec: Codec, note: Note, algo: str) -> Splits:
 
 
 def check_training_questions(questions: Sequence[Question], config: Config, algo: str) -> None:
-    """Raises UserError where there is none, or `data.mix` does not fit them."""
+    """Raises UserError where there is none, or `data.mix` does not fit them; `--algo sft` asks none."""
     if not questions:
         raise UserError(
             "no training question is left; set data.train_files, exclude fewer with data.exclude_files, or "
             "raise data.max_prompt_length"
         )
-    check_mix(questions, config, algo)
-
-
-def check_mix(questions: Sequence[Question], config: Config, algo: str) -> None:
-    """Raises UserError where `data.mix` does not fit the training questions; `--algo sft` asks none."""
     if algo != SFT:
         order_of(questions, config.data, config.trainer.seed, config.rft if algo == RFT else None)
 
 
 def load_split(phase: Phase, config: Config, codec: Codec, note: Note) -> list[Question]:
-    """The questions of one phase: train, val or test."""
+    """The questions of one phase: train, val or test. Raises UserError where `data.exclude_files` names none
+    of those to train on: its ids are of other data."""
     limits: dict[Phase, int | None] = {"val": config.eval.val_questions, "test": config.eval.test_questions}
     files: tuple[str, ...] = getattr(config.data, f"{phase}_files") or ()
-    read = [item for file in files for item in read_questions(file)]
-    if phase == "train" and config.data.exclude_files and read:
-        read = _without(read, config.data.exclude_files, note)
-    return load_questions(files, config, codec, note, limits.get(phase), read)
+    questions = [question for file in files for question in read_questions(file)]
+    without = config.data.exclude_files
+    if phase == "train" and without and questions:
+        excluded = {question.id for file in without for question in _questions_of(Path(file))}
+        kept = [question for question in questions if question.id not in excluded]
+        if len(kept) == len(questions):
+            raise UserError(
+                f"data.exclude_files={', '.join(without)}: none of the {len(excluded):,} ids is that of a "
+                f"question of data.train_files, such as {questions[0].id!r}"
+            )
+        note(f"left out {len(questions) - len(kept):,} training questions that are in data.exclude_files")
+        questions = kept
+    return load_questions(files, config, codec, note, limits.get(phase), questions)
 
 
-def _without(questions: list[Question], files: tuple[str, ...], note: Note) -> list[Question]:
-    """The questions whose ids are not in `files`. Raises UserError where none is: ids of other data."""
-    excluded = {item.id for file in files for item in _named(Path(file))}
-    kept = [item for item in questions if item.id not in excluded]
-    if len(kept) == len(questions):
-        raise UserError(
-            f"data.exclude_files={', '.join(files)}: none of the {len(excluded):,} ids is that of a "
-            f"question of data.train_files, such as {questions[0].id!r}"
-        )
-    note(f"left out {len(questions) - len(kept):,} training questions that are in data.exclude_files")
-    return kept
-
-
-def _named(path: Path) -> list[Question]:
+def _questions_of(path: Path) -> list[Question]:
     """The questions, or demonstrations, of a file."""
     demonstrations = not is_parquet(path) and are_demonstrations(path)
     return read_demonstrations(path) if demonstrations else read_questions(path)
@@ -105,25 +97,40 @@ def load_questions(
     `data.max_prompt_length` unless `data.filter_overlong_prompts`; one that retrieves needs room for a word
     of a passage.
     """
-    as_written = takes_written_prompts(config)
-    prompting = choose_template(config)
+    as_written, prompting = takes_written_prompts(config), choose_template(config)
+    prompt_of = prompts(prompting, codec)
     if read is None:
-        read = [item for file in files or () for item in read_questions(file)]
-    one_message = needs_one_message(prompting, codec)
-    questions = [
-        item
-        if as_written and item.prompt
-        else replace(item, prompt=prompt_messages(prompting.messages(item.text), one_message))
-        for item in read
-    ]
-    seen: set[str] = set()
-    for question in questions:
-        if question.id in seen:
+        read = [question for file in files or () for question in read_questions(file)]
+    by_id: dict[str, Question] = {}
+    for question in read:
+        if question.id in by_id:
             raise UserError(f"question id {question.id!r} is in {', '.join(files or ())} twice")
-        seen.add(question.id)
+        is_ready = as_written and question.prompt
+        by_id[question.id] = question if is_ready else replace(question, prompt=prompt_of(question.text))
+    questions = list(by_id.values())
     if limit is not None:
         questions = stratified(questions, limit)
-    return _without_overlong(questions, config, codec, note)
+    room = len(codec.encode_text(LEAST_INFORMATION)) if prompting.retrieves else 0
+    longest, lengths = config.data.max_prompt_length, list[int]()
+    with counted("reading prompts", len(questions)) as count:
+        for done, question in enumerate(questions, start=1):
+            prompt = question.prompt
+            if prompting.retrieves:
+                prompt = prompting.messages(question.text, NO_INFORMATION)
+            lengths.append(len(codec.encode_prompt(prompt)[0]) + room)
+            count(done)
+    fitting = [question for question, length in zip(questions, lengths, strict=True) if length <= longest]
+    dropped = len(questions) - len(fitting)
+    if dropped and not config.data.filter_overlong_prompts:
+        worst = max(range(len(questions)), key=lengths.__getitem__)
+        raise UserError(
+            f"{dropped} prompts are longer than data.max_prompt_length={longest}; the longest, of question "
+            f"{questions[worst].id}, has {lengths[worst]} tokens: raise the limit, or set "
+            "data.filter_overlong_prompts=true"
+        )
+    if dropped:
+        note(f"left out {dropped} questions whose prompt is longer than {longest} tokens")
+    return fitting
 
 
 def check_some_left(questions: Sequence[object], files: Sequence[str]) -> None:
@@ -154,72 +161,44 @@ def stratified(questions: Sequence[Question], size: int | Mapping[str, int]) -> 
     return [questions[position] for position in sorted(drawn)]
 
 
-def needs_one_message(prompting: Template, codec: Codec) -> bool:
-    """Whether the chat template would drop a part of the prompt's messages, as some do of <think>."""
-    return not codec.keeps(prompting.messages("Who?"))
-
-
-def prompt_messages(messages: tuple[dict[str, str], ...], one_message: bool) -> tuple[dict[str, str], ...]:
-    """`messages`, or their text as one."""
-    text = "\n".join(message["content"] for message in messages)
-    return ({"role": "user", "content": text},) if one_message else messages
-
-
-def _without_overlong(questions: list[Question], config: Config, codec: Codec, note: Note) -> list[Question]:
-    longest, prompting = config.data.max_prompt_length, choose_template(config)
-    room = len(codec.encode_text(LEAST_INFORMATION)) if prompting.retrieves else 0
-    with counted("reading prompts", len(questions)) as count:
-        lengths = []
-        for done, question in enumerate(questions, start=1):
-            prompt = question.prompt
-            if prompting.retrieves:
-                prompt = prompting.messages(question.text, NO_INFORMATION)
-            lengths.append(len(codec.encode_prompt(prompt)[0]) + room)
-            count(done)
-    fitting = [item for item, length in zip(questions, lengths, strict=True) if length <= longest]
-    dropped = len(questions) - len(fitting)
-    if dropped and not config.data.filter_overlong_prompts:
-        worst = max(range(len(questions)), key=lengths.__getitem__)
-        raise UserError(
-            f"{dropped} prompts are longer than data.max_prompt_length={longest}; the longest, of question "
-            f"{questions[worst].id}, has {lengths[worst]} tokens: raise the limit, or set "
-            "data.filter_overlong_prompts=true"
-        )
-    if dropped:
-        note(f"left out {dropped} questions whose prompt is longer than {longest} tokens")
-    return fitting
+def prompts(template: Template, codec: Codec) -> Callable[[str], tuple[dict[str, str], ...]]:
+    """What makes the prompt of a question's text: the template's messages, or their text as one where the
+    chat template would drop a part of them, as some do of <think>."""
+    if codec.keeps(template.messages("Who?")):
+        return template.messages
+    return lambda text: (
+        {"role": "user", "content": "\n".join(message["content"] for message in template.messages(text))},
+    )
 
 
 def load_template(config: Config) -> Template:
     """The template, checked. Raises UserError if it searches and `rollout.search` is off, or the reverse."""
-    name, found = template_name(config), choose_template(config)
-    if found.searches != config.rollout.search:
-        other = "one without search such as r1" if found.searches else "one with search such as search-r1"
+    chosen = choose_template(config)
+    if chosen.searches != config.rollout.search:
+        other = "one without search such as r1" if chosen.searches else "one with search such as search-r1"
         raise UserError(
-            f"rollout.search={str(config.rollout.search).lower()} and data.template={name} do not go "
+            f"rollout.search={str(config.rollout.search).lower()} and data.template={chosen.name} do not go "
             f"together: use {other}"
         )
-    return found
+    return chosen
 
 
 def choose_template(config: Config) -> Template:
-    """The template `template_name`, with `data.examples` and the named retrievers filled in."""
-    found = template(template_name(config))
+    """`data.template`, by default Search-R1's prompt, or if search is off its counterpart without search;
+    with `data.examples` and the named retrievers filled in."""
+    name = config.data.template or "search-r1"
+    chosen = template(name if config.rollout.search else WITHOUT_SEARCH.get(name, name))
     if config.data.examples is not None:
-        found = found.with_examples(read_examples(config.data.examples))
-    return found.naming(retriever_descriptions(config))
-
-
-def retriever_descriptions(config: Config) -> dict[str, str]:
-    """The description of each named retriever; empty if search is off."""
-    retrievers = config.search.retrievers if config.rollout.search else {}
-    return {name: retriever.description for name, retriever in retrievers.items()}
+        chosen = chosen.with_examples(read_examples(config.data.examples))
+    named = config.search.retrievers if config.rollout.search else {}
+    return chosen.naming({name: retriever.description for name, retriever in named.items()})
 
 
 def warn_about_unlisted_retrievers(questions: Sequence[Question], config: Config, note: Note) -> None:
     """Warn of prompts that leave out a named retriever: the policy would never use it."""
-    names = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in retriever_descriptions(config)]
-    texts = ["\n".join(message["content"] for message in item.prompt) for item in questions]
+    named = config.search.retrievers if config.rollout.search else ()
+    names = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in named]
+    texts = ["\n".join(message["content"] for message in question.prompt) for question in questions]
     unlisted = sum(not all(name.search(text) for name in names) for text in texts)
     if unlisted:
         note(
@@ -232,9 +211,3 @@ def warn_about_unlisted_retrievers(questions: Sequence[Question], config: Config
 def takes_written_prompts(config: Config) -> bool:
     """Whether a question that has a prompt in its file keeps it."""
     return config.data.template is None and config.rollout.search
-
-
-def template_name(config: Config) -> str:
-    """`data.template`, by default Search-R1's prompt; if search is off, its counterpart without search."""
-    name = config.data.template or "search-r1"
-    return name if config.rollout.search else WITHOUT_SEARCH.get(name, name)

@@ -13,14 +13,12 @@ from statistics import fmean
 
 from srl.errors import UserError
 from srl.evaluate import step_metrics
-from srl.progress import counted
 from srl.store import Record, read_records, reading
 from srl.train.logged_episodes import Selection, check_kept, select_episodes
 from srl.train.loop import Loop
 from srl.train.question_order import order_of
-from srl.train.resume import new_run_command
-from srl.train.run_directory import LOG, RFT
-from srl.train.sft import batches, fine_tune, sft_optimiser, with_epochs
+from srl.train.run_directory import LOG
+from srl.train.sft import fine_tune
 from srl.trajectory import Question, Score, Trajectory
 
 
@@ -38,7 +36,11 @@ class RejectionSampling(Loop):
         seconds = {"timing_s/gen": time.perf_counter() - began}
         selection = self.select(number)
         self.put_to_sleep()
-        metrics = selection.metrics() | self.fine_tune(number, selection.episodes)
+        config = self.config
+        metrics = selection.metrics() | fine_tune(
+            config.sft, self.actor, selection.episodes, max_tokens=config.actor.ppo_max_token_len,
+            seed=config.trainer.seed + number, what=f"fine-tuning steps of round {number}",
+        )  # fmt: skip
         self.wake()
         seconds["timing_s/step"] = time.perf_counter() - began
         episodes = [record.trajectory for record in records]
@@ -76,44 +78,11 @@ class RejectionSampling(Loop):
         try:
             check_kept(selection, sft.filter)
         except UserError as error:
-            before = number - 1 if number > 1 else None
-            command = new_run_command(self.run, "sft.filter=CONDITION", before, "--algo", RFT)
-            raise UserError(
-                f"round {number}: {error}",
-                hint=f"a resumed run keeps its filter, so start another: {command}",
-            ) from error
+            hint = "start another run, since a resumed one keeps its filter (sft.filter)"
+            raise UserError(f"round {number}: {error}", key="sft.filter", hint=hint) from error
         for line in selection.lines():
             self.terminal.note(f"round {number}: {line}")
         return selection
-
-    def fine_tune(self, number: int, episodes: list[Trajectory]) -> dict[str, float]:
-        """Fine-tune with a new optimiser and schedule; the metrics of the last step, and all tokens."""
-        sft = with_epochs(self.config.sft, len(episodes))
-        data = batches(episodes, sft, self.config.trainer.seed + number)
-        last, tokens, began = dict[str, float](), 0.0, time.perf_counter()
-
-        def on_step(step: int, metrics: dict[str, float]) -> None:
-            nonlocal last, tokens
-            last, tokens = metrics, tokens + metrics["perf/total_num_tokens"]
-            count(step)
-
-        with counted(f"fine-tuning steps of round {number}", sft.steps) as count:
-            fine_tune(
-                self.actor, sft_optimiser(sft, self.actor), data,
-                max_tokens=self.config.actor.ppo_max_token_len, on_step=on_step,
-            )  # fmt: skip
-        seconds = time.perf_counter() - began
-        totals = {"perf/total_num_tokens": tokens, "perf/throughput": tokens / seconds}
-        return last | totals | {"sft/steps": sft.steps, "timing_s/update_actor": seconds}
-
-    @property
-    def save_freq(self) -> int:
-        """Each round is saved, and validated: it may take hours."""
-        return 1
-
-    @property
-    def test_freq(self) -> int:
-        return 1
 
     def resume(self, step: int) -> None:
         """Also put back into the log, first of all, what it had of the round that was cut off: whole batches,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
 
-import srl.store
 from srl import process
 from srl.config import Config, load_saved, save_config
 from srl.config.keys import plain
@@ -22,7 +21,6 @@ from srl.files import (
     check_checkpoint,
     digest_file,
     digest_text,
-    is_checked,
     is_disk_full,
 )
 from srl.store import run_info
@@ -31,19 +29,14 @@ from srl.store.run_info import check_not_written, has_log, is_finished, left_beh
 from srl.train.learning_rate import rate_notes
 from srl.train.make_missing import Note
 from srl.train.run_directory import (
-    CHECKPOINTS,
     LOG,
-    RFT,
-    SFT,
-    VERL_LATEST,
     BackendName,
     Progress,
     RunRecord,
     checkpoint_path,
     checkpoints,
+    name_latest_verl_step,
     steps_key,
-    whole_verl_steps,
-    write_latest_verl_step,
 )
 from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
@@ -57,22 +50,11 @@ _FIXED = {
     "episodes": "what {run} learns from",
 }
 """The inputs that must stay: what is learned would be neither run's."""
-_LAST_STEP = "SELECT max(step) FROM steps"
 
 
 def resume_command(run: Path) -> str:
     """The command that resumes `run`; it names the workspace unless that is the default one."""
     return Workspace(run.parent.parent).command("train", "--resume", "--run", run.name)
-
-
-def how_to_resume(run: Path, step: int, algo: str = "") -> str:
-    """One line; `step` is that of the newest checkpoint, below 1 if there is none."""
-    command = resume_command(run)
-    if step > 0:
-        return f"resume from step {step} with `{command}`"
-    if algo == RFT:
-        return f"there is no checkpoint yet: `{command}` continues round 1 with the episodes of its log"
-    return f"there is no checkpoint yet: `{command}` starts over from step 0"
 
 
 def resume_with(run: Path) -> str:
@@ -81,34 +63,26 @@ def resume_with(run: Path) -> str:
 
 
 @contextmanager
-def tells_how_to_resume(how: Callable[[], str], run: Path) -> Iterator[None]:
-    """Adds the note `how()` to a signal or a full disk that ends the body, if the run has begun its log."""
+def tells_how_to_go_on(run: Path, backend: BackendName) -> Iterator[None]:
+    """Adds what to type to a signal or a full disk that ends the body, if the run has begun its log. Raises
+    UserError, with what takes less, where a GPU without memory ends it."""
     try:
         yield
     except BaseException as error:
+        if is_out_of_memory(error):
+            rollout, actor = load_saved(run).rollout, load_saved(run).actor
+            raise UserError(
+                f"{first_line(error)} If another program took it, {resume_with(run)} once it is free. "
+                f"Otherwise add --set rollout.max_num_seqs=N (below {rollout.max_num_seqs}) if sampling ran "
+                f"out of memory, or --set actor.ppo_max_token_len=N (below {actor.ppo_max_token_len}; of a "
+                "critic, critic.ppo_max_token_len) if the update did"
+            ) from error
         stopped = isinstance(error, KeyboardInterrupt | NotWritten) or process.signal_received()
-        is_told = bool(getattr(error, "__notes__", ()))
-        if (stopped or is_disk_full(error)) and not is_told and (run / LOG).is_dir():
-            error.add_note(how())
+        if (stopped or is_disk_full(error)) and not hasattr(error, "__notes__") and (run / LOG).is_dir():
+            newest = max(checkpoints(run, backend), default=0)
+            start = f"from step {newest}" if newest else "from the start, since there is no checkpoint yet"
+            error.add_note(f"{resume_with(run)}: {start}")
         raise
-
-
-@contextmanager
-def tells_what_takes_less_memory(run: Path) -> Iterator[None]:
-    """Raises UserError, with what to type, where a GPU without memory ends the body."""
-    try:
-        yield
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        config = load_saved(run)
-        episodes, tokens = config.rollout.max_num_seqs, config.actor.ppo_max_token_len
-        raise UserError(
-            f"{first_line(error)} If another program took the memory, {resume_with(run)} once it is free. "
-            f"Otherwise add --set rollout.max_num_seqs=N (below {episodes}) if sampling ran out of memory, "
-            f"or --set actor.ppo_max_token_len=N (below {tokens}; of a critic, critic.ppo_max_token_len) if "
-            "the update did"
-        ) from error
 
 
 def new_run_command(run: Path, setting: str, step: int | None, *options: str) -> str:
@@ -128,33 +102,14 @@ def too_many_failures(run: Path, found: FailedEpisodes, limit: float) -> UserErr
     )
 
 
-def step_to_resume(run: Path, backend: BackendName, *, is_told: bool = False) -> int:
-    """The step that `run` resumes from, −1 where it has no checkpoint.
-
-    On verl it is the latest by verl's own file, if that checkpoint is whole, else the newest whole one; the
-    file names it afterwards. Without the file, no step with a checkpoint has ended, unless its checksums were
-    written. The checkpoint is read whole. Raises DamagedError, with what to type, where a
-    file differs from what was saved. Where the step is only told to the user (`is_told`), nothing is read or
-    changed: reading takes minutes for a large model.
-    """
-    if backend == "local":
-        return max(checkpoints(run), default=-1)
-    whole, latest = whole_verl_steps(run), run / CHECKPOINTS / VERL_LATEST
-    if not latest.is_file():
-        whole = [step for step in whole if is_checked(checkpoint_path(run, step, backend))]
-    if not whole:
-        if not is_told:
-            latest.unlink(missing_ok=True)
-        return -1
-    named = latest.read_text(encoding="utf-8").strip() if latest.is_file() else ""
-    step = int(named) if named.isdecimal() and int(named) in whole else whole[-1]
-    if is_told:
-        return step
-    write_latest_verl_step(run, step)
-    folder = checkpoint_path(run, step, backend)
-    with without_damaged(folder):
-        check_checkpoint(folder)
-    return step
+def check_for_verl(run: Path, step: int) -> None:
+    """Have verl go on from its checkpoint of `step`, or from the start where that is −1. Reads the checkpoint
+    whole. Raises DamagedError, with what to type, where a file differs from what was saved."""
+    name_latest_verl_step(run, step)
+    if step >= 0:
+        folder = checkpoint_path(run, step, "verl")
+        with without_damaged(folder):
+            check_checkpoint(folder)
 
 
 @contextmanager
@@ -170,11 +125,12 @@ def without_damaged(checkpoint: Path) -> Iterator[None]:
 
 def total_steps(config: Config, algo: str) -> int:
     """The number of steps of a run."""
-    return config.sft.steps if algo == SFT else config.trainer.total_training_steps
+    return int(attrgetter(steps_key(algo))(config))
 
 
-def check_not_trained(run: Path, note: Note) -> None:
-    """Raises UserError where another process trains `run`.
+def check_resumable(run: Path, note: Note) -> None:
+    """Raises UserError where another process trains `run`, or where its directory was copied or renamed: its
+    log has another name.
 
     The process that wrote its log for a run on verl ends soon after a killed launcher: it is waited for.
     """
@@ -182,10 +138,6 @@ def check_not_trained(run: Path, note: Note) -> None:
         note(f"waiting for {writer} of the stopped run to end")
         writer.wait(LEFT_BEHIND_S)
     check_not_written(run / LOG)
-
-
-def check_name(run: Path) -> None:
-    """Raises UserError where the directory `run` was copied or renamed: its log has another name."""
     if has_log(run / LOG):
         run_info.check_name(run / LOG, run.name, run_info.load(run / LOG))
 
@@ -215,34 +167,16 @@ def with_steps(run: Path, record: RunRecord, config: Config, steps: int | None, 
             f"--steps {steps}: {run.name} has made {done} steps, and --steps is the new total: give {done} "
             "or a larger number, or leave it out"
         )
-    if steps > done and _ended_early(run, record, config, done):
-        raise UserError(
-            f"--steps {steps}: {run.name} ended after {done} steps, by sft.patience or sft.epochs; leave it "
-            f"out, or start a new run: srl train --algo sft --model {run.name}@best"
-        )
     return config.with_settings({steps_key(record.algo): steps})
-
-
-def _ended_early(run: Path, record: RunRecord, config: Config, done: int) -> bool:
-    """Whether fine-tuning has ended before its last step, by `sft.patience` or `sft.epochs`."""
-    extended = bool(record.extended) and record.extended[-1]["at"] == done
-    if record.algo != SFT or extended or done >= config.sft.steps or not is_finished(run / LOG):
-        return False
-    return srl.store.reading([run / LOG], lambda log: log.execute(_LAST_STEP).fetchone()) == (done,)
 
 
 def progress_if_finished(
     run: Path, record: RunRecord, config: Config, done: int, note: Note
 ) -> Progress | None:
-    """The progress of a run that has ended and closed its log; None while there is work left."""
-    if not is_finished(run / LOG):
+    """The progress of a run that has made all steps and closed its log; None while there is work left."""
+    if done < total_steps(config, record.algo) or not is_finished(run / LOG):
         return None
-    if done >= total_steps(config, record.algo):
-        note(f"{run.name} is finished, all {done} steps; to train longer: {resume_command(run)} --steps N")
-    elif _ended_early(run, record, config, done):
-        note(f"{run.name} is finished: sft.patience or sft.epochs ended it after {done} steps")
-    else:
-        return None
+    note(f"{run.name} is finished, all {done} steps; to train longer: {resume_command(run)} --steps N")
     return Progress.of_log(run / LOG, done)
 
 
@@ -260,12 +194,8 @@ def check_inputs(run: Path, record: RunRecord, now: Mapping[str, str], config: C
                 f"{_FIXED[name].format(run=run.name)} has changed: expected digest {before}, found {digest}",
                 hint="put back what it was, or start a new run",
             )
-        if name == "index":
-            note(f"warning: {run.name} started with another index ({before[:12]})")
-        elif name.startswith("index of "):
-            retriever = name.removeprefix("index of ")
-            was = f"the index of the retriever {retriever!r} {before[:12]}, which is {digest[:12]} now"
-            note(f"warning: {run.name} started with {was}")
+        if name.startswith("index"):
+            note(f"warning: {run.name} started with another {name} ({before[:12]})")
         else:
             files = ", ".join(getattr(config.data, name.removeprefix("data.")) or ())
             note(
@@ -304,19 +234,19 @@ def with_changes_noted(
     run: Path, record: RunRecord, before: Config, config: Config, done: int, questions: int, note: Note
 ) -> RunRecord:
     """Save what a resumed run changes after step `done`, its steps and `CHANGEABLE` settings, and say it."""
-    as_it_was, was, steps = record, total_steps(before, record.algo), total_steps(config, record.algo)
-    if steps != was:
-        note(f"{run.name} has {steps} steps now, not {was}")
-        for line in rate_notes(before, config, done, record.algo, questions):
-            note(line)
-        extension = {"at": done, "before": was, "after": steps, "when": utc_now()}
-        record = replace(record, extended=[*record.extended, extension])
-    for key in CHANGEABLE:
+    as_it_was, steps = record, steps_key(record.algo)
+    for key in (steps, *CHANGEABLE):
         old, new = (plain(attrgetter(key)(each)) for each in (before, config))
-        if old != new:
+        if old == new:
+            continue
+        if key == steps:
+            note(f"{run.name} has {new} steps now, not {old}")
+            for line in rate_notes(before, config, done, record.algo, questions):
+                note(line)
+        else:
             note(f"{key} is {new} from here on, not {old}")
-            change = {"at": done, "key": key, "before": old, "after": new, "when": utc_now()}
-            record = replace(record, changed=[*record.changed, change])
+        change = {"at": done, "key": key, "before": old, "after": new, "when": utc_now()}
+        record = replace(record, changed=[*record.changed, change])
     if record is not as_it_was:
         save_config(run, config)
         record.save(run)

@@ -5,10 +5,9 @@ sample the episodes of a batch of questions, score them, compute advantages, upd
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,16 +17,16 @@ from srl.config import Config
 from srl.evaluate import step_metrics
 from srl.store import Record
 from srl.train.compute_advantages import (
-    StepBatch,
     compute_advantages,
+    group_ids,
     needs_old_logprobs,
     policy_metrics,
+    token_rewards,
 )
 from srl.train.dynamic_sampling import Sampled
 from srl.train.learner import Learner
 from srl.train.loop import Loop
 from srl.train.question_order import QuestionOrder, order_of
-from srl.train.resume import new_run_command
 from srl.train.run_directory import due
 from srl.trajectory import Score, Trajectory
 from srl.update.actor import ActorLoss, Experience, rows_with_gradient, update_actor
@@ -36,12 +35,6 @@ from srl.update.critic import batched_values, update_critic
 from srl.update.logprobs import TokenStats
 from srl.update.optimiser import Optimiser
 from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
-
-if TYPE_CHECKING:
-    pass
-
-Timed = Callable[[str], AbstractContextManager[None]]
-"""Measures a part of a step by its name, verl's in `timing_s/…`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,7 +51,9 @@ class ReinforcementLearning(Loop):
 
     def step(self, number: int) -> dict[str, float]:
         """Sample, score, advantages, update, log."""
-        with self.timed("step"):
+        learner = self.learner
+        learner.timings.clear()
+        with learner.timed("step"):
             sampled, asked = self.sample(number)
             rows = sampled.trained()
             trajectories, scores = (
@@ -66,13 +61,13 @@ class ReinforcementLearning(Loop):
                 [sampled.scores[row] for row in rows],
             )
             self.put_to_sleep()
-            experience, metrics = make_experience(self.learner, trajectories, scores, self.timed)
-            experience, updated = update(self.learner, self.optimisers, number, experience, self.timed)
-            with self.timed("update_weights"):
+            experience, metrics = make_experience(learner, trajectories, scores)
+            experience, updated = update(learner, self.optimisers, number, experience)
+            with learner.timed("update_weights"):
                 self.wake()
         self.asked = asked
         metrics |= updated | step_metrics(sampled.trajectories, sampled.scores) | sampled.metrics()
-        metrics |= {f"timing_s/{name}": seconds for name, seconds in self.timings.items()}
+        metrics |= {f"timing_s/{name}": seconds for name, seconds in learner.timings.items()}
         self.runner.record(number, "train", records(sampled, rows, experience), metrics)
         self.terminal.step(number, self.config, metrics)
         if due(number, self.config.trainer.sample_freq):
@@ -93,13 +88,13 @@ class ReinforcementLearning(Loop):
                 questions, position = order.further(position, count, sampled.groups)
                 if not questions:
                     break
-                with self.timed("gen"):
+                with self.learner.timed("gen"):
                     trajectories = self.runner.roll_out(questions, "train", number, config.rollout.n)
-                with self.timed("reward"):
+                with self.learner.timed("reward"):
                     scores = self.runner.score(trajectories)
                 self.runner.check_failures([*sampled.trajectories, *trajectories])
                 sampled.add(trajectories, scores)
-            sampled.require_differing(number, self._new_run(f"rollout.n={2 * config.rollout.n}"))
+            sampled.require_differing(number)
         except Exception:
             ended = {
                 item.id: item for item in [*sampled.trajectories, *self.runner.ended] if item.step == number
@@ -117,17 +112,10 @@ class ReinforcementLearning(Loop):
         self.learner.kl_control.load_state_dict(state["kl"])
         self.asked = state["asked"]
 
-    def _new_run(self, setting: str) -> str:
-        """How to go on with another setting; a run that is resumed keeps its own."""
-        newest = self.newest_once_stopped()
-        start = "" if newest is None else " from the newest checkpoint"
-        return f"start a new run{start}: {new_run_command(self.run, setting, newest)}"
-
 
 def make_experience(
-    learner: Learner, trajectories: Sequence[Trajectory], scores: Sequence[Score],
-    timed: Timed = lambda name: nullcontext(),
-) -> tuple[Experience, dict[str, float]]:  # fmt: skip
+    learner: Learner, trajectories: Sequence[Trajectory], scores: Sequence[Score]
+) -> tuple[Experience, dict[str, float]]:
     """What the update learns from, with advantages, and the metrics that describe it.
 
     A row whose search failed has `valid` 0 and a mask of zeros: it is out of the loss, of every mean and of
@@ -138,42 +126,40 @@ def make_experience(
     batch = collate(trajectories).to(learner.device)  # (B, T)
     valid = torch.tensor([item.valid for item in trajectories], device=learner.device)  # (B,)
     mask, loss_mask = response_and_loss_mask(batch, valid, mask_observations=config.actor.mask_observations)
-    old = reference = values = None
+    old, reference, values = None, None, None
     if needs_old_logprobs(config, correction):
-        with timed("old_log_prob"):
+        with learner.timed("old_log_prob"):
             old = learner.stats(learner.actor, batch, loss_mask)
     if config.needs_reference:
-        with timed("ref"), learner.as_reference() as frozen:
+        with learner.timed("ref"), learner.as_reference() as frozen:
             reference = learner.stats(frozen, batch, loss_mask).logprobs
     if learner.critic is not None:
-        with timed("values"):
+        with learner.timed("values"):
             values = batched_values(learner.critic, batch, max_tokens=config.critic.ppo_max_token_len)
-    step = StepBatch(
-        groups=[item.question.id for item in trajectories],
-        scores=torch.tensor([score.value for score in scores], device=learner.device, dtype=torch.float32),
-        per_turn=[score.per_turn for score in scores],
-        turn_ends=[item.turn_ends for item in trajectories],
-        valid=valid, mask=mask, loss_mask=loss_mask, old_logprobs=None if old is None else old.logprobs,
-        sampler_logprobs=batch.sampler_logprobs, ref_logprobs=reference, values=values, correction=correction,
+    rewards = token_rewards(
+        torch.tensor([score.value for score in scores], device=learner.device, dtype=torch.float32),
+        [score.per_turn for score in scores], [item.turn_ends for item in trajectories], mask,
     )  # fmt: skip
-    with timed("adv"):
-        result = compute_advantages(step, config, learner.algorithm, learner.kl_control)
     experience = Experience(
-        batch, result.mask, result.loss_mask, result.advantages, result.returns, step.old_logprobs,
-        reference, values, result.weights, None if old is None else old.entropy,
+        tokens=batch, valid=valid, mask=mask, loss_mask=loss_mask,
+        group_ids=group_ids([item.question.id for item in trajectories]).to(learner.device),
+        rewards=rewards, advantages=rewards, returns=rewards, sampler_logprobs=batch.sampler_logprobs,
+        old_logprobs=old.logprobs if old else None, entropies=old.entropy if old else None,
+        ref_logprobs=reference, values=values,
     )  # fmt: skip
-    return experience, ({} if old is None else entropy_metric(old, mask)) | result.metrics
+    with learner.timed("adv"):
+        made = compute_advantages(experience, config, learner.algorithm, learner.kl_control, correction)
+    return made, ({} if old is None else entropy_metric(old, mask)) | made.metrics
 
 
 def update(
-    learner: Learner, optimisers: Mapping[str, Optimiser], number: int, experience: Experience,
-    timed: Timed = lambda name: nullcontext(),
-) -> tuple[Experience, dict[str, float]]:  # fmt: skip
+    learner: Learner, optimisers: Mapping[str, Optimiser], number: int, experience: Experience
+) -> tuple[Experience, dict[str, float]]:
     """Step critic and policy in training step `number`. The experience, with the old log-probs where the
     update computed them, and the metrics."""
     config, metrics = learner.config, dict[str, float]()
     if learner.critic is not None:
-        with timed("update_critic"):
+        with learner.timed("update_critic"):
             metrics |= update_critic(
                 learner.critic, optimisers["critic"], experience,
                 clip=config.critic.cliprange_value, normalise=config.critic.loss_agg_mode,
@@ -186,7 +172,7 @@ def update(
     loss, seen = actor_loss(config, learner.correction), None
     if experience.old_logprobs is None:
         seen = TokenStats(torch.zeros_like(experience.mask), torch.zeros_like(experience.mask))
-    with timed("update_actor"):
+    with learner.timed("update_actor"):
         metrics |= update_actor(
             learner.actor, optimisers["actor"], experience, loss=loss,
             mini_batch_rows=config.actor.ppo_mini_batch_size * config.rollout.n,
@@ -195,7 +181,7 @@ def update(
     if seen is None:
         return experience, metrics
     mask = experience.mask * rows_with_gradient(experience, loss)[:, None]
-    sampler, reference = experience.batch.sampler_logprobs, experience.ref_logprobs
+    sampler, reference = experience.sampler_logprobs, experience.ref_logprobs
     metrics |= entropy_metric(seen, mask)
     metrics |= policy_metrics(seen.logprobs, mask, sampler, reference, learner.correction)
     return replace(experience, old_logprobs=seen.logprobs, entropies=seen.entropy), metrics

@@ -1,7 +1,8 @@
 """Starts and resumes runs on either backend, from configuration to summary.
 
-A backend is a module with the two functions of `Backend`: `srl.train.local_backend` or
-`srl.train.verl.launch`.
+A backend is a module, `srl.train.local_backend` or `srl.train.verl.launch`, with two functions that raise
+UserError: `check(config)` makes the checks that need no file, and `prepare(config, algo, workspace,
+terminal)` loads and checks everything that a run needs, and returns a `Trainer`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ from srl.train.fetch_models import with_local_models
 from srl.train.logged_episodes import model_of_log
 from srl.train.make_missing import check_demonstrations, start_of, with_data
 from srl.train.report import Terminal, check_loggers
-from srl.train.run_directory import LOG, SFT, BackendName, Progress, RunRecord, checkpoint_path, checkpoints
+from srl.train.run_directory import (
+    LOG,
+    SFT,
+    BackendName,
+    Progress,
+    RunRecord,
+    checkpoint_path,
+    checkpoints,
+    steps_key,
+)
 from srl.train.search import new_cassette
 from srl.workspace import Workspace
 
@@ -50,18 +60,6 @@ class Trainer(Protocol):
 
     def train(self, run: Path, info: RunInfo, resumed_from: int | None) -> Progress:
         """Train to the end. `resumed_from` is the checkpoint's step, −1 for none; None for a new run."""
-        ...
-
-
-class Backend(Protocol):
-    """A module that trains."""
-
-    def check(self, config: Config) -> None:
-        """Make the checks that need no file. Raises UserError."""
-        ...
-
-    def prepare(self, config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> Trainer:
-        """Load and check everything that a run needs. Raises UserError."""
         ...
 
 
@@ -117,8 +115,7 @@ def resume(
     finished run that has made all of its steps, no fewer and no more, is left as it is. Raises UserError
     where another process trains it.
     """
-    resuming.check_not_trained(run, terminal.note)
-    resuming.check_name(run)
+    resuming.check_resumable(run, terminal.note)
     record, before = RunRecord.read(run), load_saved(run)
     changed, warnings = before, list[str]()
     if sets:
@@ -126,8 +123,10 @@ def resume(
     for line in warnings:
         terminal.note(f"warning: {line}")
     saved = list(checkpoints(run, record.backend))
-    step = resuming.step_to_resume(run, record.backend)
+    step = max(saved, default=-1)
     done = max(0, step)
+    if record.backend == "verl":
+        resuming.check_for_verl(run, step)
     config = resuming.with_steps(run, record, changed, steps, done)
     if steps in (None, done) and (
         progress := resuming.progress_if_finished(run, record, before, done, terminal.note)
@@ -153,10 +152,9 @@ def resume(
         return _train(run, config, record, trainer, resumed_from=step)
 
 
-def load_backend(name: BackendName) -> Backend:
+def load_backend(name: BackendName) -> Any:
     """The module of a backend."""
-    module: Any = import_module("srl.train.verl.launch" if name == "verl" else "srl.train.local_backend")
-    return module
+    return import_module("srl.train.verl.launch" if name == "verl" else "srl.train.local_backend")
 
 
 @contextmanager
@@ -191,7 +189,11 @@ def with_paths(config: Config, algo: str, workspace: Workspace, terminal: Termin
 
 def run_info(run: Path, config: Config, record: RunRecord) -> RunInfo:
     """What the log says of the run."""
-    since = {"extended": record.extended, "changed": record.changed}
+    steps = steps_key(record.algo)
+    since = {
+        "extended": [change for change in record.changed if change["key"] == steps],
+        "changed": [change for change in record.changed if change["key"] != steps],
+    }
     known = config.model_dump() | {name: changes for name, changes in since.items() if changes}
     return RunInfo(
         run_id=run.name, preset=record.preset, algo=record.algo, seed=config.trainer.seed,
@@ -203,11 +205,7 @@ def run_info(run: Path, config: Config, record: RunRecord) -> RunInfo:
 def _train(
     run: Path, config: Config, record: RunRecord, trainer: Trainer, resumed_from: int | None = None
 ) -> Summary:
-    def how() -> str:
-        step = resuming.step_to_resume(run, record.backend, is_told=True)
-        return resuming.how_to_resume(run, step, record.algo)
-
-    with resuming.tells_how_to_resume(how, run), resuming.tells_what_takes_less_memory(run):
+    with resuming.tells_how_to_go_on(run, record.backend):
         progress = trainer.train(run, run_info(run, config, record), resumed_from)
     return _summary(run, config, record, progress)
 

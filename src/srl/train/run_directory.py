@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from srl.errors import UserError
-from srl.files import ABOUT, FORMAT, atomic_file, read_json, write_json
+from srl.files import ABOUT, FORMAT, atomic_file, is_checked, read_json, write_json
 
 BackendName = Literal["local", "verl"]
 """What trains: this process, or verl on a cluster."""
@@ -27,11 +27,9 @@ CHECKPOINTS = "checkpoints"
 STATE = "trainer/state.json"
 """The `Progress` in a checkpoint of the local backend."""
 VERL_LATEST = "latest_checkpointed_iteration.txt"
-"""verl's file in `checkpoints/`: the number of the latest step that is saved. A later one is half-written."""
+"""verl's file in `checkpoints/`: the number of the step that it goes on from."""
 VERL_STATE = ABOUT
 """What `srl` saves beside verl's own parts of a checkpoint."""
-VERL_PARTS = ("actor", "data.pt", VERL_STATE)
-"""What a whole checkpoint of verl holds; verl writes `data.pt` last."""
 _LOCAL_NAME = re.compile(r"step-(\d{6})")
 _VERL_NAME = re.compile(r"global_step_(\d+)")
 
@@ -95,10 +93,9 @@ class RunRecord:
     """The digest of everything that the run is made from, by its name: `reference`, `base` (the model under
     an adapter), `index`, `index of NAME` (a named retriever's), the keys of the files of questions, and
     `episodes` (what a fine-tuning learns from)."""
-    extended: list[dict[str, Any]] = field(default_factory=list)
-    """Changes of the run's length: after step `at` its total went from `before` to `after`; and `when`."""
     changed: list[dict[str, Any]] = field(default_factory=list)
-    """Settings that were changed as the run was resumed: from step `at` + 1 on, `key` is `after`."""
+    """Settings that were changed as the run was resumed, its number of steps too: from step `at` + 1 on,
+    `key` is `after`, and no longer `before`; and `when`."""
 
     def save(self, run: Path) -> None:
         write_json(run / RECORD, {"format": FORMAT, **asdict(self)})
@@ -128,17 +125,11 @@ def checkpoint_path(run: Path, step: int, backend: BackendName = "local") -> Pat
 
 
 def checkpoints(run: Path, backend: BackendName = "local") -> dict[int, Path]:
-    """The checkpoints of `run` by step, oldest first. Those of verl may be half-written, ours never are."""
+    """The whole checkpoints of `run` by step, oldest first: those with a manifest, which is written last."""
     folder, name = run / CHECKPOINTS, _VERL_NAME if backend == "verl" else _LOCAL_NAME
     paths = folder.iterdir() if folder.is_dir() else ()
     found = {int(match[1]): path for path in paths if (match := name.fullmatch(path.name))}
-    return dict(sorted(found.items()))
-
-
-def whole_verl_steps(run: Path) -> list[int]:
-    """The steps whose checkpoint on verl has all its parts, oldest first."""
-    found = checkpoints(run, "verl").items()
-    return [step for step, path in found if all((path / part).exists() for part in VERL_PARTS)]
+    return {step: path for step, path in sorted(found.items()) if backend == "local" or is_checked(path)}
 
 
 def best_step(val_em: Mapping[int, float]) -> int | None:
@@ -149,18 +140,21 @@ def best_step(val_em: Mapping[int, float]) -> int | None:
 def superseded_checkpoints(
     run: Path, keep: int | None, backend: BackendName = "local", val_em: Mapping[int, float] | None = None
 ) -> list[Path]:
-    """The checkpoints to delete: all but the newest `keep` whole ones (None: only half-written ones).
+    """The checkpoints to delete: all but the newest `keep` (None: none).
 
-    `val_em` is the exact match of validations by step: the best of the whole checkpoints is kept too.
+    `val_em` is the exact match of validations by step: the best of the checkpoints is kept too.
     """
-    found = checkpoints(run, backend)
-    whole = whole_verl_steps(run) if backend == "verl" else list(found)
-    best = best_step({step: em for step, em in (val_em or {}).items() if step in whole})
-    kept = {*(whole[-keep:] if keep else whole), best}
-    return [path for step, path in found.items() if step not in kept]
+    saved = checkpoints(run, backend)
+    best = best_step({step: em for step, em in (val_em or {}).items() if step in saved})
+    kept = {*(list(saved)[-keep:] if keep else saved), best}
+    return [path for step, path in saved.items() if step not in kept]
 
 
-def write_latest_verl_step(run: Path, step: int) -> None:
-    """Tell verl that the checkpoint of `step` is the latest."""
-    with atomic_file(run / CHECKPOINTS / VERL_LATEST) as file:
+def name_latest_verl_step(run: Path, step: int) -> None:
+    """Tell verl that the checkpoint of `step` is the latest; −1: there is none."""
+    latest = run / CHECKPOINTS / VERL_LATEST
+    if step < 0:
+        latest.unlink(missing_ok=True)
+        return
+    with atomic_file(latest) as file:
         file.write(str(step))

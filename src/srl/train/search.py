@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from srl import process
 from srl.config import Config
@@ -123,15 +122,10 @@ class RetrieverSettings:
 
 def retriever_settings(config: Config, search: SearchTool | None) -> tuple[RetrieverSettings, ...]:
     """The settings of each retriever behind `search`, which `load_search` made; empty if search is off."""
-    if search is None:
-        return ()
-    settings = config.search
-    found = []
-    for name, digest in (getattr(search, "digests", None) or {"": digest_of(search)}).items():
-        retriever = settings.retrievers[name] if name else settings
-        topk = retriever.topk or settings.topk
-        index = digest or repr(retriever.url)
-        found.append(RetrieverSettings(name, index, topk))
+    default, found = config.search, []
+    for name, digest in index_digests(search).items():
+        retriever = default.retrievers[name] if name else default
+        found.append(RetrieverSettings(name, digest or repr(retriever.url), retriever.topk or default.topk))
     return tuple(found)
 
 
@@ -160,46 +154,15 @@ def new_cassette(config: Config) -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class IndexDigests:
-    """The digests of the searched indexes: the default retriever's, and those of the named retrievers.
+def index_digests(search: SearchTool | None) -> dict[str, str]:
+    """The digest of each retriever's index by the retriever's name, "" for the default one; an empty digest
+    where a server reports none, and nothing if search is off."""
+    return {} if search is None else {"": digest_of(search), **getattr(search, "digests", {})}
 
-    Empty if search is off, or if a server reports none.
-    """
 
-    index_digest: str = ""
-    retriever_digests: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, search: SearchTool | None) -> IndexDigests:
-        """The digests of the indexes behind `search`."""
-        named = {name: digest for name, digest in getattr(search, "digests", {}).items() if name}
-        return cls(digest_of(search), named)
-
-    @classmethod
-    def read(cls, known: Mapping[str, Any]) -> IndexDigests:
-        """Those in a `srl.json`."""
-        return cls(str(known.get("index_digest") or ""), dict(known.get("retriever_digests") or {}))
-
-    def as_fields(self) -> dict[str, Any]:
-        """The fields of `srl.json`."""
-        return {"index_digest": self.index_digest, "retriever_digests": dict(self.retriever_digests)}
-
-    def as_inputs(self) -> dict[str, str]:
-        """What `run.json` has of them."""
-        return {"index": self.index_digest} | {
-            f"index of {name}": digest for name, digest in self.retriever_digests.items()
-        }
-
-    def changed_since(self, before: IndexDigests) -> list[ChangedIndex]:
-        """The retrievers whose index differs from the one in `before`, where both digests are known."""
-        then = {"": before.index_digest, **before.retriever_digests}
-        now = {"": self.index_digest, **self.retriever_digests}
-        return [
-            ChangedIndex(name, then[name], digest)
-            for name, digest in now.items()
-            if digest and then.get(name) and digest != then[name]
-        ]
+def as_inputs(digests: Mapping[str, str]) -> dict[str, str]:
+    """The digests of indexes under the names of `RunRecord.inputs`."""
+    return {f"index of {name}" if name else "index": digest for name, digest in digests.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +177,12 @@ class ChangedIndex:
     def named(self) -> str:
         """The index in words."""
         return f"the index of the retriever {self.retriever!r}" if self.retriever else "the index"
+
+
+def changed_indexes(now: Mapping[str, str], before: Mapping[str, str]) -> list[ChangedIndex]:
+    """The retrievers whose index differs from the one `before`, where both digests are known."""
+    return [
+        ChangedIndex(name, then, digest)
+        for name, digest in now.items()
+        if digest and (then := before.get(name)) and digest != then
+    ]

@@ -13,14 +13,13 @@ import itertools
 import random
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from srl import process
@@ -33,10 +32,9 @@ from srl.rollout.engine import ScriptedEngine
 from srl.rollout.environment import Environment, Key
 from srl.rollout.episode import EpisodeOptions
 from srl.train.learning_rate import sft_factor
-from srl.train.load_components import LoadedModel
 from srl.train.make_missing import Note
-from srl.train.question_order import MixedOrder
-from srl.train.questions import needs_one_message, prompt_messages
+from srl.train.question_order import QuestionOrder
+from srl.train.questions import prompts
 from srl.trajectory import Question, Trajectory
 from srl.update.batch import Batch, collate
 from srl.update.logits import micro_batches_of
@@ -46,8 +44,6 @@ from srl.update.optimiser import Optimiser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-OnStep = Callable[[int, dict[str, float]], None]
 
 
 def demonstrated(
@@ -88,11 +84,11 @@ def with_prompts(
     codec, template = environment.codec, environment.template
     if template.retrieves:
         return list(questions), []
-    one_message, longest = needs_one_message(template, codec), environment.options.max_prompt_length
+    prompt_of, longest = prompts(template, codec), environment.options.max_prompt_length
     fitting, wrong = list[Question](), list[tuple[str, str]]()
     known = {item.text: item.prompt for item in asked}
     for question in questions:
-        prompt = known.get(question.text) or prompt_messages(template.messages(question.text), one_message)
+        prompt = known.get(question.text) or prompt_of(question.text)
         if (length := len(codec.encode_prompt(prompt)[0])) <= longest:
             fitting.append(replace(question, prompt=prompt))
         else:
@@ -106,25 +102,17 @@ def not_as_written(episode: Trajectory, codec: Codec, options: EpisodeOptions) -
     turns = episode.question.metadata["turns"]
     played = [segment.token_ids for segment in episode.segments if segment.is_policy]
     for number, (text, ids) in enumerate(zip(turns, played, strict=False), start=1):
-        before_last = codec.decode(ids[:-1])
-        if tag := next((stop for stop in options.stop if stop in before_last), None):
-            return f"turn {number} goes on after {tag}"
-        if (length := len(codec.encode_text(text))) > len(ids):
-            limit = f"rollout.max_turn_tokens = {options.max_turn_tokens}"
-            if length <= options.max_turn_tokens:
-                limit = f"data.max_response_length = {options.max_response_length} leaves"
-            return f"turn {number} has {length:,} tokens, more than {limit}"
+        if any(stop in codec.decode(ids[:-1]) for stop in options.stop):
+            return f"turn {number} goes on after its tag"
+        if len(codec.encode_text(text)) > len(ids):
+            return f"turn {number} does not fit (rollout.max_turn_tokens, data.max_response_length)"
     if rejected := next((search for search in episode.searches if search.status == "rejected"), None):
         return f"turn {rejected.turn + 1}: {rejected.error}"
     if len(played) < len(turns):
-        if episode.end == "answered":
-            return f"turn {len(played) + 1} comes after the answer"
-        limits = f"rollout.max_turns = {options.max_turns}, data.max_response_length = "
-        return f"{len(played)} of its {len(turns)} turns fit ({limits}{options.max_response_length})"
-    if episode.end != "answered":
-        return "it has no answer"
-    if episode.valid_actions < episode.turns:
-        return "a turn is neither a search nor an answer"
+        limits = "rollout.max_turns, data.max_response_length"
+        return f"{len(played)} of its {len(turns)} turns are played ({limits})"
+    if episode.end != "answered" or episode.valid_actions < episode.turns:
+        return "a turn is neither a search nor an answer, or it ends without an answer"
     return None
 
 
@@ -137,18 +125,24 @@ def digest_of_episodes(episodes: Iterable[Trajectory]) -> str:
     return digest.hexdigest()
 
 
-def fine_tune_policy(
-    sft: Sft, policy: LoadedModel, trajectories: list[Trajectory], max_tokens: int, seed: int
-) -> None:
-    """`sft.steps` optimiser steps over the demonstrations, at most `max_tokens` in a forward pass."""
-    torch.manual_seed(seed)
-    sft = with_epochs(sft, len(trajectories))
-    data = batches(trajectories, sft, seed)
-    with counted("fine-tuning steps", sft.steps) as count:
-        fine_tune(
-            policy.model, sft_optimiser(sft, policy.model), data, max_tokens=max_tokens,
-            on_step=lambda step, metrics: count(step),
-        )  # fmt: skip
+def fine_tune(
+    sft: Sft, model: PreTrainedModel, episodes: list[Trajectory], *, max_tokens: int, seed: int, what: str
+) -> dict[str, float]:
+    """A whole fine-tuning, shown as `what`: `sft.steps` optimiser steps, at most `max_tokens` in a forward
+    pass. The metrics of the last step, with all tokens and seconds."""
+    sft = with_epochs(sft, len(episodes))
+    data, optimiser = batches(episodes, sft, seed), sft_optimiser(sft, model)
+    metrics, tokens, began = dict[str, float](), 0.0, time.perf_counter()
+    with counted(what, sft.steps) as count:
+        for number, batch in enumerate(data, start=1):
+            metrics = fine_tune_step(model, optimiser, batch, max_tokens=max_tokens)
+            tokens += metrics["perf/total_num_tokens"]
+            count(number)
+    seconds = time.perf_counter() - began
+    return metrics | {
+        "perf/total_num_tokens": tokens, "perf/throughput": tokens / seconds, "sft/steps": sft.steps,
+        "timing_s/update_actor": seconds,
+    }  # fmt: skip
 
 
 def with_epochs(sft: Sft, episodes: int) -> Sft:
@@ -208,8 +202,9 @@ def batches(trajectories: Sequence[Trajectory], sft: Sft, seed: int) -> Iterator
     if sft.mix:
         named = {f"{item.question.id} (number {place})": item for place, item in enumerate(trajectories, 1)}
         questions = [replace(item.question, id=name) for name, item in named.items()]
-        size = sft.batch_size
-        order = MixedOrder(questions, size, seed, sft.mix, key="sft.mix", smaller="sft.batch_size")
+        order = QuestionOrder(
+            questions, sft.batch_size, seed, mix=sft.mix, key="sft.mix", smaller="sft.batch_size"
+        )
         chosen = map(order.batch, range(1, sft.steps + 1))
         return ([named[item.id] for item in batch] for batch in chosen)
     return _shuffled(trajectories, sft, random.Random(seed))
@@ -224,31 +219,13 @@ def _shuffled(trajectories: Sequence[Trajectory], sft: Sft, rng: random.Random) 
         yield batch
 
 
-def fine_tune(
-    model: PreTrainedModel,
-    optimiser: Optimiser,
-    data: Iterator[list[Trajectory]],
-    *,
-    observation_weight: float = 0.0,
-    max_tokens: int = 16384,
-    on_step: OnStep | None = None,
-) -> None:
-    """One optimiser step per batch; calls `on_step(step, metrics)` after each, counted from 1."""
-    for step, trajectories in enumerate(data, start=1):
-        metrics = fine_tune_step(
-            model, optimiser, trajectories, observation_weight=observation_weight, max_tokens=max_tokens
-        )
-        if on_step is not None:
-            on_step(step, metrics)
-
-
 def fine_tune_step(
     model: PreTrainedModel,
     optimiser: Optimiser,
     trajectories: list[Trajectory],
     *,
-    max_tokens: int,
     observation_weight: float = 0.0,
+    max_tokens: int = 16384,
 ) -> dict[str, float]:
     """One optimiser step, and its metrics: loss, learning rate, tokens (prompts included) and seconds."""
     start = time.perf_counter()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,40 +22,55 @@ from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Metrics = dict[str, float]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
-    """What the update of one step learns from; all tensors are `(B, T)`.
+    """The scored episodes of one step, a row each: what advantages are computed from and the update learns.
 
-    `mask` is 1 on the policy's tokens, and 0 throughout in rows with `valid` 0. `loss_mask` is the same, or
-    wider where retrieved text is trained on too. Without `old_logprobs` those of the update are the old ones,
-    and the importance weights come from them too: for one optimiser step only.
+    Tensors are (B, T) unless said; T may count the prompt or not, but for all fields alike. A row with
+    `valid` 0 (its search failed, or it only fills a batch up) has masks of zeros: it is out of the loss, of
+    every mean and of its group's baseline. Without `old_logprobs` those of the update are the old ones, and
+    the importance weights come from them too: for one optimiser step only.
     """
 
-    batch: Batch
-    mask: Tensor
-    loss_mask: Tensor
+    tokens: Batch | None
+    """None on verl, whose workers have them."""
+    valid: Tensor  # (B,) bool
+    group_ids: Tensor  # (B,) one number for each question
+    mask: Tensor  # 1 on the policy's tokens
+    loss_mask: Tensor  # as `mask`, or wider where observations are trained on too
+    rewards: Tensor
     advantages: Tensor
     returns: Tensor
-    old_logprobs: Tensor | None
+    """Advantages and returns are the rewards until `srl.train.compute_advantages` has estimated them."""
+    old_logprobs: Tensor | None = None
+    sampler_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
-    values: Tensor | None = None
-    weights: Tensor | None = None
+    values: Tensor | None = None  # in the critic's precision
     entropies: Tensor | None = None
     """Of the distributions of `old_logprobs`; for the log only."""
+    weights: Tensor | None = None
+    """Importance weights for a sampler that is not the trainer."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What describes the rows, for the log."""
+
+    @property
+    def batch(self) -> Batch:
+        assert self.tokens is not None, "only verl's experience is without tokens, and verl updates"
+        return self.tokens
 
     def rows(self, index: Tensor) -> Experience:
         batch = self.batch.rows(index)
         width = batch.input_ids.shape[1]
-
-        def cut(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[index, :width]
-
-        return Experience(
-            batch, self.mask[index, :width], self.loss_mask[index, :width], self.advantages[index, :width],
-            self.returns[index, :width], cut(self.old_logprobs), cut(self.ref_logprobs),
-            cut(self.values), cut(self.weights),
-        )  # fmt: skip
+        columns: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        cut: dict[str, Any] = {
+            name: value[index, :width] if value.dim() > 1 else value[index]
+            for name, value in columns.items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, tokens=batch, **cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +95,31 @@ def mini_batches(rows: int, size: int) -> list[Tensor]:
     return list(torch.arange(rows).split(size))
 
 
+def update(
+    network: str, optimiser: Optimiser, experience: Experience, accumulate: Callable[[Experience], Metrics],
+    mini_batch_rows: int, epochs: int,
+) -> Metrics:  # fmt: skip
+    """`epochs` passes with one optimiser step for each mini-batch, whose backward pass `accumulate` makes.
+
+    The mean of each metric over the steps that have it, and how many optimiser steps of `network` were
+    skipped because the gradient's norm was not finite.
+    """
+    steps = list[Metrics]()
+    for _ in range(epochs):
+        for index in mini_batches(len(experience.batch), mini_batch_rows):
+            part = experience.rows(index)
+            if bool(part.mask.any()):
+                metrics = accumulate(part)
+                lr = optimiser.lr
+                steps.append({**metrics, f"{network}/lr": lr, f"{network}/grad_norm": optimiser.step()})
+    means = dict[str, float]()
+    for name in dict.fromkeys(name for step in steps for name in step):
+        values = [step[name] for step in steps if name in step]
+        means[name] = sum(values) / len(values)
+    skipped = sum(not isfinite(step[f"{network}/grad_norm"]) for step in steps)
+    return means | {f"{network}/skipped_steps": float(skipped)}
+
+
 def update_actor(
     model: PreTrainedModel,
     optimiser: Optimiser,
@@ -90,21 +130,16 @@ def update_actor(
     epochs: int = 1,
     max_tokens: int = 16384,
     seen: TokenStats | None = None,
-) -> dict[str, float]:
-    """`epochs` passes with one optimiser step for each mini-batch; the mean metrics of the steps.
+) -> Metrics:
+    """The `update` of the policy; `seen` is filled with the log-probs and entropies of a single mini-batch,
+    the whole experience."""
 
-    `seen` is filled with the log-probs and entropies of a single mini-batch, the whole experience.
-    """
-    steps = []
-    for _ in range(epochs):
-        for index in mini_batches(len(experience.batch), mini_batch_rows):
-            part = experience.rows(index)
-            if not bool(part.mask.any()):
-                continue
-            metrics = accumulate_actor(model, part, loss=loss, max_tokens=max_tokens, seen=seen)
-            metrics["actor/no_gradient_share"] = 1 - float(rows_with_gradient(part, loss).float().mean())
-            steps.append({**metrics, "actor/lr": optimiser.lr, "actor/grad_norm": optimiser.step()})
-    return mean_metrics(steps, "actor")
+    def accumulate(part: Experience) -> Metrics:
+        share = 1 - float(rows_with_gradient(part, loss).float().mean())
+        metrics = accumulate_actor(model, part, loss=loss, max_tokens=max_tokens, seen=seen)
+        return metrics | {"actor/no_gradient_share": share}
+
+    return update("actor", optimiser, experience, accumulate, mini_batch_rows, epochs)
 
 
 def rows_with_gradient(part: Experience, loss: ActorLoss) -> Tensor:
@@ -174,8 +209,9 @@ def actor_loss(
         seen(stats)
     old, weights = part.old_logprobs, part.weights
     if old is None:
+        assert part.sampler_logprobs is not None, "only verl has none, and verl updates"
         old = stats.logprobs.detach()
-        weights = loss.correction.weights(old, part.batch.sampler_logprobs, part.mask)
+        weights = loss.correction.weights(old, part.sampler_logprobs, part.mask)
     policy, found = policy_loss(
         stats.logprobs, old, part.advantages, part.mask,
         clip_low=loss.clip_low, clip_high=loss.clip_high, clip_c=loss.clip_c, weights=weights,
@@ -194,15 +230,3 @@ def actor_loss(
         metrics["actor/kl_loss"] = kl_loss
         whole = whole + loss.kl_loss_coef * kl_loss
     return whole, metrics
-
-
-def mean_metrics(steps: Sequence[Mapping[str, float]], network: str) -> dict[str, float]:
-    """The mean of each metric over the steps that have it, and how many optimiser steps of `network` were
-    skipped because the gradient's norm was not finite."""
-    names = dict.fromkeys(name for step in steps for name in step)
-    means = {
-        name: sum(step[name] for step in steps if name in step) / sum(name in step for step in steps)
-        for name in names
-    }
-    skipped = sum(not isfinite(step[f"{network}/grad_norm"]) for step in steps)
-    return means | {f"{network}/skipped_steps": float(skipped)}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from srl.models.weights import Float32Head, add_lora
-from srl.update.actor import Experience, mean_metrics, mini_batches
+from srl.update.actor import Experience, update
 from srl.update.batch import Batch
 from srl.update.logits import states_before, trunk
 from srl.update.losses import LossAggMode, count_for, value_loss
@@ -93,18 +94,11 @@ def update_critic(
     epochs: int = 1,
     max_tokens: int = 16384,
 ) -> dict[str, float]:
-    """`epochs` passes with one optimiser step for each mini-batch; the mean metrics of the steps."""
-    steps = []
-    for _ in range(epochs):
-        for index in mini_batches(len(experience.batch), mini_batch_rows):
-            part = experience.rows(index)
-            if not bool(part.mask.any()):
-                continue
-            metrics = accumulate_critic(
-                critic, part, clip=clip, normalise=normalise, horizon=horizon, max_tokens=max_tokens
-            )
-            steps.append({**metrics, "critic/lr": optimiser.lr, "critic/grad_norm": optimiser.step()})
-    return mean_metrics(steps, "critic")
+    """The `update` of the critic."""
+    accumulate = partial(
+        accumulate_critic, critic, clip=clip, normalise=normalise, horizon=horizon, max_tokens=max_tokens
+    )
+    return update("critic", optimiser, experience, accumulate, mini_batch_rows, epochs)
 
 
 def accumulate_critic(

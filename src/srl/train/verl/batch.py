@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from srl.train.compute_advantages import StepBatch, StepResult, spread
-from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
+from srl.train.compute_advantages import group_ids, spread, token_rewards
+from srl.update.actor import Experience
 
 Extra = Mapping[str, Any]
 """What the agent loop adds to an episode's row: see `srl.train.verl.agent_loop.to_output`."""
@@ -23,12 +23,7 @@ Place = tuple[int, int]
 """A row's question, by its position in the step, and its sample."""
 
 
-def step_batch(
-    fields: Mapping[str, Tensor],
-    extra: Sequence[Extra],
-    padding: Sequence[bool],
-    correction: RolloutCorrection = NO_CORRECTION,
-) -> StepBatch:
+def step_batch(fields: Mapping[str, Tensor], extra: Sequence[Extra], padding: Sequence[bool]) -> Experience:
     """verl's padded fields, (B, T) over the tokens after the prompt, as one step.
 
     `padding` is True for the rows that only fill the batch up; each is a group of its own.
@@ -37,21 +32,21 @@ def step_batch(
     valid = torch.tensor([bool(row["srl_valid"]) and not fill for row, fill in rows])
     mask = fields["response_mask"] * valid[:, None]
     floats = {name: fields[name].float() for name in ("rollout_log_probs", "ref_log_prob") if name in fields}
-    return StepBatch(
-        groups=[f"\0{n}" if fill else row["srl_group"] for n, (row, fill) in enumerate(rows)],
-        scores=fields["rm_scores"].float().sum(-1),
-        per_turn=[row["srl_per_turn"] for row in extra],
-        turn_ends=[row["srl_turn_ends"] for row in extra],
-        valid=valid, mask=mask, loss_mask=mask,
+    scores = fields["rm_scores"].float().sum(-1)
+    per_turn, ends = ([row[name] for row in extra] for name in ("srl_per_turn", "srl_turn_ends"))
+    rewards = token_rewards(scores, per_turn, ends, mask)
+    groups = [f"\0{n}" if fill else row["srl_group"] for n, (row, fill) in enumerate(rows)]
+    return Experience(
+        tokens=None, valid=valid, group_ids=group_ids(groups), mask=mask, loss_mask=mask,
+        rewards=rewards, advantages=rewards, returns=rewards,
         old_logprobs=fields["old_log_probs"].float(),
         sampler_logprobs=floats.get("rollout_log_probs"),
         ref_logprobs=floats.get("ref_log_prob"),
         values=fields.get("values"),
-        correction=correction,
     )  # fmt: skip
 
 
-def update_fields(batch: StepBatch, result: StepResult) -> dict[str, Tensor]:
+def update_fields(step: Experience, result: Experience) -> dict[str, Tensor]:
     """The fields (B, T) that verl's update reads; the mask is without the rows that are out."""
     fields = {
         "advantages": result.advantages,
@@ -59,28 +54,28 @@ def update_fields(batch: StepBatch, result: StepResult) -> dict[str, Tensor]:
         "token_level_rewards": result.rewards,
         "response_mask": result.mask,
     }
-    if result.mask is not batch.mask:
+    if result.mask is not step.mask:
         fields["loss_mask"] = result.mask  # by which verl counts the tokens and rows of a mini-batch
     return fields if result.weights is None else {**fields, "rollout_is_weights": result.weights}
 
 
-def returns_and_values(batch: StepBatch, result: StepResult) -> dict[str, float]:
+def returns_and_values(step: Experience, result: Experience) -> dict[str, float]:
     """Two of verl's own metrics, over the rows that count only."""
-    mask = batch.mask.bool()
+    mask = step.mask.bool()
     if not bool(mask.any()):
         return {}
-    values = {} if batch.values is None else spread("critic/values", batch.values[mask])
+    values = {} if step.values is None else spread("critic/values", step.values[mask])
     return spread("critic/returns", result.returns[mask]) | values
 
 
 def tokens_by_trajectory(
-    batch: StepBatch, result: StepResult, entropy: Tensor | None, extra: Sequence[Extra],
-    padding: Sequence[bool], lengths: Sequence[int],
+    result: Experience, entropy: Tensor | None, extra: Sequence[Extra], padding: Sequence[bool],
+    lengths: Sequence[int],
 ) -> dict[str, dict[str, list[float]]]:  # fmt: skip
     """What the log keeps for each token, by the trajectory's id and the name of the field of `Record`."""
     columns = {"advantages": result.advantages, "returns": result.returns}
-    if batch.old_logprobs is not None:
-        columns["trainer_logprobs"] = batch.old_logprobs
+    if result.old_logprobs is not None:
+        columns["trainer_logprobs"] = result.old_logprobs
     if entropy is not None:
         columns["entropies"] = entropy.float()
     return {

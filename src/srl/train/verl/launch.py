@@ -23,7 +23,7 @@ from srl.train.model_card import card_of_run, write_card
 from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters
 from srl.train.run_directory import Progress, checkpoint_path
-from srl.train.search import IndexDigests
+from srl.train.search import as_inputs, index_digests
 from srl.train.verl.config_check import notes, refused, validated
 from srl.train.verl.follow import PATIENCE_S, RayLog, RayTraining, follow
 from srl.train.verl.job import (
@@ -104,8 +104,8 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             "warning: search.url is not set, so each process that runs episodes opens the index for itself; "
             "one `srl serve retriever` can answer all of them"
         )
-    digests = IndexDigests.of(environment.search)
-    inputs = digests.as_inputs() | {"reference": reference_digest(config)}
+    digests = index_digests(environment.search)
+    inputs = as_inputs(digests) | {"reference": reference_digest(config)}
     return VerlRun(config, workspace, terminal, splits, environment.template, digests, inputs)
 
 
@@ -129,7 +129,7 @@ class VerlRun:
     terminal: Terminal
     splits: Splits
     template: Template
-    digests: IndexDigests
+    digests: dict[str, str]
     inputs: dict[str, str]
     where: str = "on verl"
 

@@ -64,8 +64,8 @@ from srl.train.resume import resume_with, too_many_failures
 from srl.train.run_directory import (
     VERL_STATE,
     checkpoint_path,
+    name_latest_verl_step,
     superseded_checkpoints,
-    write_latest_verl_step,
 )
 from srl.train.verl.batch import (
     balanced_order,
@@ -241,14 +241,15 @@ class SearchTrainer(PPOTrainerSync):
         mask = data["response_mask"]
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         fields = DataProto(batch=data.to_padded_tensor()).batch
-        step = step_batch(fields, extra, padding, rollout_correction(self.srl, same_weights=False))
-        result = compute_advantages(step, self.srl, self.algorithm, self.kl)
+        step = step_batch(fields, extra, padding)
+        correction = rollout_correction(self.srl, same_weights=False)
+        result = compute_advantages(step, self.srl, self.algorithm, self.kl, correction)
         self.step_metrics = result.metrics | returns_and_values(step, result)
         entropy = fields.get("entropy")
         if entropy is not None and bool(step.mask.any()):  # verl aggregates its own like the loss
             self.step_metrics["actor/entropy"] = float(masked_mean(entropy.float(), step.mask))
         lengths = mask.offsets().diff().tolist()
-        self.tokens = tokens_by_trajectory(step, result, entropy, extra, padding, lengths)
+        self.tokens = tokens_by_trajectory(result, entropy, extra, padding, lengths)
         update = update_fields(step, result)
         nested = {name: response_to_nested(value, mask) for name, value in update.items()}
         return tq.kv_batch_put(
@@ -351,7 +352,7 @@ class SearchTrainer(PPOTrainerSync):
         folder = self._folder()
         write_json(folder / VERL_STATE, {**state, **read_json(self.run / ABOUT, dict)})
         write_manifest(folder, CHECKPOINT, {"step": self.global_steps, "files": checksums(folder)})
-        write_latest_verl_step(self.run, self.global_steps)
+        name_latest_verl_step(self.run, self.global_steps)
         em = ray.get(self.log_actor.validations.remote())
         for old in superseded_checkpoints(self.run, self.srl.trainer.max_ckpt_to_keep, "verl", em):
             shutil.rmtree(old, ignore_errors=True)
