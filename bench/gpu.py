@@ -51,6 +51,7 @@ from srl.rollout.engine import Completion, Engine, Sampling  # noqa: E402
 from srl.rollout.environment import Environment, Key  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
 from srl.rollout.vllm_engine import version_problem  # noqa: E402
+from srl.train import learner as learners  # noqa: E402
 from srl.train import load_components as load  # noqa: E402
 from srl.train.fit import Layout, footprint, total  # noqa: E402
 from srl.train.model_size import PUBLISHED, Shape, shape_of  # noqa: E402
@@ -271,8 +272,8 @@ def step(subject: Subject, engine: str, rows: Sequence[int]) -> None:
     """The product's step: rollout, log-probs, advantages, update, weights. The first two capture graphs."""
     config, policy, prompt = subject.config, subject.policy, template("search-r1")
     samples = load.load_engine(config, policy, lambda text: None)
-    learner = load.load_learner(config, policy, load.samples_as_trained(samples, policy.model))
-    optimiser = load.load_optimisers(config, learner)["actor"]
+    learner = learners.load_learner(config, policy, learners.samples_as_trained(samples, policy.model))
+    optimiser = learners.load_optimisers(config, learner)["actor"]
     asked = questions(make_world("train", 0), "train", 0, config.data.train_batch_size)
     asked = [replace(item, prompt=prompt.messages(item.text)) for item in asked]
     for number in range(1, STEPS + 1):

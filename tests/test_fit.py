@@ -36,8 +36,8 @@ from srl.train.fit import (
     states,
     total,
 )
-from srl.train.learner import Learner
-from srl.train.load_components import LoadedModel, load_learner, load_optimisers, model_options
+from srl.train.learner import Learner, load_learner, load_optimisers
+from srl.train.load_components import LoadedModel, model_options
 from srl.train.model_size import Shape, shape_of
 from srl.train.rl import make_experience
 from srl.trajectory import Question, Score, Segment, Trajectory

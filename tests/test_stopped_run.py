@@ -14,7 +14,7 @@ from tests.training import Said, config, only_run, setting, train
 
 from srl.config import Config, load_saved
 from srl.errors import UserError
-from srl.train import loop, rl
+from srl.train import rl
 from srl.train.episodes import EpisodeRunner
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
@@ -146,29 +146,3 @@ def test_there_is_nothing_to_save(
     with pytest.raises(KeyboardInterrupt):
         train(chosen(setting, "ppo", **settings), workspace, "ppo")
     assert list(checkpoints(only_run(workspace))) == []
-
-
-def test_a_checkpoint_that_is_there_or_cannot_be_written_hides_no_error(
-    setting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first is saved where it is due, the second only because the run is stopped."""
-    said = {freq: Said() for freq in (2, STEPS)}
-    for freq, terminal in said.items():
-        with monkeypatch.context() as patch:
-            breaks_call(patch, "update_critic", 3, UserError("the search server is gone"))
-            if freq == STEPS:
-                patch.setattr(loop, "save_checkpoint", full_disk)
-            with pytest.raises(UserError, match="the search server is gone"):
-                train(
-                    chosen(setting, "ppo", **{"trainer.save_freq": freq}),
-                    tmp_path / str(freq),
-                    "ppo",
-                    terminal,
-                )
-    assert list(checkpoints(only_run(tmp_path / "2"))) == [2]
-    assert "saving" not in said[2].text
-    assert "step 2 was not saved: no space left" in said[STEPS].text
-
-
-def full_disk(*given: object, **named: object) -> None:
-    raise OSError("no space left on device")

@@ -13,7 +13,8 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import config
 
 from srl.models.weights import save_model
-from srl.train.load_components import LoadedModel, load_learner, load_optimisers
+from srl.train.learner import load_learner, load_optimisers
+from srl.train.load_components import LoadedModel
 from srl.train.verl.schedule import VERL_ONLY, our_schedule
 
 

@@ -28,8 +28,8 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling, ScriptedEngine
 from srl.rollout.environment import Key
 from srl.train.episodes import Splits, TrainingEnvironment
-from srl.train.learner import Learner
-from srl.train.load_components import LoadedModel, episode_options, load_learner
+from srl.train.learner import Learner, load_learner
+from srl.train.load_components import LoadedModel, episode_options
 from srl.trajectory import Hit, Passage, Question, Score, Search, Trajectory
 from srl.update.actor import Experience
 

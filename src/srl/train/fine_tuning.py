@@ -14,7 +14,6 @@ from srl.train.load_components import LoadedModel
 from srl.train.logged_episodes import check_tokens, episodes_of_log
 from srl.train.loop import Loop
 from srl.train.make_missing import Note
-from srl.train.run_directory import best_step
 from srl.train.sft import batches, demonstrated, fine_tune_step
 from srl.trajectory import Trajectory
 from srl.workspace import Workspace
@@ -56,14 +55,8 @@ class FineTuning(Loop):
             self.runner.record(0, "sft", [], self.counts)
 
     @property
-    def saves_best(self) -> bool:
-        return self.config.sft.patience is not None
-
-    def ends_early(self) -> bool:
-        """Whether as many validations as `sft.patience` have come since the best one."""
-        patience, val_em = self.config.sft.patience, self.progress.val_em
-        best = best_step(val_em)
-        return patience is not None and best is not None and sum(step > best for step in val_em) >= patience
+    def patience(self) -> int | None:
+        return self.config.sft.patience
 
 
 def episodes_to_learn(

@@ -1,4 +1,4 @@
-"""Loads what a run needs into memory: tokenizer and model, search and reward, learner and optimisers.
+"""Loads what episodes need into memory: tokenizer and model, engine, search and reward.
 
 Questions and prompt templates are loaded in `srl.train.questions`.
 """
@@ -20,26 +20,19 @@ from srl.errors import UserError
 from srl.files import json_object
 from srl.models.hub import hub_name
 from srl.models.load import check_tags, context_of, load_model, load_tokenizer, pick_device
-from srl.models.weights import has_lora, model_digest
 from srl.plugins import manager
 from srl.reward import Overlong, RewardMix
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
 from srl.train.episodes import Splits, TrainingEnvironment
-from srl.train.learner import Learner
-from srl.train.learning_rate import Network, rate_factor
 from srl.train.make_missing import Note
 from srl.train.questions import load_template
 from srl.train.search import load_search
 from srl.train.threads import set_threads
-from srl.update.critic import Critic
-from srl.update.kl import kl_controller
-from srl.update.optimiser import Optimiser
 from srl.workspace import Workspace
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedModel
 
 
@@ -221,76 +214,3 @@ def load_engine(config: Config, policy: LoadedModel, note: Note) -> Engine:
         policy.model, policy.codec, max_num_seqs=rollout.max_num_seqs, max_model_len=longest,
         deterministic=rollout.deterministic,
     )  # fmt: skip
-
-
-def samples_as_trained(engine: Engine, model: PreTrainedModel) -> bool:
-    """Whether `engine` samples with the weights of `model` as the trainer has them.
-
-    An adapter that is merged into weights of less than float32 is rounded, a small one away.
-    """
-    return engine.same_weights and not (has_lora(model) and model.dtype.itemsize < 4)
-
-
-def load_learner(config: Config, policy: LoadedModel, same_weights: bool = True) -> Learner:
-    """Actor, frozen reference and critic, as far as the algorithm needs them.
-
-    `same_weights`: what samples has the policy's weights (`samples_as_trained`).
-    """
-    algorithm = load_algorithm(config)
-    adapter = config.model.lora_rank > 0 and config.ref.path is None
-    reference = _load_reference(config, policy.model) if config.needs_reference and not adapter else None
-    critic = Critic(policy.model, **critic_options(config)) if algorithm.needs_critic else None
-    control = config.algorithm.kl_ctrl
-    kl = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
-    return Learner(config, algorithm, policy.model, reference, critic, kl, same_weights)
-
-
-def critic_options(config: Config) -> dict[str, Any]:
-    """The keywords of `srl.update.critic.Critic`: how its adapter is, if it has one."""
-    model = config.model
-    return {
-        "lora_rank": config.critic.lora_rank,
-        "lora_alpha": model.lora_alpha,
-        "lora_target_modules": model.lora_target_modules,
-    }
-
-
-def _load_reference(config: Config, policy: PreTrainedModel) -> PreTrainedModel:
-    """The frozen reference in the policy's precision; of a policy on a GPU in pinned host memory."""
-    away = policy.device.type == "cuda"
-    options = model_options(config.model) | {
-        "dtype": str(policy.dtype).removeprefix("torch."), "lora_rank": 0, "gradient_checkpointing": False,
-    } | ({"device": "cpu"} if away else {})  # fmt: skip
-    reference = load_model(_reference_path(config), **options).requires_grad_(False)
-    for weight in reference.parameters() if away else ():
-        weight.data = weight.data.pin_memory()
-    return reference
-
-
-def reference_digest(config: Config, loaded: PreTrainedModel | None = None) -> str:
-    """The digest of the reference policy, `loaded` or in its directory; empty where no KL is asked for."""
-    if not config.needs_reference:
-        return ""
-    return model_digest(_reference_path(config) if loaded is None else loaded)
-
-
-def _reference_path(config: Config) -> str:
-    path = config.ref.path or config.model.path
-    assert path is not None, "model.path is filled in before the model is loaded"
-    return path
-
-
-def load_optimisers(config: Config, learner: Learner, questions: int | None = None) -> dict[str, Optimiser]:
-    """AdamW for the actor, and for the critic where there is one; `questions` as in `learning_rate`."""
-    networks: dict[Network, nn.Module] = {"actor": learner.actor}
-    if learner.critic is not None:
-        networks["critic"] = learner.critic
-    optimisers: dict[str, Optimiser] = {}
-    for name, model in networks.items():
-        section = getattr(config, name)
-        optim, schedule = section.optim, rate_factor(config, name, questions=questions)
-        optimisers[name] = Optimiser(
-            model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay,
-            grad_clip=section.grad_clip, schedule=schedule,
-        )  # fmt: skip
-    return optimisers

@@ -17,15 +17,12 @@ from srl.models.weights import model_digest
 from srl.train.cold_start import is_cold_started
 from srl.train.disk_space import checkpoint_bytes
 from srl.train.fine_tuning import FineTuning, episodes_to_learn
+from srl.train.learner import load_learner, load_optimisers, reference_digest, samples_as_trained
 from srl.train.load_components import (
     engine_name,
     load_engine,
     load_environment,
-    load_learner,
-    load_optimisers,
     load_policy,
-    reference_digest,
-    samples_as_trained,
 )
 from srl.train.logged_episodes import check_filter
 from srl.train.loop import Loop

@@ -92,13 +92,9 @@ class Loop(ABC):
         """Take up what `state` gave."""
 
     @property
-    def saves_best(self) -> bool:
-        """Whether a step with the best validation so far is saved though none is due."""
-        return False
-
-    def ends_early(self) -> bool:
-        """Whether the run ends before its last step, since its validations do not get better."""
-        return False
+    def patience(self) -> int | None:
+        """How many validations without a better one end the run, whose best is saved though it is not due."""
+        return None
 
     # The skeleton.
 
@@ -110,8 +106,8 @@ class Loop(ABC):
         """Train to the end of the run, from the checkpoint of the step `resumed_from` if there is one (−1:
         from the start; None: a new run). An interruption leaves log and checkpoints to be resumed."""
         self.run = run
-        size, best = self.checkpoint_size, self.saves_best
-        if lack := lack_of_room(self.config.trainer, self.steps, run, size, saves_best=best):
+        size, saves_best = self.checkpoint_size, self.patience is not None
+        if lack := lack_of_room(self.config.trainer, self.steps, run, size, saves_best=saves_best):
             self.terminal.note(f"warning: {lack}")
         with (
             reporters(self.config, run, resumed_from) as also,
@@ -151,7 +147,7 @@ class Loop(ABC):
                 self._test()
             if self.progress.step:
                 self._save_and_validate()
-            while self.progress.step < self.steps and not self.ends_early():
+            while self.progress.step < self.steps and not self._ends_early():
                 self._make_step(self.progress.step + 1)
                 self._save_and_validate()
             if self.progress.step < self.steps:
@@ -184,11 +180,18 @@ class Loop(ABC):
         if to_act_on(fired):  # resumed, the run comes here again
             delete_checkpoints(self.run, [path for at, path in checkpoints(self.run).items() if at == step])
         self._act_on(fired)
-        if self.ends_early() or (self.saves_best and best_step(self.progress.val_em) == step):
+        if self.patience is not None and (self._ends_early() or best_step(self.progress.val_em) == step):
             self._save()
         delete_checkpoints(
             self.run, superseded_checkpoints(self.run, trainer.max_ckpt_to_keep, val_em=self.progress.val_em)
         )
+
+    def _ends_early(self) -> bool:
+        """Whether as many validations as `patience` have come since the best one."""
+        val_em, best = self.progress.val_em, best_step(self.progress.val_em)
+        if self.patience is None or best is None:
+            return False
+        return sum(step > best for step in val_em) >= self.patience
 
     def _is_due(self, every: int) -> bool:
         return self.progress.step == self.steps or due(self.progress.step, every)

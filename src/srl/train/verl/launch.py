@@ -18,7 +18,8 @@ from srl.install import pip_install
 from srl.protocol import Template
 from srl.store import RunInfo
 from srl.train.episodes import Splits
-from srl.train.load_components import load_algorithm, load_codec, load_environment, reference_digest
+from srl.train.learner import reference_digest
+from srl.train.load_components import load_algorithm, load_codec, load_environment
 from srl.train.model_card import card_of_run, write_card
 from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters
