@@ -112,7 +112,7 @@ def test_metrics_by_hand() -> None:
 def test_equal_log_probs_change_nothing(seed, level) -> None:
     trainer, _, mask = random(seed)
     rejections = tuple(Rejection(option, -1e-6, 1e-6) for option in OPTIONS)
-    chosen = RolloutCorrection(level, normalise=True, rejections=rejections)
+    chosen = RolloutCorrection(level, rejections=rejections)
     assert_close(chosen.weights(trainer, trainer.clone(), mask), torch.ones_like(mask))
     assert chosen.kept(trainer, trainer, mask).all()
     found = chosen.metrics(trainer, trainer, mask)
