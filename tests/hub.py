@@ -1,4 +1,4 @@
-"""A stand-in of the Hugging Face hub on loopback: what a repository holds, and its files, in pieces too."""
+"""A stand-in of the Hugging Face hub on loopback: what a repository holds, and its files."""
 
 from __future__ import annotations
 
@@ -20,18 +20,12 @@ class Hub:
 
     def __init__(self, repositories: Mapping[str, Mapping[str, bytes]]) -> None:
         self.repositories = {name: dict(files) for name, files in repositories.items()}
-        self.sent_instead: dict[str, bytes] = {}
-        self.breaks_after: dict[str, list[int]] = {}
-        self.statuses: list[int] = []
         self.refuses: dict[str, int] = {}
         """The status of requests for a file."""
-        self.takes_ranges = True
         self.ranges: list[tuple[str, str]] = []
         self.tokens: list[tuple[str, str]] = []
         self.asked: list[str] = []
         """The questions about repositories and files of models, in order."""
-        self.stalls_after: dict[str, int] = {}
-        self.stalled, self.goes_on = threading.Event(), threading.Event()
         self.url = ""
         self.head = COMMIT
         self.gated: set[str] = set()
@@ -62,7 +56,6 @@ def serving(hub: Hub) -> Iterator[Hub]:
     try:
         yield hub
     finally:
-        hub.goes_on.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -89,7 +82,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         def do_HEAD(self) -> None:
             """What huggingface_hub asks of a model's file before it downloads it."""
-            name, _, where = self.path.lstrip("/").partition("/resolve/")
+            name, _, where = self.path.lstrip("/").removeprefix("datasets/").partition("/resolve/")
             hub.asked.append(self.path)
             if name in hub.gated and not self.headers.get("Authorization"):
                 self.answer(401, b"", {"X-Error-Code": "GatedRepo"})
@@ -125,32 +118,10 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             file = where.partition("/")[2]
             asked = self.headers.get("Range", "")
             hub.ranges.append((file, asked))
-            if hub.statuses or file in hub.refuses:
-                self.answer(hub.statuses.pop(0) if hub.statuses else hub.refuses[file], b"")
-                return
-            data = hub.sent_instead.get(file, hub.repositories[name][file])
-            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and hub.takes_ranges else 0
-            self.send_response(206 if asked and hub.takes_ranges else 200)
-            self.send_header("Content-Length", str(len(data) - start))
-            self.end_headers()
-            self.send_in_pieces(file, data[start:])
-
-        def send_in_pieces(self, file: str, data: bytes) -> None:
-            if hub.breaks_after.get(file):
-                self.wfile.write(data[: hub.breaks_after[file].pop(0)])
-                self.close_connection = True
-                return
-            if file in hub.stalls_after:
-                sent = hub.stalls_after.pop(file)
-                self.wfile.write(data[:sent])
-                self.wfile.flush()
-                data = data[sent:]
-                hub.stalled.set()
-                hub.goes_on.wait(240)
-            try:
-                self.wfile.write(data)
-            except OSError:
-                self.close_connection = True
+            if file in hub.refuses:
+                self.answer(hub.refuses[file], b"")
+            else:
+                self.answer(200, hub.repositories[name][file])
 
         def answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
             self.send_response(status)

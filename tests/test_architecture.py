@@ -20,7 +20,7 @@ ORDER = {name: position for position, name in enumerate(["plugins", "config", *S
 ORDER |= {"evaluate": len(ORDER), "testing": len(ORDER), "browse": len(ORDER) + 1}
 ORDER |= {"train": len(ORDER), "cli": len(ORDER) + 1}
 NOUNS = {"trajectory", "protocol", "models", "errors", "answers", "files", "workspace"}
-NOUNS |= {"progress", "renamed", "install", "process", "safe"}
+NOUNS |= {"progress", "install", "process", "safe", "user_cache"}
 """Modules at the root that everybody may import; they import each other and no stage."""
 
 BARE = {"trajectory", "protocol", "models", "rollout", "advantage", "update"}

@@ -98,13 +98,6 @@ def test_the_current_directory_is_never_replaced(tmp_path, monkeypatch, writer, 
     assert (names(tmp_path), names(tmp_path / "here")) == (["here"], ["sub"])
 
 
-def test_directories_are_exchanged_without_the_system_call_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(files.ctypes, "CDLL", lambda *args, **kwargs: object())
-    for name in ("old", "new"):
-        fill(files.atomic_directory, tmp_path / "index", name, lambda path: None)
-    assert (names(tmp_path / "index"), names(tmp_path)) == (["new"], ["index"])
-
-
 def test_a_file_keeps_its_old_content_until_the_new_is_whole(tmp_path):
     target = tmp_path / "a.json"
     target.write_text("old")
@@ -236,12 +229,3 @@ def test_a_manifest_round_trips_and_is_of_one_kind(tmp_path):
     for place, kind in ((tmp_path, "world"), (tmp_path / "absent", "index"), (tmp_path / "empty", "index")):
         with pytest.raises(UserError, match=str(place)):
             files.read_manifest(place, kind)
-
-
-@pytest.mark.parametrize("number", [None, "1", True, 0, 2])
-def test_another_format_is_refused(number, tmp_path):
-    with pytest.raises(UserError):
-        files.check_format("x", number)
-    files.write_manifest(tmp_path, "index", {"format": number})
-    with pytest.raises(UserError):
-        files.read_manifest(tmp_path, "index")

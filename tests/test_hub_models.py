@@ -16,7 +16,6 @@ from tests.training import Said, config, train, write_setting
 import srl.store
 from srl.config import Config, load_config, load_saved, save_config
 from srl.errors import UserError
-from srl.index import pull
 from srl.models.hub import HubName, hub_name, local_copy
 from srl.models.load import load_model, load_tokenizer
 from srl.models.weights import model_digest, save_model
@@ -45,7 +44,6 @@ def hub(directory, monkeypatch, tmp_path) -> Iterator[Hub]:
     files = {file.name: file.read_bytes() for file in directory.iterdir()}
     fake = Hub({NAME: files | BAD})
     fake.tags = ["license:apache-2.0"]
-    monkeypatch.setattr(pull, "_PAUSE_S", 0.0)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.delenv("HF_TOKEN", raising=False)

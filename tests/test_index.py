@@ -43,22 +43,6 @@ def entries(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_the_manifest_says_what_was_built(tmp_path, corpus):
-    manifest = build_index(corpus, tmp_path / "out", "bm25", {"k1": 1.2})
-    assert manifest == read_index_manifest(tmp_path / "out") == open_index(tmp_path / "out").manifest
-    assert manifest.options == {"k1": 1.2, "b": 0.4, "stopwords": "english", "stemmer": "english"}
-    assert (manifest.retriever, manifest.passages, manifest.corpus) == ("bm25", 3, "corpus.jsonl")
-    assert manifest.retriever_version.startswith("srl-search-bm25 ")
-    assert {name.partition("/")[0] for name in manifest.files} == {"passages", "bm25"}
-    assert manifest.size == sum(
-        path.stat().st_size
-        for path in (tmp_path / "out").rglob("*")
-        if path.is_file() and path.name != "manifest.json"
-    )
-    written = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert (written["format"], written["kind"]) == (1, "index")
-
-
 def test_the_digest_is_that_of_corpus_and_parameters_alone(tmp_path, corpus):
     zipped = write(tmp_path / "same.jsonl.gz", ROWS)
     turned = write(tmp_path / "turned.jsonl", ROWS[::-1])
@@ -117,34 +101,20 @@ def test_what_belongs_to_the_machine_may_change_and_nothing_else(built):
     assert caught.value.key == "retriever.bm25.k1"
 
 
-WRONG = [None, -1, 10**30, "x", "\ud800", "", [], {}, ["a"], {"a": 1}, True, 1.5]
-FREE = {"corpus", "created", "srl_version", "retriever_version"}
-"""What no search depends on: any text will do."""
+EDITED = {
+    "format": 2, "kind": "world", "retriever": "e5", "options": {"k1": 1.3}, "passages": -1, "digest": "x",
+    "corpus_digest": "", "files": {}, "checksums": None, "identity": {"encoder": "a"},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        "format", "kind", "retriever", "options", "passages", "corpus", "corpus_digest", "digest",
-        "created", "srl_version", "retriever_version", "files", "identity", "checksums",
-    ],
-)  # fmt: skip
-def test_an_edited_manifest_is_refused_whatever_was_put_there(built, field):
+@pytest.mark.parametrize("field", EDITED)
+def test_an_edited_manifest_is_refused(built, field):
     whole = json.loads((built / "manifest.json").read_text())
-    for value in [*WRONG, "absent"]:
-        same = value == whole[field] and not isinstance(value, bool)
-        if same or (field in FREE and isinstance(value, str) and value != "absent"):
-            continue
-        edited = {**whole, field: value}
-        if value == "absent":
-            del edited[field]
-            if field == "identity":  # none is the default
-                continue
-        (built / "manifest.json").write_text(json.dumps(edited))
-        with pytest.raises(UserError) as caught:
-            open_index(built)
-        assert "built" in str(caught.value), value
-        assert "\n" not in str(caught.value)
+    for edited in ({**whole, field: EDITED[field]}, {name: whole[name] for name in whole if name != field}):
+        if edited != whole and (field != "identity" or field in edited):  # none is the default
+            (built / "manifest.json").write_text(json.dumps(edited))
+            with pytest.raises(UserError):
+                open_index(built)
 
 
 @pytest.mark.parametrize("harm", ["half", "emptied", "longer", "gone", "folder"])

@@ -31,28 +31,9 @@ PLUGIN = """
             hits = [Hit(Passage("https://x", "Genoa is a port in Italy"), 1.0)]
             return [Fault("timed_out", "no answer in 5 s") if query == "slow" else hits for query in queries]
 
-    class Foreign:
-        name = "foreign"
-
-        def build(self, passages, directory, progress):
-            raise NotImplementedError
-
-        def adopt(self, source, store, directory, progress):
-            (directory / self.name).mkdir()
-            (directory / self.name / "index").write_text(source.read_text())
-            progress(len(store))
-
-    class Plain:
-        name = "plain"
-
-        def build(self, passages, directory, progress):
-            raise NotImplementedError
-
     @hookimpl
     def srl_retrievers(register):
         register("outside", Outside, "live")
-        register("foreign", Foreign, "reads files")
-        register("plain", Plain, "reads passages")
 """
 
 

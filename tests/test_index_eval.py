@@ -9,8 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.live_server import running
 from tests.shared_data import shared_data
 
@@ -60,9 +58,6 @@ def write(name: str, *lines: str) -> Path:
     return Path(name)
 
 
-# What is asked, and what is known of it
-
-
 def test_questions_of_every_kind_meet_their_judgements(here):
     write("q.qrels", "a 0 p1 1", "b 0 p2 1", "gone 0 p1 1")
     rows = [{"_id": "a", "text": "port of Italy"}, {"_id": "b", "text": "chocolate"}]
@@ -79,9 +74,6 @@ def test_questions_of_every_kind_meet_their_judgements(here):
     assert read_labelled_questions(Path("q.tsv"), Path("q.qrels")).notes == (
         "1 of the 3 questions in q.qrels are not in q.tsv",
     )
-
-
-# The command
 
 
 def test_cranfield_by_bm25_is_as_good_as_it_should_be(tmp_path, capsys):
@@ -182,12 +174,6 @@ def test_a_mistake_is_one_line_that_names_the_place(here, capsys, files, argumen
     assert where in err.splitlines()[-1]
 
 
-# Two indexes
-
-
-RANKINGS = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
-
-
 def scored(names: str, scores: str = "") -> list[tuple[str, float]]:
     """`"abc", "321"` as hits; without scores all differ."""
     given = scores or "987654321"[: len(names)]
@@ -200,13 +186,6 @@ def test_overlap_is_the_share_in_common():
     assert overlap_at([], [], 3) == 1
     assert overlap_at(scored("ab"), [], 3) == 0
     assert overlap_at(scored("ab"), scored("abc"), 3) == 2 / 3
-
-
-@given(RANKINGS, RANKINGS, st.integers(1, 8))
-def test_overlap_is_the_same_from_either_side(a, b, k):
-    one, other = scored("".join(a)), scored("".join(b))
-    assert 0 <= overlap_at(one, other, k) == overlap_at(other, one, k) <= 1
-    assert overlap_at(one, one, k) == 1
 
 
 def test_another_index_is_compared_on_the_same_questions(here, capsys):

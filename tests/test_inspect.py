@@ -16,7 +16,7 @@ import pytest
 from tests.store_builder import BERN, episode, new_log, question, record, search, write_step
 
 from srl.cli import main
-from srl.store.beside import write_watches
+from srl.store.run_info import write_watches
 from srl.trajectory import Passage
 
 GRPO, PPO = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
@@ -71,7 +71,7 @@ MISTAKES = [
     ("trajectories", "other"), ("show", "xyz"), ("show", ""), ("curve", "00aa", "--metric", "val/me"),
     ("sql", "SELECT 1", "--csv", "--json"), ("sql", "SELECT", "1"), ("curve", "--json", "--out", "f.svg"),
     ("diff", "00aa", "01ab"), ("show", "a", "--group", "--tokens"), ("export", "--where", "em = 7"),
-    ("export", "--format", "inspect-eval", "--overwrite"), ("report", "--where", "true; DELETE FROM runs"),
+    ("report", "--where", "true; DELETE FROM runs"),
     ("export", "--where", "emm = 1"), ("report", "--where", "em = 7"), ("trajectories", "--sort", "rewrad"),
     ("trajectories", "--verdict", "good"), ("report", "all"), ("sql", "SELEC 1"), ("why", "01ab"),
     ("sql", "SELECT emm FROM steps"), ("export", "--where", "id IN (FROM read_csv('/etc/passwd'))"),
@@ -110,20 +110,6 @@ def test_trajectories_by_conditions_of_a_run_by_its_end(srl, logs):
     assert [row["id"] for row in lines(out)] == [logs[1], logs[2], logs[3]]
     assert srl("trajectories", GRPO, "--phase", "test")[:2] == (0, "")
     assert {row["run_id"] for row in lines(srl("trajectories", "all", "--json")[1])} == {GRPO, PPO}
-
-
-def test_a_trajectory_for_a_program_is_one_line_of_json(srl, logs):
-    _, out, err = srl("trajectories", "--verdict", "reader", "--steps", "2", "--hops", "3", "--json")
-    assert (err, out.count("\n")) == ("", 1)
-    expected = {
-        "id": logs[1], "run_id": PPO, "position": 1, "step": 2, "phase": "train", "sample": 0,
-        "question_id": "nq-1",
-        "data_source": "nq", "hops": 3, "question": "where was painter 1 born?",
-        "golden_answers": ["Münchenbuchsee"], "answer": "Bern", "end": "answered", "em": 0.0, "f1": 0.0,
-        "reward": 0.125, "turns": 2, "searches": 1, "tokens": 9, "gold_in_passages": True,
-        "verdict": "reader",
-    }  # fmt: skip
-    assert expected.items() <= json.loads(out).items()
 
 
 def test_show_by_the_beginning_of_an_id(srl, logs):
@@ -204,7 +190,7 @@ def test_the_queries_of_the_page_have_rows(srl, workspace):
     log.write(1, "train", [record(made)], {})
     fired = {"number": 1, "step": 1, "phase": "train", "watch": "entropy", "metric": "actor/entropy"}
     fired |= {"action": "note"}
-    write_watches(log.directory, GRPO, [dict.fromkeys(("value", "bound", "since")) | fired])
+    write_watches(log.directory, [dict.fromkeys(("value", "bound", "since")) | fired])
     for query in re.findall(r"```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
         code, out, _ = srl("sql", query, "--json")
         assert (query, code) == (query, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from tests.store_builder import episode, new_log, read, record
 
 import srl.store
 from srl.browse.filters import EVERY
-from srl.browse.inspect_eval import write_eval_logs
 from srl.browse.messages import write_messages
 from srl.browse.verl_dump import dump_files, read_dump
 from srl.cli import main
@@ -23,7 +21,6 @@ from srl.trajectory import Segment
 
 RUN = "20250102T030405Z-tiny-grpo-s1-00aa"
 PAGE = Path(__file__).parent.parent / "docs" / "inspect.md"
-HOSTILE = "<script>alert(1)</script>\x00\x1b[31m\u202e🙂 ${x} attachment://0"
 
 
 def whole(number=0, sample=0, answer="Bern", step=1):
@@ -85,8 +82,7 @@ def test_messages_keep_what_the_page_says(tmp_path):
     assert not {"parts", "token_ids", "logprobs", "advantages", "hits", "latency_s", "rendered"} & row.keys()
 
 
-def test_export_writes_only_what_is_chosen(workspace, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "inspect_ai", None)  # which this format does not need
+def test_export_writes_only_what_is_chosen(workspace, tmp_path):
     log = new_log(workspace / "runs" / RUN)
     for step in (1, 2):
         made = [episode(n, step=step, answer=answer) for n, answer in enumerate(["Bern", "Münchenbuchsee"])]
@@ -94,52 +90,6 @@ def test_export_writes_only_what_is_chosen(workspace, tmp_path, monkeypatch):
     out = tmp_path / "right.parquet"
     assert main(["inspect", "export", "last", "--where", "em = 1", "-o", str(out)]) == 0
     assert pq.read_table(out)["step"].to_pylist() == [1, 2]
-    assert main(["inspect", "export", "--format", "inspect-eval", "-o", str(tmp_path / "logs")]) == 2
-    assert not (tmp_path / "logs").exists()
-
-
-def eval_logs(folder, *records, metrics=None):
-    """The logs that inspect_ai reads of these records, by the names of their tasks."""
-    log = pytest.importorskip("inspect_ai.log")
-    new_log(folder / RUN).write(1, "train", records, metrics or {})
-    with srl.store.open(folder / RUN) as connection:
-        assert write_eval_logs(connection, EVERY, folder / "out") == len(records)
-    return {one.task: log.read_eval_log(one.name) for one in log.list_eval_logs(str(folder / "out"))}
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_a_log_of_inspect_keeps_what_the_page_says(tmp_path):
-    made = whole(sample=2)
-    [log] = eval_logs(
-        tmp_path, record(made), metrics={"actor/entropy": 0.5, "actor/kl": float("nan")}
-    ).values()
-    [sample] = log.samples
-    by_role = {role: [one for one in sample.messages if one.role == role] for role in ("assistant", "tool")}
-    results = [one.metadata for one in by_role["tool"]]
-    hits = [hit for result in results for hit in result["hits"]]
-    after = {
-        "text of the prompt": [one.text for one in sample.input],
-        "text of the policy": [one.text for one in by_role["assistant"]],
-        "text of observations": [one.text for one in by_role["tool"]], "golden answers": tuple(sample.target),
-        "answer": sample.scores["em"].answer, "reward": sample.scores["reward"].value,
-        "queries": [call.arguments["query"] for one in by_role["assistant"] for call in one.tool_calls or ()],
-        "passages": [(hit["title"], hit["contents"].partition("\n")[2]) for hit in hits],
-        "parts of the reward": {name: sample.scores[name].value for name in ("em", "format")},
-        "scores of passages": [hit["score"] for hit in hits], "passage ids": [hit["id"] for hit in hits],
-        "latency": [one["latency_s"] for one in results],
-    }  # fmt: skip
-    before = facts(made, record(made).score)
-    assert kept(2) == after.keys()
-    assert after == {name: before[name] for name in after}
-    assert (sample.id, sample.epoch, sample.metadata["id"]) == ("nq-0", 3, made.id)
-    assert sample.scores["em"].explanation.startswith("reader")
-    usage = sample.model_usage["tiny-model"]
-    assert (usage.output_tokens, usage.total_tokens) == (made.policy_tokens, len(made.token_ids))
-    assert log.eval.metadata["metrics"] == {"actor/entropy": 0.5}
-    assert log.eval.metadata["config"] == {"trainer": {"steps": 3}}
-    means = {score.name: score.metrics["mean"].value for score in log.results.scores}
-    assert (means["reward"], log.eval.model, log.eval.run_id) == (0.125, "tiny-model", RUN)
 
 
 def write_dump(folder, made, step=1):
@@ -162,7 +112,7 @@ def test_an_imported_dump_keeps_what_the_page_says(tmp_path):
     made = whole()
     (found,) = read_dump(write_dump(tmp_path / "dump", [made]))
     before, after = facts(made, record(made).score), facts(found.trajectory, found.score)
-    assert {name for name in before if after[name] == before[name]} == kept(3)
+    assert {name for name in before if after[name] == before[name]} == kept(2)
     assert found.advantages is None
     made = found.trajectory
     assert (made.end, made.valid_searches, made.valid_actions) == ("answered", 1, 2)

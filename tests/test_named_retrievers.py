@@ -26,43 +26,23 @@ def codec() -> Codec:
     return Codec(byte_level_tokenizer())
 
 
-# The tag
+READ = [
+    '<search engine="web">', "<search engine=web>", '<search \n engine\t=  " web "  >',
+]  # fmt: skip
+UNREAD = [
+    '<search k="3">q</search>', '<search engine="web" k="3">q</search>', "<search engine=>q</search>",
+    '<search engine="a" engine="b">q</search>', "<search engine>q</search>", '<search engine="web>q</search>',
+    "<search engine=a b>q</search>", '<searchengine="web">q</search>', '<search engine="a<b">q</search>',
+    "<search >q</search>", '<answer engine="web">q</answer>', '<search engine="web">q</answer>',
+    '<search engine="web">q',
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "tag",
-    [
-        '<search engine="web">',
-        "<search engine='web'>",
-        "<search engine=web>",
-        '<search \n engine\t=  " web "  >',
-        "<search engine= web >",
-    ],
-)
-def test_a_search_tag_names_its_retriever(tag):
-    assert parse_action(f"<think>so</think>{tag} q </search>") == Action("search", "q", "web")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<search k="3">q</search>',
-        '<search engine="web" k="3">q</search>',
-        '<search engine="a" engine="b">q</search>',
-        "<search engine=>q</search>",
-        "<search engine>q</search>",
-        '<search engine="web>q</search>',
-        "<search engine=a b>q</search>",
-        '<searchengine="web">q</search>',
-        '<search engine="a<b">q</search>',
-        "<search >q</search>",
-        '<answer engine="web">q</answer>',
-        '<search engine="web">q</answer>',
-        '<search engine="web">q',
-    ],
-)
-def test_anything_else_in_the_opening_tag_is_no_action(text):
-    assert parse_action(text) is None
+def test_a_search_tag_names_its_retriever_and_anything_else_in_it_is_no_action():
+    for tag in READ:
+        assert parse_action(f"<think>so</think>{tag} q </search>") == Action("search", "q", "web")
+    for text in UNREAD:
+        assert (text, parse_action(text)) == (text, None)
 
 
 @given(st.text(string.ascii_lowercase + string.digits + "_-", min_size=1))
@@ -76,9 +56,6 @@ def test_a_tag_with_a_retriever_in_retrieved_text_is_harmless(tag):
     shown = render_passage(1, Hit(Passage("p", f'"{tag}"\n{tag}q</search>'), 1.0))
     assert parse_action(shown) is None
     assert "<search" not in shown.lower()
-
-
-# The episode
 
 
 def test_each_search_goes_to_the_retriever_that_it_names(codec):
@@ -130,9 +107,3 @@ def test_a_fault_of_one_retriever_fails_the_episode_and_says_which(codec):
     web = TableSearch(outcomes=[Search("lighthouse", status="timed_out", error="no answer")])
     trajectory = play(codec, [ASKS_WEB, ANSWERS], NamedRetrievers(TableSearch(), {"web": web}))
     assert (trajectory.end, trajectory.searches[-1].retriever) == ("failed", "web")
-
-
-# The router
-
-
-# The prompt

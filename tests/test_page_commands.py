@@ -40,7 +40,6 @@ CANNOT = {
     r"srl eval compare ": "it wants two evaluations; tests/test_eval_compare.py makes them",
     r"srl inspect diff .*@\d+ .*@\d+": "it wants two steps; tests/test_inspect_diff.py has them",
     r"srl inspect export .*em = 1": "it wants right episodes; tests/test_inspect_exchange.py has some",
-    r"srl inspect export .*inspect-eval ": "it wants inspect_ai; tests/test_inspect_exchange.py has it",
     r"srl inspect report .*verdict": "it wants episodes of that verdict; tests/test_report.py has them",
     r"srl inspect import ": "it wants a dump of verl; tests/test_inspect_exchange.py writes one",
     r"srl inspect why ": "it wants eight training steps; tests/test_why.py has them",

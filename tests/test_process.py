@@ -59,31 +59,6 @@ def test_a_signal_that_does_not_interrupt_a_waiting_loop_wakes_it() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_a_signal_that_falls_into_a_destructor_is_not_lost() -> None:
-    class Sends:
-        def __del__(self) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def drops_one() -> None:
-        sends = Sends()
-        del sends
-        signal.sigtimedwait([], 60)
-
-    with process.signals_handled(), pytest.raises(KeyboardInterrupt):
-        drops_one()
-
-
-def test_a_signal_that_is_ignored_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with process.signals_handled():
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert process.signal_received() is None
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 MAIN_THREAD_ENDS = """
 import ctypes, sys, threading
 

@@ -16,7 +16,6 @@ import pytest
 from srl.cli import main, output
 from srl.index import build_index
 from srl.plugins import manager
-from srl.plugins.user_code import in_one_line
 from srl.safe import HIDDEN, SafeFormatter
 from srl.trajectory import Passage
 
@@ -146,7 +145,7 @@ def _texts(value: Any) -> str:
 
 
 def test_plugins_list_shows_a_broken_plugin_safely(monkeypatch, capsys):
-    why = in_one_line(RuntimeError(f"no {ATTACK} {TOKEN}"))
+    why = manager.in_one_line(RuntimeError(f"no {ATTACK} {TOKEN}"))
     entry = manager.Plugin("retriever", f"bad{ATTACK}", "p", "1", f"sum{ATTACK}", error=why)
     monkeypatch.setattr(manager, "installed", lambda: [entry])
     assert main(["plugins", "list"]) == 0

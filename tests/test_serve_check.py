@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-from srl.errors import UserError
 from srl.index import build_index, open_index
 from srl.serve.check import ServerCheck, check_server
 from srl.serve.server import create_app
@@ -120,11 +119,3 @@ def test_a_tiny_corpus_fails_nothing_that_its_few_hits_leave_open(app, tmp_path)
     assert {name for name, holds in passed(report).items() if holds is None} == undecided
     assert not [name for name, holds in passed(report).items() if holds is False]
     assert check_server(URL, ["blue"], transport=app()).conforms is None
-
-
-def test_nobody_there_is_the_users_to_mend():
-    def refuse(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("Connection refused")
-
-    with pytest.raises(UserError):
-        check(refuse)

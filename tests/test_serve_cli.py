@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -141,23 +140,3 @@ def test_mistakes_are_one_line_and_exit_code_2(directory, tmp_path, monkeypatch,
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     assert "s3cret" not in err
-
-
-def test_a_server_that_is_none_is_exit_code_1(capsys):
-    with bind(port=0) as listener:
-        listener.listen()
-        threading.Thread(target=_hang_up, args=(listener,), daemon=True).start()
-        assert main(["serve", "check", f"http://127.0.0.1:{listener.getsockname()[1]}", "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert report["conforms"] is False
-    assert report["findings"][0]["required"] is True
-
-
-def _hang_up(listener: Any) -> None:
-    """Take connections and close them without a word, until the listener is closed."""
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
-        connection.close()

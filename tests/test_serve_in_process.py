@@ -8,7 +8,6 @@ import threading
 import pytest
 
 from srl.serve import LocalSearch
-from srl.serve.in_process import LIVE_AT_ONCE
 from srl.trajectory import Hit, Passage, Search
 
 
@@ -103,19 +102,3 @@ def test_a_slow_live_query_stalls_no_other():
         return order
 
     assert asyncio.run(overtake()) == ["fast in the same tick", "fast later", "slow"]
-
-
-def test_live_queries_at_a_time_are_bounded():
-    index = Live()
-    search = LocalSearch(index)
-
-    async def crowd() -> list[Search]:
-        asked = [asyncio.create_task(search.search(f"slow {n}")) for n in range(3 * LIVE_AT_ONCE)]
-        while index.running < LIVE_AT_ONCE:
-            await asyncio.sleep(0)
-        index.gate.set()
-        return await asyncio.gather(*asked)
-
-    assert {one.status for one in asyncio.run(crowd())} == {"ok"}
-    assert index.most == LIVE_AT_ONCE
-    assert ask(search, "in another event loop")[0].status == "ok"

@@ -110,13 +110,3 @@ def test_who_waits_too_long_is_told_and_leaves_the_line():
     assert isinstance(gone, Fault)
     assert waiting == 0
     assert index.batches == [(["a"], 3), (["c"], 3)], "nobody waited for b any more"
-
-
-def test_answers_are_kept_for_each_digest_query_and_k():
-    index, cache = Index(), AnswerCache(1 << 20)
-    first, again, other_k = (in_line(index, (["a"], k), cache=cache)[0] for k in (3, 3, 1))
-    assert (first.cached, again.cached, other_k.cached) == (0, 1, 0)
-    index.digest = "e"
-    (other,) = in_line(index, (["a"], 3), cache=cache)
-    assert other.cached == 0
-    assert len(cache) == 3

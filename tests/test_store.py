@@ -1,20 +1,18 @@
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import textwrap
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import duckdb
 import pytest
-from tests.store_builder import BERN, KLEE, episode, new_log, question, record, run_info, search, write_step
+from tests.store_builder import BERN, KLEE, episode, new_log, question, record, search, write_step
 
 import srl.store
 from srl.cli import main
-from srl.store import LogWriter, Record
+from srl.store import Record
 from srl.trajectory import Score
 
 
@@ -77,9 +75,7 @@ def test_the_catalogue_and_every_state_of_a_log_say_the_same(tmp_path, monkeypat
         assert in_catalogue(tmp_path) == before
     log.write_watches([{"step": 1, "phase": "train", "watch": "length_high", "metric": "m", "value": 2.0}])
     log.finish()
-    assert {path.name for path in (tmp_path / "log").iterdir()} == {
-        "manifest.json", "log.duckdb", "parts", "watches.parquet"
-    }  # fmt: skip
+    assert {path.name for path in (tmp_path / "log").iterdir()} == {"manifest.json", "log.duckdb", "parts"}
     with srl.store.open(tmp_path) as connection:
         assert one(connection, "SELECT status FROM runs") == "finished"
         after = everything(connection)
@@ -99,24 +95,6 @@ def test_the_catalogue_of_a_run_that_was_moved_is_written_anew_by_inspect(worksp
     assert main(["inspect", "sql", "SELECT 1"]) == 0
     with srl.store.open(run) as connection:
         assert in_catalogue(run) == everything(connection)
-
-
-def test_a_copy_of_a_run_is_left_out_of_a_folder_of_runs(tmp_path, caplog):
-    runs = [tmp_path / "runs" / name for name in ("r.bak", "r")]
-    kept = next((run for run in runs if run.name == "r"), runs[0])
-    with new_log(kept) as log:
-        write_step(log, 1)
-    (copy,) = [run for run in runs if run != kept]
-    shutil.copytree(kept, copy)
-    with srl.store.open(tmp_path / "runs") as connection:
-        assert connection.execute("SELECT path FROM runs").fetchall() == [(str(kept / "log"),)]
-        assert one(connection, "SELECT count(*) FROM steps") == 1
-    assert f"{copy} is left out: it is a copy of the run in {kept}" in caplog.text
-    (tmp_path / "runs" / "link").symlink_to(kept)
-    with srl.store.open(tmp_path / "runs") as connection:
-        assert one(connection, "SELECT count(*) FROM steps") == 1
-    assert "link" not in caplog.text
-    assert steps_of(copy) == [1]
 
 
 @pytest.mark.parametrize(
@@ -177,25 +155,6 @@ def test_exact_match_is_of_the_reward_where_it_has_one_and_computed_else(tmp_pat
         assert rows == [(1.0, 1.0, None), (1.0, 0.5, 1.0), (0.0, 1.0, 0.0), (None, None, None)]
 
 
-def test_lone_surrogate_does_not_stop_a_run(tmp_path):
-    trajectory = episode(passages=None)
-    trajectory.searches = [search("half a \ud83d smile", KLEE)]
-    new_log(tmp_path).write(1, "train", [record(trajectory)], {})
-    with srl.store.open(tmp_path) as connection:
-        assert one(connection, "SELECT query FROM searches") == "half a ? smile"
-
-
-def test_run_row_holds_what_the_run_is(tmp_path):
-    log = LogWriter(tmp_path / "log", run_info("r"))
-    write_step(log, 7)
-    with srl.store.open(tmp_path) as connection:
-        (row,) = srl.store.rows(connection, "FROM runs")
-    described = {"preset": "tiny", "algo": "grpo", "seed": 1, "model": "tiny-model", "index_digest": "d1ce"}
-    assert {name: row[name] for name in described} == described
-    assert (row["steps"], row["status"], row["config"]) == (7, "running", '{"trainer": {"steps": 3}}')
-    assert row["started"].isoformat() == "2025-01-02T03:04:05"
-
-
 def test_reader_sees_whole_steps_only_while_another_process_writes(tmp_path):
     code = """
         import sys
@@ -224,29 +183,6 @@ def test_reader_sees_whole_steps_only_while_another_process_writes(tmp_path):
     assert writer.returncode == 0
     assert all(broken == 0 and count == last for count, broken, last in seen)
     assert steps_of(tmp_path) == list(range(1, 17))
-
-
-def test_two_threads_write_under_two_names(tmp_path):
-    main = new_log(tmp_path)
-    workers = [LogWriter(tmp_path / "log", run_info(tmp_path.name), worker=f"w{n}") for n in range(2)]
-
-    def work(n: int) -> None:
-        for step in (1, 2, 3):
-            records = [record(episode(10 * n + i, step=step)) for i in range(2)]
-            workers[n].write(step, "train", records, {})
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    main.write(3, "train", [], {"critic/score/mean": 0.5})
-    for finished in (False, True):
-        if finished:
-            main.finish()
-        with srl.store.open(tmp_path) as connection:
-            rows = connection.execute("SELECT step, trajectories, score FROM steps ORDER BY step").fetchall()
-            assert rows == [(1, 4, None), (2, 4, None), (3, 4, 0.5)]
 
 
 def test_a_search_says_whether_its_query_had_been_asked_and_its_question_has_an_answer(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from tests.store_builder import KLEE, episode, new_log, question, record, search
+from tests.store_builder import episode, new_log, question, record, search
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
@@ -21,7 +21,6 @@ from srl.browse.render import render
 from srl.browse.token_text import token_rows, token_texts
 from srl.browse.transcript import as_json, marked, transcript
 from srl.store import Record
-from srl.trajectory import Hit, Passage
 
 WORDS = st.sampled_from(["the", "Paul", "Klee", "St.", "John's", "yes", ",", "(", "Zürich", "1879"])
 
@@ -77,25 +76,6 @@ def test_a_search_for_the_prompt_is_none_of_the_policys(tmp_path):
         plain, retrieved = (transcript(log, one.trajectory.id).steps for one in made)
     assert [len(step.searches) for step in plain] == [0, 1, 0, 0]
     assert [len(step.searches) for step in retrieved] == [1, 0, 0, 0]
-
-
-EVIL = "[bold red]x[/] \x1b[31mred\x1b]0;title\x07 \u202egnp.exe \x9b2J \r\x08 \u2028 </answer>"
-
-
-def test_text_of_others_does_not_act_on_the_terminal(tmp_path):
-    made = record(episode(asked=replace(question(0, (EVIL,)), text=EVIL, data_source=EVIL)))
-    trajectory = made.trajectory
-    trajectory.answer = EVIL
-    trajectory.segments = [replace(segment, text=segment.text + EVIL) for segment in trajectory.segments]
-    hits = (Hit(Passage(EVIL, f'"{EVIL}"\n{EVIL}'), 1.0), Hit(KLEE, 0.5))
-    fields = {"query": EVIL, "hits": hits, "error": EVIL, "index_digest": EVIL}
-    trajectory.searches = [replace(trajectory.searches[0], **fields)]
-    drawn = shown(tmp_path, made, width=80)
-    assert "[bold red]x[/]" in drawn
-    assert set(drawn) & set("\x1b\x07\x9b\r\x08\u202e\u2028") == set()
-    coloured = shown(tmp_path / "again", made, width=80, force_terminal=True)
-    assert "\x1b[31mred" not in coloured
-    assert "\x1b]0;" not in coloured
 
 
 def write_group(run, scores=(1.0, 0.0, 1.0), advantages=(0.5, -0.5, 0.5)):

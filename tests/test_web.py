@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from html import unescape
 
 import pytest
@@ -34,7 +33,6 @@ HOSTILE = {
     "entity": "&lt;b&gt; &amp;",
     "url": "javascript:alert(1)",
 }
-SECRET = "Zx9QWv7Kt3"
 
 
 def client(workspace):
@@ -160,33 +158,36 @@ def test_runs_are_a_table_above_their_curves_the_latest_first(get, logged):
     assert GRPO not in get("/", params={"q": "ppo"}).text
 
 
-def test_question_and_gold_answer_are_on_every_page_and_marked_where_they_stand(get, logged):
-    for path in (f"/run/{PPO}/trajectory/{logged[0]}", f"/run/{PPO}/group/{logged[0]}", "/question?id=nq-0"):
-        page = get(path).text
-        assert "<h1>where was painter 0 born?</h1>" in page
-        assert re.search(r"gold(</dt><dd>|: <strong>)Münchenbuchsee<", page)
-    assert "<mark>Münchenbuchsee</mark> in 1879" in get(f"/run/{PPO}/trajectory/{logged[0]}").text
-    listing = get(f"/run/{PPO}/trajectories").text
-    assert all(f">{heading}<" in listing.replace(" ↓", "") for heading in HEADINGS.values())
-    assert re.search(r"<td[^>]*>Münchenbuchsee</td>", listing)
+SHOWN = {
+    "{run}/trajectory/{ids[0]}": [
+        "<h1>where was painter 0 born?</h1>", "gold</dt><dd>Münchenbuchsee<", "<mark>Münchenbuchsee</mark>",
+        '<span class="thought">', '<span class="search">', '<span class="answer">', KLEE.title,
+        'class="segment observation masked"', "has a golden answer", "advantage +0.500",
+        "{run}/trajectory/{ids[1]}", "{run}/group/{ids[0]}", "heat=logprob",
+    ],
+    "{run}/trajectory/{ids[0]}?heat=logprob": ['class="t h', "log-prob -0.250; advantage +0.500"],
+    "{run}/group/{ids[1]}": [
+        "<h1>where was painter 0 born?</h1>", "gold: <strong>Münchenbuchsee<", "standard deviation 0.500",
+        '{run}/trajectory/{ids[0]}">sample 0</a>', '{run}/trajectory/{ids[1]}">sample 1</a>',
+    ],
+    "/question?id=nq-0": ["gold: <strong>Münchenbuchsee<", '<span class="search">painter 0</span>'],
+    "{run}/trajectories": [">Münchenbuchsee</td>", *(f">{heading}" for heading in HEADINGS.values())],
+}  # fmt: skip
+HIDDEN = {
+    "{run}/trajectory/{ids[0]}": ["heat=entropy", 'class="t h'], "{run}/group/{ids[1]}": ["{ids[2]}"],
+    f"/question?id=nq-0&run={GRPO}": [f">{PPO}</a></h2>"],
+}  # fmt: skip
 
 
-def test_a_transcript_shows_authors_hits_and_its_group(get, logged):
-    page = get(f"/run/{PPO}/trajectory/{logged[0]}").text
-    for text in ('<span class="thought">', '<span class="search">', '<span class="answer">', KLEE.title,
-                 'class="segment observation masked"', "has a golden answer", "advantage +0.500",
-                 f"/run/{PPO}/trajectory/{logged[1]}", f"/run/{PPO}/group/{logged[0]}"):  # fmt: skip
-        assert text in page
-
-
-def test_tokens_are_coloured_by_what_the_log_has(get, logged):
-    path = f"/run/{PPO}/trajectory/{logged[0]}"
-    plain, coloured = get(path).text, get(f"{path}?heat=logprob").text
-    assert "heat=logprob" in plain
-    assert "heat=entropy" not in plain
-    assert 'class="t h' not in plain
-    assert 'class="t h' in coloured
-    assert "log-prob -0.250; advantage +0.500" in coloured
+def test_what_a_page_shows_and_what_it_does_not(get, logged):
+    for there, table in ((True, SHOWN), (False, HIDDEN)):
+        for path, texts in table.items():
+            page = get(path.format(run=f"/run/{PPO}", ids=logged)).text
+            for text in texts:
+                known = text.replace("{run}", f"/run/{PPO}")
+                for place, one in enumerate(logged):
+                    known = known.replace(f"{{ids[{place}]}}", one)
+                assert (path, text, known in page) == (path, text, there)
 
 
 def test_next_and_previous_follow_the_listing_of_the_address(get, logged):
@@ -236,24 +237,12 @@ def test_a_page_is_sent_again_only_after_a_step_and_a_new_run(get, workspace, lo
     assert LATER in again(after_step.headers["etag"]).text
 
 
-def test_a_damaged_run_and_a_copy_are_named_and_the_others_are_shown(get, workspace, logged):
-    shutil.copytree(workspace / "runs" / PPO, workspace / "runs" / LATER)
+def test_a_damaged_run_is_named_and_the_others_are_shown(get, workspace, logged):
     (workspace / "runs" / GRPO / "log" / "manifest.json").write_text("{")
-    page = get("/").text
-    assert page.count('class="warning"') == 2
-    assert get(f"/run/{GRPO}").status_code == 400
-    assert get(f"/run/{PPO}").status_code == 200
+    assert get("/").text.count('class="warning"') == 1
+    assert [get(f"/run/{run}").status_code for run in (GRPO, PPO)] == [400, 200]
     counted = get("/sql", params={"run": "all", "q": "SELECT count(*) FROM trajectories"}).text
     assert ">5<" in counted
-
-
-def test_a_group_stands_side_by_side(get, logged):
-    page = get(f"/run/{PPO}/group/{logged[1]}").text
-    for sample, one in enumerate(logged[:2]):
-        assert f'/run/{PPO}/trajectory/{one}">sample {sample}</a>' in page
-    assert logged[2] not in page
-    assert page.count("advantage +0.500") == 2
-    assert "standard deviation 0.500" in page
 
 
 def test_a_question_is_followed_over_steps_and_runs(get, logged):
@@ -261,8 +250,6 @@ def test_a_question_is_followed_over_steps_and_runs(get, logged):
     assert page.index(f">{GRPO}</a></h2>") < page.index(f">{PPO}</a></h2>")
     steps = re.findall(r'<td>(?:val|train)</td>\s*<td class="n">(\d)</td>', page)
     assert steps == ["1", "2", "3", "1", "2", "2"]
-    assert '<span class="search">painter 0</span>' in page
-    assert f">{PPO}</a></h2>" not in get("/question", params={"id": "nq-0", "run": GRPO}).text
 
 
 def test_a_comparison_opens_on_what_differs_with_interval_and_test(get, workspace):
@@ -291,17 +278,6 @@ def test_rows_of_a_query_open_trajectories(get, logged):
     assert [f'href="/run/{PPO}/trajectory/{one}"' in page for one in logged] == [True] * 3
     everywhere = get("/sql", params={"q": "SELECT run_id, id FROM trajectories", "run": "all"}).text
     assert all(f'href="/run/{run}/trajectory/' in everywhere for run in (GRPO, PPO))
-
-
-def test_a_query_that_does_more_than_read_the_log_is_refused(get, logged, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    for query in ("DROP VIEW trajectories", "COPY (SELECT 1) TO 'x.csv'", "FROM read_text('/etc/passwd')"):
-        answer = get("/sql", params={"q": query, "run": PPO})
-        assert (answer.status_code, 'role="alert"' in answer.text) == (200, True)
-        assert "root:" not in answer.text
-        assert "--unsafe" not in answer.text
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_long_answer_of_a_query_is_cut_and_a_slow_query_stopped(get, logged, monkeypatch):

@@ -6,7 +6,6 @@ file marks as ours. The next writer removes what dead processes left behind, and
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import gzip
@@ -16,7 +15,6 @@ import os
 import re
 import shutil
 import socket
-import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -45,12 +43,9 @@ HAS_MANIFEST = {"manifest": True}
 _ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-(?P<host>[\w.]+)-(?P<pid>\d+)-[0-9a-f]{8}$")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _BLOCK = 4096
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _HEAD = 1 << 20
 _TAR = slice(257, 262)
 """Position of the magic number of a tar archive."""
-_copies: dict[tuple[int, int], tuple[tempfile.TemporaryDirectory[str], Path]] = {}
-"""The pipes that were read, by device and inode, and the copy of each; removed when the process ends."""
 
 Replace = Callable[[Path], None]
 """Called with a path before it is replaced; raises UserError if it must not be."""
@@ -73,9 +68,9 @@ class DamagedError(UserError):
 def atomic_directory(path: Path | str, *, replace: Replace | None = None) -> Iterator[Path]:
     """A temporary directory that is renamed to `path` when the block ends without an error.
 
-    On any error, Ctrl-C included, it is removed. An existing `path` is replaced in one step if `replace`
-    allows it, else refused before anything is written; an empty directory is always replaced. Raises
-    UserError, also if the disk is full.
+    On any error, Ctrl-C included, it is removed. An existing `path` is replaced if `replace` allows it, else
+    refused before anything is written; an empty directory is always replaced. Raises UserError, also if the
+    disk is full.
 
     A temporary directory is given as it is: what it is for is written whole or not at all.
     """
@@ -113,8 +108,6 @@ def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> 
                     hint=f"free some space and repeat the command; {building} keeps what is done",
                 ) from error
             raise
-        if building.exists():  # the directory that was replaced
-            discard(building)
 
 
 @contextmanager
@@ -266,29 +259,16 @@ def _is_taken(path: Path) -> bool:
 
 
 def _move(directory: Path, path: Path, replace: Replace | None) -> None:
-    """Rename a finished directory to `path`; one that is replaced has its name afterwards."""
+    """Rename a finished directory to `path`, in the place of one that may be replaced."""
     for folder, _, names in os.walk(directory):
         for name in names:
             _sync(Path(folder, name))
         _sync(Path(folder))
     if replace and _is_taken(path):
         replace(path)
-        _exchange(directory, path)
-    else:
-        os.rename(directory, path)
+        discard(path)
+    os.rename(directory, path)
     _sync(path.parent)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    """Swap two paths, in one step if the system can (Linux's renameat2), else in three."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    names = os.fsencode(one), os.fsencode(other)
-    if rename and rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
-        return
-    between = one.with_name(f"{one.name}-{token_hex(4)}")
-    os.rename(other, between)
-    os.rename(one, other)
-    os.rename(between, one)
 
 
 def _sync(path: Path) -> None:
@@ -511,46 +491,21 @@ def is_checked(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-# ---- Inputs of commands: files, also `.gz` and `.zst`, and pipes such as `<(zcat x.gz)` or /dev/stdin
+# ---- Inputs of commands: files, also `.gz` and `.zst`
 
 
-def check_input(path: Path, *, regular: bool = False) -> None:
-    """Raise UserError unless `path` can be read; with `regular` also for a pipe."""
-    if path.is_dir():
-        raise UserError(f"{path} is a directory, not a file")
+def check_input(path: Path) -> None:
+    """Raise UserError unless `path` is a file; most inputs are read twice, which a pipe cannot be."""
     if not path.exists():
-        raise UserError(
-            f"{path}: no such file", hint="standard input is /dev/stdin" if str(path) == "-" else ""
-        )
-    if regular and not path.is_file():
-        raise UserError(f"{path} can be read only once, but is needed again", hint="write it to a file first")
+        raise UserError(f"{path}: no such file")
+    if not path.is_file():
+        what = "a directory" if path.is_dir() else "a pipe, which can be read only once; write it to a file"
+        raise UserError(f"{path} is no file: it is {what}")
 
 
 def is_compressed(path: Path) -> bool:
     """Whether the name says so."""
     return path.suffix in (".gz", ".zst")
-
-
-def input_name(path: Path) -> str:
-    """The name of a file; `pipe` for a numbered one in /dev/fd, as from `<(…)`."""
-    return "pipe" if path.parent.name == "fd" and path.name.isdecimal() else path.name
-
-
-def on_disk(path: Path) -> Path:
-    """`path`, or a copy of all that a pipe gives, of the same name: made when it is first asked for, and kept
-    until the process ends. Raises UserError."""
-    if path.is_file() or path.is_dir():
-        return path
-    check_input(path)
-    state = path.stat()
-    pipe = state.st_dev, state.st_ino
-    if pipe not in _copies:
-        folder = tempfile.TemporaryDirectory(prefix="srl-input-")
-        copy = Path(folder.name, input_name(path))
-        with open(path, "rb") as source, open(copy, "wb") as target:
-            shutil.copyfileobj(source, target)
-        _copies[pipe] = folder, copy
-    return _copies[pipe][1]
 
 
 @contextmanager
@@ -561,7 +516,7 @@ def open_input(path: Path) -> Iterator[IO[bytes]]:
     """
     check_input(path)
     try:
-        with _opened(on_disk(path)) as file:
+        with _opened(path) as file:
             yield file
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path}: broken gzip file ({error})") from error

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -32,7 +31,6 @@ SIGNALS = {
 """The signals that end a command, and the word for each."""
 _ONCE_MORE = b"srl: stopping; one more signal ends it at once\n"
 _SHOW_CURSOR = b"\x1b[?25h"
-_AGAIN_S = 0.01
 _POLL_S = 0.1
 
 _received: list[int] = []
@@ -64,7 +62,6 @@ def signals_handled() -> Iterator[None]:
         return
     _received.clear()
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    hook, sys.unraisablehook = sys.unraisablehook, _unraisable
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, _on_signal)
@@ -73,7 +70,6 @@ def signals_handled() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        sys.unraisablehook = hook
 
 
 def _on_signal(number: int, frame: object) -> None:
@@ -90,14 +86,6 @@ def _on_signal(number: int, frame: object) -> None:
         if os.isatty(2):
             os.write(2, _SHOW_CURSOR)  # hidden by a progress bar
         os._exit(128 + _received[0])
-
-
-def _unraisable(raised: Any) -> None:
-    """Python ignores exceptions in destructors; a signal that was raised in one is sent again."""
-    if not issubclass(raised.exc_type, KeyboardInterrupt) or len(_received) != 1:
-        sys.__unraisablehook__(raised)
-        return
-    threading.Timer(_AGAIN_S, os.kill, (os.getpid(), _received.pop())).start()
 
 
 def run_async(coroutine: Coroutine[Any, Any, T], runner: asyncio.Runner | None = None) -> T:

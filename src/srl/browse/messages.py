@@ -36,7 +36,7 @@ def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Condition, out
         for batch in batches(connection, *chosen, tokens=False):
             table = [
                 {"messages": messages(record.trajectory)} | {name: row[name] for name in COLUMNS}
-                for record, row in batch.pairs
+                for record, row in batch
             ]
             writer.write_batch(pa.RecordBatch.from_pylist(table, schema))
             count += len(table)

@@ -10,7 +10,7 @@ import typer
 from srl.cli import output
 from srl.cli.options import Json, whole_settings
 from srl.errors import UserError, nearest
-from srl.install import install_default
+from srl.install import INSTALL_ALL
 from srl.plugins import manager
 
 app = typer.Typer(help="List, check and create plugins.", no_args_is_help=True)
@@ -32,7 +32,7 @@ def list_plugins(as_json: Json = False) -> None:
         output.print_json([_facts(entry) for entry in entries])
         return
     if not entries:
-        output.note(f"no plugin is installed; type: {install_default()}")
+        output.note(f"no plugin is installed; type: {INSTALL_ALL}")
     rows = []
     for entry in entries:
         summary = f"error: {entry.error}" if entry.error else entry.summary

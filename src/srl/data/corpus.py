@@ -16,7 +16,7 @@ from typing import Literal
 from srl.data.published_rows import Record, read_rows
 from srl.data.trec import document_records, is_tagged
 from srl.errors import UserError
-from srl.files import atomic_file, digest_file, digest_text, on_disk
+from srl.files import atomic_file, digest_file, digest_text
 from srl.trajectory import Passage, contents_of
 
 _log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def _is_empty(record: Record) -> bool:
 def digest_corpus(path: Path) -> str:
     """A digest of the file, or of the names and the bytes of the texts in a folder."""
     if not path.is_dir():
-        return digest_file(on_disk(path))
+        return digest_file(path)
     texts = _texts(path)
     return digest_text(*map(str, texts), *(digest_file(path / file) for file in texts))
 

@@ -25,7 +25,7 @@ from srl.data.published_rows import (
 from srl.data.question_formats import FLASHRAG
 from srl.data.splits import canonical_split, guess_split
 from srl.errors import UserError
-from srl.files import FORMAT, atomic_file, check_format, input_name
+from srl.files import FORMAT, atomic_file, check_format
 from srl.protocol import template as template_of
 from srl.trajectory import Question
 
@@ -104,7 +104,7 @@ def read_questions(path: Path | str, template: str | None = None) -> list[Questi
 
 def _read_rows(path: Path) -> Iterator[tuple[Record, Question]]:
     """Rows like FlashRAG's JSON lines; each may say its own split and data source."""
-    stem = input_name(path).partition(".")[0]
+    stem = path.name.partition(".")[0]
 
     def read(record: Record) -> tuple[Record, Question]:
         source = record.text("data_source") if record.row.get("data_source") else stem

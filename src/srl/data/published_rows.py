@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from srl.data.golden_answers import UnclearAnswers, golden_answers
 from srl.errors import UserError, first_line, parsing
-from srl.files import beginning, check_input, is_compressed, on_disk, open_input, read_jsonl
+from srl.files import beginning, check_input, is_compressed, open_input, read_jsonl
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -147,7 +147,7 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
 
     check_input(path)
     try:
-        with pq.ParquetFile(on_disk(path)) as file:
+        with pq.ParquetFile(path) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: expected a parquet file, found {first_line(error)}") from error
@@ -207,6 +207,6 @@ def first_character(path: Path) -> str:
 
 @contextmanager
 def open_text(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
-    """Open a text file in UTF-8 (`.gz` too) or a pipe. Raises UserError, as `open_input` does."""
+    """Open a text file in UTF-8 (`.gz` too). Raises UserError, as `open_input` does."""
     with open_input(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text:
         yield text

@@ -20,7 +20,7 @@ from srl.data.published_rows import (
 from srl.data.question_formats import SQUAD, first_row_has, is_flashrag, read_format
 from srl.data.trec import is_tagged, read_qrels, read_table_of_questions, read_topics
 from srl.errors import UserError
-from srl.files import beginning, input_name
+from srl.files import beginning
 from srl.trajectory import Question
 
 _IDS = ("id", "_id", "qid", "query_id", "query-id")
@@ -78,10 +78,8 @@ def _questions(path: Path) -> Iterator[Question]:
 
 
 def _is_table(path: Path) -> bool:
-    """Whether the lines are `id <tab> question`: by the file's name or, in a pipe, by the first line."""
-    if path.is_file():
-        return suffix_of(path) in (".tsv", ".txt")
-    return first_character(path) not in "{[" and b"\t" in beginning(path).partition(b"\n")[0]
+    """Whether the lines are `id <tab> question`, by the file's name."""
+    return suffix_of(path) in (".tsv", ".txt")
 
 
 def _question(record: Record) -> Question:
@@ -127,6 +125,6 @@ def _judged_by(
         theirs = f"its ids are like {next(iter(judged))}, those of the questions like {ids[0]}"
         raise UserError(f"{qrels} judges none of the questions in {path}: {theirs}")
     if unknown := len(judged) - len(matched):
-        named = f"the {len(judged):,} questions in {input_name(qrels)}"
-        notes.append(f"{unknown:,} of {named} are not in {input_name(path)}")
+        named = f"the {len(judged):,} questions in {qrels.name}"
+        notes.append(f"{unknown:,} of {named} are not in {path.name}")
     return LabelledQuestions(questions, matched, tuple(notes))

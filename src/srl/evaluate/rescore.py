@@ -25,7 +25,7 @@ from srl.process import run_async
 from srl.progress import counted
 from srl.reward import RewardMix
 from srl.store.batches import batches
-from srl.store.beside import read_rescores, rescore_file, writing_rescores
+from srl.store.rescores import read_rescores, rescore_file, writing_rescores
 from srl.store.schema import RESCORE_SCHEMA
 from srl.trajectory import Score, Trajectory
 
@@ -130,7 +130,7 @@ def _score_all(
     ):
         write(before)
         for batch in batches(log):
-            trajectories = [record.trajectory for record, _ in batch.pairs]
+            trajectories = [record.trajectory for record, _ in batch]
             new = [trajectory for trajectory in trajectories if trajectory.id in missing]
             rows = [
                 (run_id, trajectory.id, trajectory.step, trajectory.phase, rewards, measure, value, now)

@@ -21,7 +21,6 @@ from srl.files import (
     MANIFEST,
     atomic_directory,
     checksums,
-    input_name,
     read_json,
     replaceable,
     resumable_directory,
@@ -196,7 +195,7 @@ def check_corpus(directory: Path | str, corpus: Path | str) -> Manifest:
 def _source(corpus: Path | str | Iterable[Passage]) -> tuple[str, Iterator[Passage]]:
     """The name of the corpus for the manifest, without directories, and its passages."""
     if isinstance(corpus, Path | str):
-        return input_name(Path(corpus)), read_corpus(Path(corpus))
+        return Path(corpus).name, read_corpus(Path(corpus))
     return "", iter(corpus)
 
 

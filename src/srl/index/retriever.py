@@ -79,9 +79,17 @@ class RetrieverBase:
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         """Up to `k` hits for each query, best first, equal scores in the order of the corpus.
 
-        Called from several threads at a time. May raise anything, best a `Fault`.
+        Called from several threads at a time. May raise anything, best a `Fault`. Of a retriever that has
+        `outcomes` instead, these are their hits, or the first Fault is raised.
         """
-        raise NotImplementedError(f"{self.name or type(self).__name__} has no search")
+        if self.outcomes == MethodType(RetrieverBase.outcomes, self):
+            raise NotImplementedError(f"{self.name or type(self).__name__} has no search")
+        hits = []
+        for outcome in self.outcomes(queries, k):
+            if isinstance(outcome, Fault):
+                raise outcome
+            hits.append(outcome)
+        return hits
 
     def outcomes(self, queries: list[str], k: int) -> Sequence[list[Hit] | Fault]:
         """For each query its hits or why there are none, for a retriever that can tell them apart."""

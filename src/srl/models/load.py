@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from srl.errors import UserError, error_line
 from srl.files import check_checkpoint
+from srl.models.hub import local_copy
 from srl.models.weights import Float32Head, add_lora, check_merging, quietly, shapes
 from srl.protocol import TAGS
 
@@ -204,6 +205,16 @@ def check_directory(path: Path, trust_remote_code: bool, key: str = "model.trust
     if not shapes(path):
         what = f"{path} contains no *.safetensors file; other formats can run code and are not loaded"
         raise UserError(what, hint=of_run(path))
+
+
+def named_directory(model: str, trust_remote_code: bool, plugin: str) -> Path:
+    """The directory `model`, or the local copy of the hub's model of this name; it is checked.
+
+    Raises UserError with the key below `plugin`, such as `retriever.e5`.
+    """
+    directory = local_copy(model, trust_remote_code, f"{plugin}.model")
+    check_directory(directory, trust_remote_code, f"{plugin}.trust_remote_code")
+    return directory
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from srl.errors import UserError, nearest
-from srl.plugins.plugin import Plugin
-from srl.plugins.user_code import in_one_line
+from srl.plugins.plugin import Plugin, in_one_line
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from srl.errors import SrlError, UserError, nearest
-from srl.install import install_default, pip_install
+from srl.install import INSTALL_ALL
 from srl.plugins import hookspecs
 from srl.plugins.plugin import Plugin as Plugin
-from srl.plugins.user_code import in_one_line as in_one_line
+from srl.plugins.plugin import in_one_line as in_one_line
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -60,9 +60,7 @@ def find(kind: str, name: str) -> Plugin:
     names = [entry.name for entry in candidates]
     broken = [f"{entry.package} ({entry.error})" for entry in _registry() if entry.kind == UNKNOWN]
     also = f"; not importable: {', '.join(broken)}" if broken else ""
-    hint = install_default() if not names else "srl plugins list"
-    if f"srl-search-{name}" in _own_packages():
-        hint = pip_install(of=f"srl-search-{name}")
+    hint = "srl plugins list" if names and f"srl-search-{name}" not in _own_packages() else INSTALL_ALL
     there_are = f"installed are {', '.join(names)}{nearest(name, names)}" if names else "none is installed"
     raise UserError(f"no {kind} {name!r}: {there_are}{also}", hint=f"type: {hint}")
 

@@ -14,13 +14,12 @@ import pyarrow as pa
 from srl.errors import UserError
 from srl.files import MANIFEST, aside
 from srl.store import run_info
-from srl.store.beside import files_beside
 from srl.store.parts import PARTS_DIRECTORY, REPLACES, all_parts
+from srl.store.rescores import rescore_files
 from srl.store.schema import PARTS, RESCORE_SCHEMA, RUN_SCHEMA, TABLES, WATCH_SCHEMA, sql_type
 
 CATALOGUE = "log.duckdb"
 
-_BESIDE = {"rescores": RESCORE_SCHEMA, "watches": WATCH_SCHEMA}
 _LIVE = """
 SELECT * EXCLUDE (filename)
 FROM read_parquet('{glob}/{table}.parquet', filename = true, hive_partitioning = false)
@@ -34,16 +33,17 @@ WHERE parse_path(filename)[-2] NOT IN (
 
 def create_tables(
     connection: duckdb.DuckDBPyConnection,
-    runs: Sequence[Mapping[str, Any]],
+    logs: Sequence[Path],
     sources: Mapping[str, str],
-    beside: Mapping[str, Sequence[Path]],
 ) -> None:
-    """Create all tables of logs: of these `runs`, with the SQL that reads each table of `PARTS` ("" if there
-    are no parts), and the files `beside` them."""
+    """Create all tables of these logs, with the SQL that reads each table of `PARTS` and `rescores`, if there
+    are files of it."""
     connection.execute("CREATE SCHEMA raw")
-    _create_table(connection, "runs", RUN_SCHEMA, runs)
-    for name, schema in (PARTS | _BESIDE).items():
-        if source := sources.get(name) or (scan(beside[name]) if beside.get(name) else ""):
+    _create_table(connection, "runs", RUN_SCHEMA, [run_info.run_row(log) for log in logs])
+    fired = [row for log in logs for row in run_info.watch_rows(log)]
+    _create_table(connection, "watches", WATCH_SCHEMA, fired)
+    for name, schema in (PARTS | {"rescores": RESCORE_SCHEMA}).items():
+        if source := sources.get(name):
             connection.execute(f"CREATE VIEW raw.{name} AS {source}")
         else:
             _create_table(connection, name, schema)
@@ -80,7 +80,8 @@ def write_catalogue(log: Path) -> None:
     with aside(log / CATALOGUE) as path:
         with duckdb.connect(path) as connection:
             sources = {table: _LIVE.format(table=table, glob=glob, key=REPLACES) for table in PARTS}
-            create_tables(connection, [run_info.run_row(log)], sources, files_beside(log))
+            sources["rescores"] = scan(rescore_files(log))
+            create_tables(connection, [log], sources)
         with open(path, "rb") as file:
             os.fsync(file.fileno())
         os.replace(path, log / CATALOGUE)
@@ -88,7 +89,7 @@ def write_catalogue(log: Path) -> None:
 
 def refresh_catalogue(log: Path) -> None:
     """Write the catalogue of a log anew if it is not of this place (a run that was moved or copied), or older
-    than the files beside the parts. In a place that cannot be written it stays as it is."""
+    than its manifest or rescores. In a place that cannot be written it stays as it is."""
     log = log.absolute()
     file = log / CATALOGUE
     with suppress(UserError, OSError):
@@ -97,14 +98,16 @@ def refresh_catalogue(log: Path) -> None:
                 places = connection.execute("SELECT path FROM raw.runs").fetchall()
         except duckdb.Error:  # there is none, or it is damaged
             places = []
-        beside = [path for paths in files_beside(log).values() for path in paths]
         written = file.stat().st_mtime if places == [(str(log),)] else 0.0
-        if any(path.stat().st_mtime > written for path in [*beside, log / MANIFEST]):
+        if any(path.stat().st_mtime > written for path in [*rescore_files(log), log / MANIFEST]):
             write_catalogue(log)
 
 
 def scan(files: Sequence[Path]) -> str:
-    """SQL that reads Parquet files in this order. A folder called `name=value` above them is no column."""
+    """SQL that reads Parquet files in this order, "" if there are none. A folder called `name=value` above
+    them is no column."""
+    if not files:
+        return ""
     return f"SELECT * FROM read_parquet({_list(map(_pattern, files))}, hive_partitioning = false)"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -17,10 +16,10 @@ import pyarrow as pa
 from srl.errors import UserError
 from srl.files import MANIFEST, DamagedError
 from srl.store import run_info
-from srl.store.beside import files_beside
 from srl.store.database import create_tables, in_one_line, quoted, scan, seal
 from srl.store.parts import PARTS_DIRECTORY, damaged_parts, footer_fault, live_parts
-from srl.store.schema import PARTS, RESCORE_SCHEMA, WATCH_SCHEMA
+from srl.store.rescores import rescore_files
+from srl.store.schema import PARTS, RESCORE_SCHEMA
 
 T = TypeVar("T")
 Warn = Callable[[str], None]
@@ -61,24 +60,6 @@ def existing_logs(path: Path | str) -> list[Path]:
             f"no log in {path}", hint="expected a run or a folder of runs; start one with `srl train`"
         )
     return logs
-
-
-def copies_of_runs(logs: Sequence[Path]) -> dict[Path, Path]:
-    """The logs that are copies of another one's run, each with the log that is read instead of it: the one in
-    the directory with the run's name, else the first.
-
-    All tables name a run by its id, so a copy would add its rows to those of the run. Links to a log are the
-    log itself.
-    """
-    by_run: dict[str, list[Path]] = {}
-    for log in logs:
-        with suppress(UserError, OSError):
-            by_run.setdefault(run_info.load(log)["run"]["run_id"], []).append(log)
-    copies = dict[Path, Path]()
-    for run_id, of_run in by_run.items():
-        kept = min(of_run, key=lambda log: log.parent.name != run_id)
-        copies |= {log: kept for log in of_run if log.resolve() != kept.resolve()}
-    return copies
 
 
 def open_logs(*paths: Path | str, warn: Warn = _logger.warning) -> duckdb.DuckDBPyConnection:
@@ -135,7 +116,7 @@ def _patiently(
     left_out: dict[Path, str] = {}
     tries = TRIES
     while True:
-        logs, copies = _logs(paths)
+        logs = _logs(paths)
         try:
             if check:
                 left_out |= _damage(logs)
@@ -151,28 +132,19 @@ def _patiently(
             elif tries == 0 or not isinstance(cause, duckdb.IOException | FileNotFoundError):
                 raise
         else:
-            for said in [*left_out.values(), *copies]:
+            for said in left_out.values():
                 warn(said)
             return done
 
 
-def _logs(paths: Sequence[Path | str]) -> tuple[list[Path], list[str]]:
-    """The logs at `paths`, each once by whatever path, and what is said of the copies that a folder has."""
-    chosen: dict[Path, Path] = {}
-    said = []
-    for path in paths:
-        logs = existing_logs(path)
-        copies = copies_of_runs(logs) if len(logs) > 1 else {}
-        said += [f"{copy.parent} is left out: it is a copy of the run in {log.parent}"
-                 for copy, log in copies.items()]  # fmt: skip
-        chosen |= {log.resolve(): log.absolute() for log in logs if log not in copies}
-    return list(chosen.values()), said
+def _logs(paths: Sequence[Path | str]) -> list[Path]:
+    """The logs at `paths`, each once by whatever path."""
+    return list({log.resolve(): log.absolute() for path in paths for log in existing_logs(path)}.values())
 
 
 def _damage(logs: Sequence[Path]) -> dict[Path, str]:
     """The files of logs that cannot be read by what they say of themselves, each with a warning."""
     damage: dict[Path, str] = {}
-    schemas = {"rescores": RESCORE_SCHEMA, "watches": WATCH_SCHEMA}
     for log in logs:
         try:
             run = run_info.load(log)["run"]["run_id"]
@@ -181,9 +153,9 @@ def _damage(logs: Sequence[Path]) -> dict[Path, str]:
             continue
         for part, fault in damaged_parts(log / PARTS_DIRECTORY).items():
             damage[part.path] = f"run {run}: {part} is left out: {fault}"
-        for table, files in files_beside(log).items():
-            faults = {file: footer_fault(file, schemas[table]) for file in files}
-            damage |= {file: f"run {run}: {table} are left out: {why}" for file, why in faults.items() if why}
+        for file in rescore_files(log):
+            if why := footer_fault(file, RESCORE_SCHEMA):
+                damage[file] = f"run {run}: rescores are left out: {why}"
     return damage
 
 
@@ -201,13 +173,9 @@ def _connect(
     readable = [log for log in logs if log / MANIFEST not in left_out]
     if not readable:
         raise UserError("; ".join(left_out.values()))
-    runs = [run_info.run_row(log) for log in readable]
     parts = [part for log in readable for part in live_parts(log / PARTS_DIRECTORY, left_out.keys())]
     sources = {table: scan([part.file(table) for part in parts]) for table in PARTS if parts}
-    beside: dict[str, list[Path]] = {}
-    for log in readable:
-        for table, files in files_beside(log).items():
-            beside.setdefault(table, []).extend(file for file in files if file not in left_out)
+    sources["rescores"] = scan([f for log in readable for f in rescore_files(log) if f not in left_out])
     connection = duckdb.connect(
         config={"autoinstall_known_extensions": "false", "arrow_lossless_conversion": "true"}
     )
@@ -217,7 +185,7 @@ def _connect(
             connection.execute("SET disabled_optimizers = 'expression_rewriter,statistics_propagation'")
         if memory:
             connection.execute(f"SET memory_limit = {quoted(memory)}")
-        create_tables(connection, runs, sources, beside)
+        create_tables(connection, readable, sources)
         if spill:
             seal(connection, readable, spill)
     except BaseException:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,7 +50,7 @@ def begin(log: Path, run: RunInfo, written: datetime | None, launcher: Process |
         started = before["run"]["started"]
         until = _utc(before["ended"]) or written or _resumed(before)
         worked_s = max((until - _resumed(before)).total_seconds(), 0.0)
-        times["earlier_s"] = before.get("earlier_s", 0.0) + worked_s
+        times |= {"earlier_s": before.get("earlier_s", 0.0) + worked_s, "watches": before.get("watches", [])}
     _write(log, run, started, RUNNING, times)
 
 
@@ -67,8 +67,13 @@ def check_name(log: Path, run_id: str, manifest: Mapping[str, Any]) -> None:
 def end(log: Path, run: RunInfo, status: str, error: str = "") -> None:
     """Record the end of the run, and the error that ended it."""
     before = load(log)
-    times = {name: before[name] for name in ("resumed", "earlier_s")}
+    times: dict[str, Any] = {n: before[n] for n in ("resumed", "earlier_s", "watches") if n in before}
     _write(log, run, before["run"]["started"], status, {"ended": now(), "error": error, **times})
+
+
+def write_watches(log: Path, fired: Sequence[Mapping[str, Any]]) -> None:
+    """Replace the watches that fired, in order; a run that is rolled back keeps the reason."""
+    write_manifest(log, KIND, load(log) | {"watches": list(fired)})
 
 
 def _write(log: Path, run: RunInfo, started: str, status: str, times: Mapping[str, Any]) -> None:
@@ -117,15 +122,12 @@ def check_not_written(log: Path) -> None:
 
     The lock says so too, but not on a file system that has none.
     """
-    if not has_log(log):
+    manifest = load(log) if has_log(log) else {}
+    if manifest.get("status") != RUNNING:
         return
-    manifest = load(log)
     writer = Process(**manifest["writer"])
-    if manifest["status"] == RUNNING and writer.pid != os.getpid() and writer.alive:
-        raise UserError(
-            f"{log} is being written by {writer} since {_resumed(manifest)} UTC",
-            hint="wait for it to end, or stop it",
-        )
+    if writer.pid != os.getpid() and writer.alive:
+        raise UserError(f"{log} is being written by {writer}", hint="wait for it to end, or stop it")
 
 
 def left_behind(log: Path) -> Process | None:
@@ -153,6 +155,13 @@ def run_row(log: Path) -> dict[str, Any]:
         "pid": manifest["writer"]["pid"],
         "path": str(log),
     }
+
+
+def watch_rows(log: Path) -> list[dict[str, Any]]:
+    """The run's rows in the table `watches`."""
+    manifest = load(log)
+    of_run = {"run_id": manifest["run"]["run_id"]}
+    return [of_run | {"number": n, **fired} for n, fired in enumerate(manifest.get("watches", []), start=1)]
 
 
 def now() -> str:

@@ -21,7 +21,6 @@ from srl.files import remove_leftovers
 from srl.process import Process
 from srl.safe import quoted
 from srl.store import run_info
-from srl.store.beside import drop_rescores, write_watches
 from srl.store.database import write_catalogue
 from srl.store.drop import drop_steps, drop_trajectories
 from srl.store.lock import LogLock
@@ -36,6 +35,7 @@ from srl.store.parts import (
     write_part,
 )
 from srl.store.records import Record, part_tables
+from srl.store.rescores import drop_rescores
 from srl.store.run_info import RunInfo
 from srl.trajectory import Phase
 
@@ -119,7 +119,7 @@ class LogWriter:
 
     def write_watches(self, fired: Sequence[Mapping[str, Any]]) -> None:
         """Replace the table of watches: a row for each that fired, in order, with its columns by name."""
-        write_watches(self.directory, self._run.run_id, fired)
+        run_info.write_watches(self.directory, fired)
 
     def drop_steps_after(self, after_step: int) -> None:
         """Drop every step after `after_step`, of all writers; a resumed run writes them again."""

@@ -40,7 +40,7 @@ def demonstration_file(config: Config, workspace: Workspace, note: Note) -> Path
     """`sft.train_files`, or the world's demonstrations: noisy searches, or guesses if search is off."""
     if config.sft.train_files is not None:
         file = Path(config.sft.train_files)
-        check_input(file, regular=True)
+        check_input(file)
         return file
     return world_directory(config, workspace, note) / (
         "cold-start.jsonl" if config.rollout.search else "no-search.jsonl"

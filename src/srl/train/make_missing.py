@@ -128,7 +128,7 @@ def unusable_files(config: Config) -> Iterator[str]:
     for file in (*corpus, *filter(None, [config.sft.train_files]), *(file for _, file in named)):
         try:
             if Path(file).exists():
-                check_input(Path(file), regular=True)
+                check_input(Path(file))
         except UserError as error:
             yield str(error)
 
@@ -147,7 +147,7 @@ def find_or_build_index(config: Config, workspace: Workspace, note: Note) -> Pat
     corpus, name = Path(config.data.corpus), config.retriever.name
     check_corpus(corpus)
     if not corpus.is_dir():
-        check_input(corpus, regular=True)
+        check_input(corpus)
     options = config.retriever.options(name)
     identity = identity_of(name, load_retriever(name, options))
     shaping = json.dumps([build_parameters(name, options), identity], sort_keys=True)

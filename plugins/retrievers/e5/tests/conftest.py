@@ -15,20 +15,9 @@ from srl.trajectory import Passage
 from srl_e5.encoder import Encoder
 
 WORDS = [
-    "red",
-    "green",
-    "blue",
-    "fox",
-    "dog",
-    "whale",
-    "sea",
-    "lighthouse",
-    "sings",
-    "runs",
-    "swims",
-    "near",
+    "red", "green", "blue", "fox", "dog", "whale", "sea", "lighthouse", "sings", "runs", "swims", "near",
     "far",
-]
+]  # fmt: skip
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from srl.errors import UserError
 from srl.index import build_index, open_index
 from srl.testing import check_retriever
 from srl_e5.encoder import Encoder
-from srl_e5.model_settings import Settings, model_directory, resolve
+from srl_e5.model_settings import Settings, resolve
 from srl_e5.options import Options
 
 PLAIN = Settings("", "", "mean", True)
@@ -128,30 +127,12 @@ def test_an_index_refuses_another_encoder(encoder, another, corpus, tmp_path):
             open_index(tmp_path / "index", change)
 
 
-def without_weights(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
-
-
-def cut_weights(directory: Path) -> None:
+def test_a_damaged_model_is_one_line_before_anything_is_built(make_encoder, tmp_path):
+    directory = make_encoder("harmed-e5")
     file = directory / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-
-
-def own_code(directory: Path) -> None:
-    config = json.loads((directory / "config.json").read_text())
-    config |= {"auto_map": {"AutoModel": "evil.Model"}, "model_type": "evil"}
-    (directory / "config.json").write_text(json.dumps(config))
-
-
-@pytest.mark.parametrize("harm", [shutil.rmtree, without_weights, cut_weights, own_code])
-def test_a_model_that_is_missing_damaged_or_brings_code_is_one_line_before_anything_is_built(
-    make_encoder: Callable[..., Path], tmp_path, harm
-):
-    directory = make_encoder("harmed-e5")
-    harm(directory)
-    with pytest.raises(UserError, match="harmed-e5") as caught:
+    with pytest.raises(UserError, match="harmed-e5"):
         build_index(iter([]), tmp_path / "index", "e5", {"model": str(directory)})
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "index").exists()
 
 
@@ -160,19 +141,3 @@ def test_prefixes_are_put_before_the_text(encoder):
     assert (prefixed.queries(["red fox"]) == bare.queries(["query: red fox"])).all()
     assert (prefixed.passages(["red fox"]) == bare.passages(["passage: red fox"])).all()
     assert not np.allclose(prefixed.passages(["red fox"]), prefixed.queries(["red fox"]), atol=1e-3)
-
-
-def test_a_name_on_the_hub_is_fetched_without_formats_that_run_code(encoder, monkeypatch, tmp_path):
-    patterns: list[str] = []
-
-    def fetched(name: str, allow_patterns: list[str], **_: object) -> str:
-        patterns.extend(allow_patterns)
-        return str(encoder)
-
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match="nobody/nothing-e5"):
-        model_directory("nobody/nothing-e5")
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
-    assert model_directory("intfloat/e5-base-v2") == encoder
-    assert patterns
-    assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in patterns)

@@ -27,15 +27,6 @@ weights = st.fixed_dictionaries({"a": weight, "b": weight, "c": weight})
 constant = st.integers(0, 1000)
 
 
-@given(rankings, weights, constant, st.permutations("abc"))
-def test_the_order_of_the_retrievers_changes_nothing(found, weights, constant, order):
-    turned = {name: found[name] for name in order}
-    one, other = fuse(found, weights, constant), fuse(turned, weights, constant)
-    assert one == other
-    assert best(one, 5, ord) == best(other, 5, ord)
-    assert fuse(found, weights, constant, 1) == fuse(turned, weights, constant, 1)
-
-
 @given(rankings, weights, constant)
 def test_scores_are_the_exact_sums_rounded(found, weights, constant):
     for name, score in fuse(found, weights, constant).items():

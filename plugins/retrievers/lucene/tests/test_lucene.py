@@ -14,7 +14,7 @@ from srl.errors import UserError
 from srl.index import build_index, import_index, open_index
 from srl.testing import check_retriever
 from srl.trajectory import Hit, Passage
-from srl_lucene import java, lucene
+from srl_lucene import java
 from srl_lucene.options import Language, Options
 from srl_lucene.retriever import LuceneRetriever
 
@@ -150,14 +150,6 @@ def test_what_does_not_fit_or_is_no_index_is_refused_in_one_line(tmp_path, forei
             import_index(folder, tmp_path / "out", "lucene", corpus=corpus)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "out").exists()
-
-
-def test_documents_keep_the_order_of_the_passages_over_many_segments(tmp_path, monkeypatch):
-    passages, asked = made(4000), queries(50)
-    one = opened(passages, tmp_path / "one")
-    monkeypatch.setattr(lucene, "_BUFFER_MB", 0.1)  # many segments, to be merged in order
-    many = opened(passages, tmp_path / "many", n_threads=3)
-    assert shown(one.search(asked, 100)) == shown(many.search(asked, 100))
 
 
 @pytest.mark.parametrize("language", [name for name in get_args(Language) if name != "th"])

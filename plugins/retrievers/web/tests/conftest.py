@@ -1,13 +1,10 @@
-"""A search API that is a function, one that is a socket on this machine, and retrievers that ask them."""
+"""A search API that is a function, and retrievers that ask it."""
 
 from __future__ import annotations
 
-import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import pytest
@@ -62,47 +59,3 @@ def web() -> Callable[..., WebRetriever]:
         return retriever
 
     return make
-
-
-class Loopback:
-    """A server on a free port that does to each connection what `handle(connection)` does."""
-
-    def __init__(self, handle: Callable[[socket.socket], None]) -> None:
-        self._handle = handle
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.connections = 0
-        Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                self.connections += 1
-                self._open.append(connection)
-                Thread(target=self._one, args=(connection,), daemon=True).start()
-
-    def _one(self, connection: socket.socket) -> None:
-        with suppress(OSError):
-            self._handle(connection)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        for each in (self._listener, *self._open):
-            each.close()
-
-
-@pytest.fixture
-def loopback() -> Iterator[Callable[..., Loopback]]:
-    """`loopback(handle)`: a server whose `handle(connection)` reads and writes as it likes."""
-    servers: list[Loopback] = []
-
-    def make(handle: Callable[[socket.socket], None]) -> Loopback:
-        servers.append(Loopback(handle))
-        return servers[-1]
-
-    yield make
-    for server in servers:
-        server.close()

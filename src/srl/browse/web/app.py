@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections.abc import Callable
 from threading import BoundedSemaphore
 from typing import Any
@@ -22,6 +21,8 @@ from srl.browse.transcript import NoTrajectoryError
 from srl.browse.web.pages import MissingError, Page, Pages
 from srl.browse.web.rendering import HERE
 from srl.errors import UserError
+from srl.serve.server.auth import Guard
+from srl.serve.server.run import bind, run_server
 from srl.workspace import Workspace
 
 _logger = logging.getLogger(__name__)
@@ -37,7 +38,6 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-_HERE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")
 
 
 class Guarded:
@@ -60,19 +60,19 @@ class Guarded:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        app = self._app if _is_from_here(Headers(scope=scope)) else _REFUSAL
+        app = self._app if _is_from_here(scope) else _REFUSAL
         return await app(scope, receive, with_headers)
 
 
+_GUARD = Guard(hosts=())
 _REFUSAL = PlainTextResponse("this page answers on this machine only: open it as http://127.0.0.1\n", 403)
 
 
-def _is_from_here(headers: Headers) -> bool:
-    [host, *more] = headers.getlist("host") or [""]
-    if more or not _HERE.fullmatch(host) or headers.get("origin", f"http://{host}") != f"http://{host}":
-        return False
+def _is_from_here(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
     from_elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-    return not from_elsewhere or headers.get("sec-fetch-dest") == "document"
+    is_followed = headers.get("sec-fetch-dest") == "document"
+    return _GUARD.refusal(scope) is None and (is_followed or not from_elsewhere)
 
 
 def create_app(workspace: Workspace) -> Guarded:
@@ -132,15 +132,5 @@ def serve_pages(workspace: Workspace, port: int, ready: Callable[[str], None]) -
 
     `port` 0 is any free one. Raises UserError for one that is taken.
     """
-    import uvicorn
-
-    from srl.serve.server.run import bind, listen
-
-    listener = bind(port=port)
-    listen(listener)
-    config = uvicorn.Config(
-        create_app(workspace), ws="none", log_config=None, access_log=False, server_header=False
-    )
-    with listener:
-        ready(f"http://127.0.0.1:{listener.getsockname()[1]}/")
-        uvicorn.Server(config).run(sockets=[listener])
+    with bind(port=port) as listener:
+        run_server(create_app(workspace), listener, lambda url: ready(url.removesuffix("retrieve")))

@@ -24,8 +24,8 @@ def pull(
 ) -> None:
     """Download files published by Search-R1: the BM25 index, the E5 index or the passages of wiki-18.
 
-    Prints the disk space and memory needed first. An interrupted download is resumed by the same command; the
-    digest of every file is checked.
+    Prints the disk space and memory needed first. After an interruption the same command downloads the
+    files that are not whole.
 
     \b
     Example:
@@ -34,21 +34,19 @@ def pull(
     from srl.index.pull import in_gb, plan_pull, run_pull
     from srl.workspace import Workspace
 
-    place = out or Workspace.resolve().indexes / "published" / name
-    plan = plan_pull(name, place, revision, os.environ.get("HF_ENDPOINT"))
+    place, endpoint = out or Workspace.resolve().indexes / "published" / name, os.environ.get("HF_ENDPOINT")
+    plan = plan_pull(name, place, revision, endpoint)
     output.note(
         f"{plan.dataset.repository} at {plan.commit[:12]}: {in_gb(plan.size)} to {place}, "
         f"{in_gb(plan.missing)} left to download"
     )
     output.note(f"{name}: {plan.in_words(plan.dataset.memory)}")
-    with output.progress("bytes", plan.size) as progress:
-        run_pull(plan, progress)
+    run_pull(plan, endpoint)
     then = plan.in_words(plan.dataset.then)
     if as_json:
-        files = {str(target.path.relative_to(place)): target.size for target in plan.targets}
-        facts = {"name": name, "directory": place, "revision": plan.commit, "files": files, "then": then}
+        facts = {"name": name, "directory": place, "revision": plan.commit, "files": plan.files, "then": then}
         output.print_json(facts)
         return
-    for top in sorted({target.path.relative_to(place).parts[0] for target in plan.targets}):
+    for top in sorted({Path(file).parts[0] for file in plan.files}):
         output.line(place / top)
     output.note(f"now type: {then}")

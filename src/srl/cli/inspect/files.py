@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from srl.cli import output
 from srl.cli.inspect.shared import Run, Sort, Where, app, paths, read
-from srl.cli.options import Overwrite, check_new, exclude
+from srl.cli.options import Overwrite, check_new
 from srl.errors import UserError
 from srl.trajectory import Phase
 
@@ -52,50 +52,34 @@ def report(
 def export(
     run: Run = "last",
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="File, or new directory for inspect-eval.", show_default="by the format"
-        ),
-    ] = None,
-    form: Annotated[
-        Literal["messages", "inspect-eval"],
-        typer.Option(
-            "--format", help="messages: chat messages in Parquet; inspect-eval: logs of Inspect (.eval)."
-        ),
-    ] = "messages",
+        Path, typer.Option("--out", "-o", help="File to write, FILE.parquet.", show_default=False)
+    ] = Path("messages.parquet"),
     where: Where = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write trajectories for other programs: as chat messages, or as logs of Inspect.
+    """Write trajectories as chat messages in Parquet, for fine-tuning elsewhere.
 
-    Roles: `assistant` is what the policy wrote, `tool` an observation, `user` feedback. inspect-eval writes a
-    file for each step and phase, in which searches are tool calls; `inspect view` shows them. It needs
-    inspect_ai. No format has token ids, log-probs and advantages; docs/inspect.md lists what is kept.
+    Roles: `assistant` is what the policy wrote, `tool` an observation, `user` feedback. Token ids, log-probs
+    and advantages are not written; docs/inspect.md lists what is kept.
 
     \b
     Example:
       srl inspect export last --where "phase = 'train' AND em = 1" -o right.parquet
-      srl inspect export last --format inspect-eval -o inspect-logs
     """
     from srl.browse.filters import condition
-    from srl.browse.inspect_eval import write_eval_logs
     from srl.browse.messages import write_messages
 
-    is_eval = form == "inspect-eval"
-    exclude({"--format inspect-eval": is_eval, "--overwrite": overwrite}, "it writes a new directory")
-    to = out or Path("inspect-logs" if is_eval else "messages.parquet")
-    check_new(to, overwrite)
-    write = write_eval_logs if is_eval else write_messages
+    check_new(out, overwrite)
 
     def write_chosen(log: duckdb.DuckDBPyConnection) -> int:
         chosen, parameters = condition(where)
         if not log.execute(f"SELECT id FROM trajectories WHERE {chosen} LIMIT 1", parameters).fetchall():
             raise UserError("no trajectory matches, so nothing is written", key="--where")
-        return write(log, (chosen, parameters), to)
+        return write_messages(log, (chosen, parameters), out)
 
     count = read(paths([run]), write_chosen)
     output.note(f"{count:,} trajectories")
-    output.line(to)
+    output.line(out)
 
 
 @app.command("import")

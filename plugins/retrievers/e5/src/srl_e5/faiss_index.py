@@ -8,29 +8,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 
 from srl.errors import UserError, first_line
-from srl.install import pip_install
 
 _PREFIX = re.compile(r"^Error in .*? at \S+:\d+: (Error: '.*' failed: ?)?(?=\S)")
 """Function, file and line, and often the condition, before what faiss's error says."""
 _TRAIN_PER_LIST, _TRAIN_AT_LEAST = 64, 65_536
 
 
-def load_faiss() -> Any:
-    """The module faiss. Raises UserError if neither of its two packages is installed."""
-    try:
-        import faiss
-    except ImportError as error:
-        install = pip_install("cpu", of="srl-search-e5")
-        raise UserError("dense search needs faiss", hint=f"type: {install}, or [gpu] for CUDA") from error
-    return faiss
-
-
 def new_index(dimension: int, spec: str) -> Any:
     """An empty faiss index for inner products. Raises UserError if faiss rejects the factory string."""
-    faiss = load_faiss()
     try:
         return faiss.index_factory(dimension, spec, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
@@ -43,12 +32,12 @@ def new_index(dimension: int, spec: str) -> Any:
 
 def is_flat(index: Any) -> bool:
     """Whether the index is a plain array of float32 vectors that is searched exhaustively."""
-    return isinstance(index, load_faiss().IndexFlat)
+    return isinstance(index, faiss.IndexFlat)
 
 
 def check_feasible(index: Any, spec: str, passages: int, to_embed: int, folder: Path) -> None:
     """Raise UserError, before a long embedding, if the index could not be built afterwards."""
-    ivf = load_faiss().try_extract_index_ivf(index)
+    ivf = faiss.try_extract_index_ivf(index)
     if ivf is not None and passages < ivf.nlist:
         raise UserError(
             f"{spec} has {ivf.nlist:,} lists, the corpus only {passages:,} passages", key="retriever.e5.index"
@@ -73,7 +62,7 @@ def write_index(index: Any, vectors: np.ndarray, target: Path) -> None:
     index.add(vectors)
     part = target.with_name(target.name + ".part")
     try:
-        load_faiss().write_index(index, str(part))
+        faiss.write_index(index, str(part))
     except RuntimeError as error:
         part.unlink(missing_ok=True)
         raise UserError(f"{target} could not be written: {_reason(error)}") from error
@@ -84,7 +73,6 @@ def write_index(index: Any, vectors: np.ndarray, target: Path) -> None:
 
 def read_index(path: Path) -> Any:
     """The index in the file, memory-mapped if faiss can. Raises UserError if the file is not an index."""
-    faiss = load_faiss()
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
@@ -99,7 +87,7 @@ def check_index(path: Path, index: Any, passages: int, dimension: int, spec: str
             f"{path} has {index.ntotal:,} vectors of dimension {index.d}; expected {passages:,}, one a "
             f"passage of the corpus, of dimension {dimension}, the encoder's"
         )
-    if index.metric_type != load_faiss().METRIC_INNER_PRODUCT:
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise UserError(f"{path} compares vectors by distance; expected one made for inner products")
     expected = new_index(index.d, spec)
     if type(index) is not type(expected) and not (is_flat(index) and is_flat(expected)):
@@ -112,13 +100,12 @@ def check_index(path: Path, index: Any, passages: int, dimension: int, spec: str
 
 def vectors_of(index: Any) -> np.ndarray:
     """A view of the vectors of a Flat index, (N, D) float32."""
-    faiss = load_faiss()
     return faiss.rev_swig_ptr(index.get_xb(), index.ntotal * index.d).reshape(index.ntotal, index.d)
 
 
 def _train(index: Any, vectors: np.ndarray) -> None:
     """Train on a sample of rows with a fixed seed, so that the build is deterministic."""
-    ivf = load_faiss().try_extract_index_ivf(index)
+    ivf = faiss.try_extract_index_ivf(index)
     lists = ivf.nlist if ivf is not None else 0
     size = min(len(vectors), max(_TRAIN_PER_LIST * lists, _TRAIN_AT_LEAST))
     chosen = np.sort(np.random.default_rng(0).choice(len(vectors), size, replace=False))

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from srl.errors import UserError, first_line, parsing
-from srl.models.hub import local_copy
-from srl.models.load import check_directory
 from srl.models.weights import model_digest
 from srl_e5.options import Options
 
@@ -67,17 +65,6 @@ class Settings:
     normalize: bool
 
 
-def model_directory(model: str, trust_remote_code: bool = False) -> Path:
-    """The directory `model`, or the local copy of the hub's model of this name, downloaded if necessary.
-
-    Only safetensors, configuration and tokenizer are downloaded, and code if it is trusted. Raises
-    UserError.
-    """
-    directory = local_copy(model, trust_remote_code, "retriever.e5.model")
-    check_directory(directory, trust_remote_code, "retriever.e5.trust_remote_code")
-    return directory
-
-
 def resolve(directory: Path, options: Options) -> Settings:
     """The effective settings: from `options`, else from the model's files, else from its family.
 
@@ -114,7 +101,7 @@ def encoder_digest(directory: Path) -> str:
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    """The model's config.json, which `check_directory` has validated."""
+    """The model's config.json, which `named_directory` has validated."""
     return json.loads((directory / "config.json").read_text(encoding="utf-8"))
 
 

@@ -12,18 +12,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import torch
 
 from srl.errors import UserError
 from srl.files import FORMAT, link_or_copy, read_json, write_json
 from srl.index import PassageStore, RetrieverBase, keep_passages, open_passages
-from srl.models.load import pick_device
+from srl.models.load import named_directory, pick_device
 from srl.trajectory import Hit, Passage
 from srl_e5 import faiss_index
 from srl_e5.embeddings import Embeddings, embed
 from srl_e5.encoder import Encoder
-from srl_e5.model_settings import Settings, dimension_of, encoder_digest, model_directory, resolve
+from srl_e5.model_settings import Settings, dimension_of, encoder_digest, resolve
 from srl_e5.options import Options
 from srl_e5.search import vector_search
 
@@ -119,7 +120,7 @@ class DenseRetriever(RetrieverBase):
 
     @cached_property
     def _directory(self) -> Path:
-        return model_directory(self.options.model, self.options.trust_remote_code)
+        return named_directory(self.options.model, self.options.trust_remote_code, "retriever.e5")
 
     @cached_property
     def _dimension(self) -> int:
@@ -154,7 +155,6 @@ class DenseRetriever(RetrieverBase):
 
         Compressed vectors cannot be compared.
         """
-        faiss = faiss_index.load_faiss()
         if not isinstance(index, faiss.IndexFlat | faiss.IndexHNSW):
             return
         rows = np.unique(np.linspace(0, len(store) - 1, _SAMPLE).astype(int)).tolist()

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from srl.errors import UserError, error_line
-from srl.models.hub import local_copy
-from srl.models.load import DTYPES, check_directory, pick_device
+from srl.models.load import DTYPES, named_directory, pick_device
 from srl.models.weights import model_digest, quietly
 
 _WINDOW = 64
@@ -32,7 +31,7 @@ class CrossEncoder:
         batch_size: int = 32,
         trust_remote_code: bool = False,
     ) -> None:
-        self.directory = model_directory(model, trust_remote_code)
+        self.directory = named_directory(model, trust_remote_code, "retriever.rerank")
         self.model = str(self.directory.resolve()) if Path(model).is_dir() else model
         self._device = pick_device(device)
         dtype = dtype if self._device.type == "cuda" else "float32"
@@ -86,17 +85,6 @@ class CrossEncoder:
             padded = self._tokenizer.pad(batch, return_tensors="pt", verbose=False)
         logits = self._model(**padded.to(self._device)).logits.double()  # (B, 1) or (B, 2)
         return (logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]).cpu().numpy()
-
-
-def model_directory(model: str, trust_remote_code: bool = False) -> Path:
-    """The directory `model`, or the local copy of the hub's model of this name, downloaded if necessary.
-
-    Only safetensors, configuration and tokenizer are downloaded, and code if it is trusted. Raises
-    UserError.
-    """
-    directory = local_copy(model, trust_remote_code)
-    check_directory(directory, trust_remote_code, "trust_remote_code")
-    return directory
 
 
 def _load(directory: Path, dtype: str, trust_remote_code: bool) -> tuple[Any, Any]:

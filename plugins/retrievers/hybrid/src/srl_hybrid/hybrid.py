@@ -77,18 +77,6 @@ class HybridRetriever(RetrieverBase):
             self._retrievers[name] = open_retriever(retriever, directory)
         return self
 
-    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """Up to `k` hits for each query, best first, equal scores in the order of the corpus.
-
-        Raises the first Fault; `outcomes` has one result per query.
-        """
-        hits = []
-        for outcome in self.outcomes(queries, k):
-            if isinstance(outcome, Fault):
-                raise outcome
-            hits.append(outcome)
-        return hits
-
     def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
         """For each query its hits, or the fault of a retriever."""
         depth = max(k, self.options.depth)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from srl.index import Fault
-from srl.safe import quoted
+from srl.safe import quoted, refusal
 from srl.serve.http import retry_after
 from srl_web.api import Result, open_part, read_answers, read_results
 from srl_web.hits import cleaned
@@ -162,13 +162,14 @@ class Caller:
             direct = read_answers(self._api, answer) if self._options.answers else []
         except (ValueError, RecursionError) as error:
             what = "not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
-            raise Fault("failed", f"{self._host}: {what}; response: {_said(response.text)}") from None
+            said = quoted(response.text, _SHOWN)
+            raise Fault("failed", f"{self._host}: {what}; response: {said}") from None
         return cleaned([*direct, *results])
 
     def _fault_of(self, response: _Response) -> Fault:
         """The fault for an HTTP status other than 200."""
         status = response.status
-        what = f"{self._host} answered HTTP {status}: {_said(response.text)}"
+        what = f"{self._host} answered {refusal(status, response.text, _SHOWN)}"
         if status == 414:
             return Fault("rejected", what)
         if status in (401, 403):
@@ -176,21 +177,3 @@ class Caller:
         if status in _TEMPORARY or status >= 500:
             return _TemporaryFault("failed" if status >= 500 else "refused", what, response.retry_after_s)
         return Fault("failed" if status < 400 else "refused", what)
-
-
-def _said(text: str) -> str:
-    """The first message in an API's JSON error, else the beginning of the text, on one line."""
-    try:
-        message = _message(json.loads(text))
-    except (ValueError, RecursionError):
-        message = ""
-    return quoted(message or text, _SHOWN)
-
-
-def _message(value: Any) -> str:
-    """The first text in `error`, `message` or `detail`, which may be nested."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict):
-        value = [value.get(name) for name in ("error", "message", "detail")]
-    return next(filter(None, map(_message, value)), "") if isinstance(value, list) else ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
-from threading import Lock
 
 import httpx
 
@@ -14,16 +15,20 @@ from srl.index import Fault, RetrieverBase
 from srl.index.retriever import as_fault
 from srl.plugins import manager
 from srl.trajectory import Hit
+from srl.user_cache import UserCache
 from srl_web.api import Result
-from srl_web.cache import Cache, users_cache
 from srl_web.caller import Caller
 from srl_web.hits import encodable, hits_of
 from srl_web.keys import check_named, read_keys
 from srl_web.options import Options
 
+_TABLE = "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value TEXT, at REAL)"
+_DAYS = 30
+"""Results older than this are requested again."""
+
 
 class WebRetriever(RetrieverBase):
-    """Searches the web. Thread-safe; concurrent identical queries are sent once."""
+    """Searches the web. Thread-safe."""
 
     name = "web"
     live = True
@@ -31,8 +36,6 @@ class WebRetriever(RetrieverBase):
     def __init__(self, options: Options, transport: httpx.BaseTransport | None = None) -> None:
         self.options = options
         self._api, self._transport = options.chosen_api, transport
-        self._pending: dict[str, Future[list[Result]]] = {}
-        self._lock = Lock()
 
     def identity(self) -> dict[str, str]:
         """The digest of the API of another package's provider; our own are identified by their names."""
@@ -51,7 +54,7 @@ class WebRetriever(RetrieverBase):
         if directory is not None and options.api is not None:
             check_named(self._api, {*options.env, options.key_env})
         keys = read_keys(self._api)
-        self._cache = Cache(users_cache() if options.cache == "user" else options.cache)
+        self._cache = UserCache(options.cache, "web.sqlite", _TABLE, "retriever.web.cache")
         self._caller = Caller(options, keys, self._transport)
         # What results depend on besides query and k: the API without its key, and other variables.
         others = [value for name, value in keys.items() if name != self._api.key_env]
@@ -63,15 +66,6 @@ class WebRetriever(RetrieverBase):
     def requests(self) -> int:
         """The number of requests counted towards the spending cap so far."""
         return self._caller.limits.spent
-
-    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """Up to `k` hits for each query, in the API's order. Raises the first Fault."""
-        hits = []
-        for outcome in self.outcomes(queries, k):
-            if isinstance(outcome, Fault):
-                raise outcome
-            hits.append(outcome)
-        return hits
 
     def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
         """For each query its hits, or a Fault."""
@@ -102,24 +96,12 @@ class WebRetriever(RetrieverBase):
             raise Fault("rejected", f"the query is longer than {api.max_chars:,} characters{words}")
 
     def _results(self, query: str, k: int) -> list[Result]:
-        """From the cache, from an identical pending request, or from a new one."""
+        """From the cache, or from a request."""
         key = digest_text(self._source, str(k), query)
-        with self._lock:
-            is_mine = key not in self._pending
-            future = self._pending.setdefault(key, Future())
-        if is_mine:
-            try:
-                future.set_result(self._cached_or_new(key, query, k))
-            except BaseException as error:
-                future.set_exception(error)
-            finally:
-                with self._lock:
-                    del self._pending[key]
-        return future.result()
-
-    def _cached_or_new(self, key: str, query: str, k: int) -> list[Result]:
-        results = self._cache.get(key)
-        if results is None:
-            results = self._caller.ask(query, k)
-            self._cache.put(key, results)
+        since = time.time() - _DAYS * 86400
+        rows = self._cache.run("SELECT value FROM kept WHERE key = ? AND at >= ?", key, since)
+        if rows:
+            return [Result(*parts) for parts in json.loads(rows[0][0])]
+        results = self._caller.ask(query, k)
+        self._cache.run("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", key, json.dumps(results), time.time())
         return results

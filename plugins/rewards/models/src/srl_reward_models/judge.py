@@ -23,7 +23,7 @@ from srl.rollout.engine import Engine, Sampling
 from srl.rollout.openai_engine import RefusedError
 from srl.safe import quoted, refuse_credentials
 from srl.trajectory import Score, Trajectory
-from srl_reward_models.verdicts import Case, Verdict, Verdicts, cache_path
+from srl_reward_models.verdicts import Case, Verdict, Verdicts
 
 T = TypeVar("T")
 PROMPT = """\
@@ -136,7 +136,7 @@ class Judge:
         self.engine, self.codec, self.model, self.prompt = engine, codec, model, prompt
         self.version = blake2b(prompt.encode(), digest_size=8).hexdigest()
         self._options, self._usage, self._used = options, usage, dict(usage())
-        self._verdicts = Verdicts(cache_path(options.cache))
+        self._verdicts = Verdicts(options.cache)
         self._asked: dict[str, asyncio.Task[Verdict]] = {}
         self._slots = asyncio.Semaphore(options.max_concurrent)
         self._without_verdict = 0  # in a row

@@ -12,8 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from srl.errors import UserError, error_line
-from srl.models.hub import local_copy
-from srl.models.load import check_directory, load_tokenizer, loading_fault, pick_device, pick_dtype
+from srl.models.load import load_tokenizer, loading_fault, named_directory, pick_device, pick_dtype
 from srl.models.weights import quietly
 from srl.trajectory import Score, Trajectory
 
@@ -64,10 +63,9 @@ class ModelReward:
     def __init__(self, options: Options) -> None:
         self.options = options
         trusted = options.trust_remote_code
-        self.directory = local_copy(options.model, trusted, "reward.rm.model")
-        check_directory(self.directory, trusted, "reward.rm.trust_remote_code")
-        self._config = _classifier_config(self.directory, options.trust_remote_code)
-        self._tokenizer: Any = load_tokenizer(self.directory, options.trust_remote_code)[0]
+        self.directory = named_directory(options.model, trusted, "reward.rm")
+        self._config = _classifier_config(self.directory, trusted)
+        self._tokenizer: Any = load_tokenizer(self.directory, trusted)[0]
         try:
             self._device = pick_device(options.device)
         except UserError as error:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
-import sqlite3
 import time
-from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from srl.errors import UserError
-from srl.files import FORMAT, check_format
+from srl.user_cache import UserCache
 
-log = logging.getLogger(__name__)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS prompts (version TEXT PRIMARY KEY, text TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS verdicts (
     key TEXT PRIMARY KEY, verdict TEXT NOT NULL, model TEXT NOT NULL, prompt_version TEXT NOT NULL,
     question TEXT NOT NULL, golden_answers TEXT NOT NULL, answer TEXT NOT NULL,
-    prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, cost REAL, written REAL NOT NULL);
+    prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, cost REAL, written REAL NOT NULL)
 """
 
 
@@ -53,30 +47,19 @@ class Verdict:
 
 
 class Verdicts:
-    """The verdicts so far: those of this process, and those in the file at `path`, if there is one.
+    """The verdicts so far: those of this process, and those in the file `chosen` (`user`: the user's cache).
 
-    A file that fails later is given up with a warning: what it held is asked again. Raises UserError for a
-    file that is no cache.
+    Raises UserError for a file that is no cache.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path, self._known = path, dict[str, str]()
-        if path is None:
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(path, timeout=30)) as connection:
-                version = connection.execute("PRAGMA user_version").fetchone()[0]
-                check_format(path, version or FORMAT)
-                connection.execute("PRAGMA journal_mode=WAL")
-                connection.executescript(_TABLES + f"PRAGMA user_version={FORMAT};")
-        except (OSError, sqlite3.Error) as error:
-            raise UserError(f"{path} cannot be used as a cache: {error}", key="reward.judge.cache") from error
+    def __init__(self, chosen: str | Path | None) -> None:
+        self._known = dict[str, str]()
+        self._cache = UserCache(chosen, "verdicts.sqlite", _TABLES, "reward.judge.cache")
 
     def get(self, case: Case) -> str | None:
         """The verdict on `case`; None if nobody has asked."""
         if case.key not in self._known:
-            rows = self._run("SELECT verdict FROM verdicts WHERE key = ?", (case.key,))
+            rows = self._cache.run("SELECT verdict FROM verdicts WHERE key = ?", case.key)
             self._known.update((case.key, verdict) for (verdict,) in rows)
         return self._known.get(case.key)
 
@@ -88,23 +71,5 @@ class Verdicts:
             json.dumps(case.golden_answers, ensure_ascii=False), case.answer, verdict.prompt_tokens,
             verdict.completion_tokens, verdict.cost, time.time(),
         )  # fmt: skip
-        self._run("INSERT OR IGNORE INTO prompts VALUES (?, ?)", (case.prompt_version, prompt))
-        self._run(f"INSERT OR IGNORE INTO verdicts VALUES ({', '.join('?' * len(row))})", row)
-
-    def _run(self, statement: str, values: tuple[object, ...]) -> list[tuple[str]]:
-        if self._path is None:
-            return []
-        try:
-            with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as connection:
-                return connection.execute(statement, values).fetchall()
-        except sqlite3.Error as error:
-            log.warning("reward.judge.cache: %s failed and is no longer used: %s", self._path, error)
-            self._path = None
-            return []
-
-
-def cache_path(chosen: str | Path | None) -> Path | None:
-    """The path of the cache; `user` is a file in the user's cache directory."""
-    if chosen != "user":
-        return None if chosen is None else Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "srl", "verdicts.sqlite")
+        self._cache.run("INSERT OR IGNORE INTO prompts VALUES (?, ?)", case.prompt_version, prompt)
+        self._cache.run(f"INSERT OR IGNORE INTO verdicts VALUES ({', '.join('?' * len(row))})", *row)
