@@ -134,7 +134,7 @@ def config_page() -> str:
                 (_code(key.name), key.takes, _default(key.default), key.doc, _on_verl(key.facts))
                 for key in keys(section, f"{name}.")
             ]
-            parts.append(_table(("Key", "Accepts", "Default", "Meaning", "On verl"), rows))
+            parts += [_table(("Key", "Accepts", "Default", "Meaning", "On verl"), rows)] if rows else []
             parts += _plugin_tables(name)
     return _page(parts)
 

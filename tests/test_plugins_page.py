@@ -22,6 +22,7 @@ KINDS = {
     "my_rewards.py": ("reward", "Brevity"),
     "my_algos.py": ("algorithm", "baseline"),
     "my_retriever.py": ("retriever", "Overlap"),
+    "my_tools.py": ("tool", "Days"),
     "my_provider.py": ("provider", "api"),
 }
 TEMPLATES = sorted((ROOT / "src" / "srl" / "plugins" / "template").rglob("*.py.txt"))
@@ -29,13 +30,16 @@ TYPED = """
 from my_algos import baseline
 from my_retriever import Overlap
 from my_rewards import Brevity, Options
+from my_tools import Days
 from srl.advantage import Algorithm
 from srl.index import Retriever, RetrieverBase
 from srl.reward import Reward
+from srl.rollout.turns import Tool
 
 reward: Reward = Brevity(Options())
 algorithm: Algorithm = baseline
 retriever: Retriever = Overlap()
+tool: Tool = Days()
 base: Retriever = RetrieverBase()
 """
 

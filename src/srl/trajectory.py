@@ -149,6 +149,17 @@ class Search:
         return self.status in FAULTS
 
 
+def returned(query: str, *texts: str) -> Search:
+    """What a tool other than a search returned to the call `query`, as texts; none: it found nothing."""
+    hits = tuple(Hit(Passage("", text), 0.0) for text in texts)
+    return Search(query, hits, "ok" if hits else "empty")
+
+
+def rejected(query: str, error: str) -> Search:
+    """The outcome of a call that is a mistake of the policy, which reads `error`."""
+    return Search(query, status="rejected", error=error, attempts=0)
+
+
 class SearchTool(Protocol):
     """What an episode may call to search. `search` returns an outcome for every query and never raises."""
 

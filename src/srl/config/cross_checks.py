@@ -15,7 +15,7 @@ from srl.errors import UserError
 from srl.protocol import read_examples
 from srl.safe import quoted, refuse_credentials
 
-KINDS = ("retriever", "reward", "algorithm")
+KINDS = ("retriever", "reward", "algorithm", "tool")
 """The kinds of plugins; each has a section of the same name."""
 
 

@@ -38,6 +38,7 @@ from srl.config.sections import (
     Section,
     Sft,
     Takes,
+    Tools,
     Trainer,
     Watches,
     one_or_many,
@@ -59,6 +60,7 @@ class Config(Section):
     search: Annotated[Search, Key(EVERY)] = Search()
     retriever: Annotated[Retriever, Key(EVERY)] = Retriever()
     rollout: Annotated[Rollout, Key(EVERY, verl=ROLLOUT)] = Rollout()
+    tool: Annotated[Tools, Key(EVERY)] = Tools()
     reward: Annotated[Reward, Key(TRAINING)] = Reward()
     algorithm: Annotated[Algorithm, Key("rl", verl="algorithm")] = Algorithm()
     actor: Annotated[Actor, Key("rl", verl=ACTOR)] = Actor()
@@ -157,7 +159,7 @@ def split_key(key: str, base: KeyPath = ()) -> KeyPath:
     path = (*base, *key.split("."))
     colon = next((place for place, part in enumerate(path) if ":" in part), 0)
     start = 2 if path[:2] == ("reward", "weights") else 1
-    if path[0] not in ("retriever", "reward", "algorithm") or colon <= start:
+    if path[0] not in ("retriever", "reward", "algorithm", "tool") or colon <= start:
         return path
     return (*path[:start], ".".join(path[start : colon + 1]), *path[colon + 1 :])
 

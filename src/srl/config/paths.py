@@ -110,7 +110,7 @@ Paths = Iterator[tuple[KeyPath, bool]]
 
 def _options(config: Config) -> Paths:
     """The options of plugins that hold paths."""
-    for kind in ("retriever", "reward", "algorithm"):
+    for kind in ("retriever", "reward", "algorithm", "tool"):
         section = getattr(config, kind)
         for name in section.model_extra:
             yield from _below((kind, name), option_paths(kind, name, section.options(name)))

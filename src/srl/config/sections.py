@@ -300,6 +300,10 @@ class Retriever(PluginSection):
     """The retriever plugin: an installed one (`srl plugins list`), or `module:Class`."""
 
 
+class Tools(PluginSection):
+    """Options of the plugins in rollout.tools, each under its name."""
+
+
 class OpenAi(Section):
     """A server with OpenAI's API (vLLM, SGLang, llama.cpp, OpenAI), for rollout.engine=openai."""
 

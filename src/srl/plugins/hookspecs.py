@@ -59,5 +59,10 @@ def srl_providers(register: Register) -> None:
 
 
 @hookspec
+def srl_tools(register: Register) -> None:
+    """Register tools that a policy may call: `srl.rollout.turns.Tool` objects, or sources of several."""
+
+
+@hookspec
 def srl_algorithms(register: Register) -> None:
     """Register algorithms: `srl.advantage.Algorithm` values whose estimator turns scores into advantages."""

@@ -23,8 +23,8 @@ from srl.plugins.plugin import Plugin, in_one_line
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-_METHODS = {"retriever": "search", "reward": "score"}
-"""The method that tells a kind, looked for before anything is called."""
+_METHODS = {"retriever": ("search",), "reward": ("score",), "tool": ("call", "tools")}
+"""The methods of which one tells a kind, looked for before anything is called."""
 _directories: list[str] = []
 _used: list[str] = []
 _named: set[str] = set()
@@ -46,8 +46,9 @@ def used_directories() -> tuple[str, ...]:
 def kind_of(name: str) -> str:
     """The kind of plugin that `module:Class` is, told by its members. Raises UserError."""
     target = _target("plugin", name)
-    members = {**_METHODS, "provider": "url"}
-    return next((kind for kind, member in members.items() if hasattr(target, member)), "algorithm")
+    members = {**_METHODS, "provider": ("url",)}
+    kinds = (kind for kind, names in members.items() if any(hasattr(target, name) for name in names))
+    return next(kinds, "algorithm")
 
 
 def texts_in(value: Any) -> Iterator[str]:
@@ -88,9 +89,10 @@ def imported(kind: str, name: str) -> Plugin:
     annotated with a pydantic model; any other value is the plugin itself. Raises UserError.
     """
     target = _target(kind, name)
-    method = _METHODS.get(kind)
-    if method and not callable(getattr(target, method, None)):
-        raise UserError(f"{name} is not a valid {kind}: expected a class with a method {method!r}")
+    methods = _METHODS.get(kind, ())
+    if methods and not any(callable(getattr(target, method, None)) for method in methods):
+        expected = " or ".join(map(repr, methods))
+        raise UserError(f"{name} is not a valid {kind}: expected a class with a method {expected}")
     _named.add(name)
     module = name.partition(":")[0]
     file = getattr(sys.modules[module], "__file__", None)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 GROUP = "srl"
-KINDS = {kind: f"srl_{kind}s" for kind in ("retriever", "reward", "algorithm", "provider")}
+KINDS = {kind: f"srl_{kind}s" for kind in ("retriever", "reward", "algorithm", "tool", "provider")}
 """Each kind of plugin and its hook."""
 UNKNOWN = "unknown"
 """The kind of a plugin whose module failed to import."""

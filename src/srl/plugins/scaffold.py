@@ -42,6 +42,11 @@ KINDS = {
         "The score of an episode relative to the mean of its group.",
         "srl train --set algorithm.name={name}",
     ),
+    "tool": Kind(
+        "tool",
+        "The number of days from one date to another.",
+        "srl train --set rollout.protocol=native --set 'rollout.tools=[search, {name}]'",
+    ),
     "provider": Kind(
         "provider",
         "A web search API.",
@@ -70,6 +75,7 @@ def create(kind: str, name: str, out: Path | None = None) -> Path:
     versions = f">={major}.{minor},<{major}.{int(minor) + 1}"
     words = {
         "name": name,
+        "identifier": name.replace("-", "_"),
         "package": package,
         "module": module,
         "Class": "".join(map(str.capitalize, re.split("[-_]", name))) + kind.capitalize(),

@@ -27,6 +27,7 @@ __all__ = [
     "check_provider",
     "check_retriever",
     "check_reward",
+    "check_tool",
     "checks",
     "conclude",
 ]
@@ -44,6 +45,7 @@ def _check(kind: str, plugin: Any, options: Mapping[str, Any] | None = None) -> 
 check_retriever = partial(_check, "retriever")
 check_reward = partial(_check, "reward")
 check_algorithm = partial(_check, "algorithm")
+check_tool = partial(_check, "tool")
 check_provider = partial(_check, "provider")
 
 
