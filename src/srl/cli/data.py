@@ -123,18 +123,6 @@ def prepare(
         merged = f", {made.merged:,} more were the same" if made.merged else ""
         parts = f", some of them parts of {made.split:,} long ones" if made.split else ""
         output.line(f"{out / CORPUS}  {made.passages:,} passages{parts}{merged}")
-    if made.gold.keys() - {"unnamed"}:
-        counts = (f"{made.gold[by]:,} {words}" for by, words in _GOLD.items() if made.gold.get(by))
-        output.line(f"gold passages  {', '.join(counts)}")
-
-
-_GOLD = {
-    "text": "questions by text",
-    "title": "by title",
-    "missing": "have some that were not found",
-    "unnamed": "name none",
-}
-"""How the gold passages of questions were found (`srl.data.merge.GoldBy`)."""
 
 
 @app.command()

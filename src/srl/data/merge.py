@@ -8,20 +8,15 @@ the data sets cut the same Wikipedia pages differently, and only copies may beco
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from srl.data.corpus import title_key
 from srl.trajectory import Passage, Question
 
 _STRAIGHT = str.maketrans("“”„‘’", '"""\'\'')
-
-GoldBy = Literal["text", "title", "missing", "unnamed"]
-"""How the gold passages of a question were found: all by text, or some by title; `missing`: some were not
-found; `unnamed`: the question names none."""
 
 
 def passage_key(passage: Passage) -> bytes:
@@ -55,7 +50,6 @@ class GoldPassages:
     def __init__(self, questions: Iterable[Question]) -> None:
         self.names: set[str] = set()
         """The ids that questions name gold passages with."""
-        self.counts: Counter[GoldBy] = Counter()
         self._gold: dict[str, _Gold] = {}  # by id
         self._wanted: set[bytes] = set()
         self._titles: set[str] = set()
@@ -89,21 +83,17 @@ class GoldPassages:
         return named or wanted or titled
 
     def resolve(self, question: Question) -> Question:
-        """The question with the ids that its gold passages have in the corpus, and count how they were found.
+        """The question with the ids that its gold passages have in the corpus.
 
         The id of a passage that the corpus lacks stays as it is. Titles become ids if all of them are found,
         and a question that has ids alone gets their titles.
         """
         if named := _ids(question):
-            by_text = {name: self._by_text(name) for name in named}
-            found = {name: new or self._by_title_of(name, question) for name, new in by_text.items()}
-            by: GoldBy = "title" if None in by_text.values() else "text"
-            self.counts["missing" if None in found.values() else by] += 1
+            found = {name: self._by_text(name) or self._by_title_of(name, question) for name in named}
             question = renamed(question, {name: new for name, new in found.items() if new is not None})
             return self._with_titles(question, named)
         titles = _titles(question)
         ids = [self._titled(title_key(title), question.data_source) for title in titles]
-        self.counts["unnamed" if not titles else "missing" if None in ids else "title"] += 1
         if None in ids or not titles:
             return question
         known = {"supporting_titles": titles, "supporting_ids": list(dict.fromkeys(ids))}

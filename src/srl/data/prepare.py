@@ -47,8 +47,7 @@ class Prepared:
     """What was written to `directory`; `notes` are messages for the user.
 
     `merged` passages are not in the corpus, since it has the same title and text already; `split` ones are
-    there in parts. `gold` counts the questions by how their gold passages were found
-    (`srl.data.merge.GoldBy`); empty without a corpus.
+    there in parts.
     """
 
     directory: Path
@@ -57,7 +56,6 @@ class Prepared:
     notes: tuple[str, ...] = ()
     merged: int = 0
     split: int = 0
-    gold: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -144,14 +142,13 @@ def prepare(
             write_questions(folder / f"{name}.parquet", _rendered(made.splits[name], rendering, name))
         if not questions and not count:
             raise UserError("nothing to write: the sources contain no questions and no passages")
-        gold = {str(by): number for by, number in merging.gold.counts.items()}
         write_manifest(folder, KIND, {
             "template": template, "limit": limit, "validation": validation, "contexts": contexts,
             "passage_words": passage_words, "sources": made.sources, "questions": questions,
             "passages": count, "notes": made.notes, "merged": merging.merged, "split": merging.split,
-            "gold": gold, "files": files_in(folder),
+            "files": files_in(folder),
         })  # fmt: skip
-    return Prepared(out, questions, count, tuple(made.notes), merging.merged, merging.split, gold)
+    return Prepared(out, questions, count, tuple(made.notes), merging.merged, merging.split)
 
 
 def _files(each: Input) -> tuple[Path, ...]:
