@@ -219,17 +219,6 @@ def test_settings_are_those_of_the_models_run_but_for_what_was_searched(place: P
     assert model_directory(str(run), Workspace.resolve()) == model
 
 
-def test_a_settings_file_two_directories_above_a_model_is_not_the_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.yaml").write_text("site_name: mine", encoding="utf-8")
-    assert settings_of(Path("Qwen/Qwen2.5-0.5B-Instruct"), None, None, {}, []).rollout.max_turns == 4
-    (tmp_path / "models" / "m").mkdir(parents=True)
-    (tmp_path / "config.yaml").write_text("rollout: {max_turns: 7}", encoding="utf-8")
-    assert settings_of(Path("models/m"), None, None, {}, []).rollout.max_turns == 4
-
-
 @pytest.mark.parametrize("own", [True, False])
 def test_a_model_trained_on_the_prompts_of_its_files_is_measured_on_them(
     place: Path, tmp_path: Path, own: bool

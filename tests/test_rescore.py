@@ -28,11 +28,6 @@ class Words:
     def score(self, trajectories):
         return [Score(float(len((item.answer or "").split()))) for item in trajectories]
 
-class Judge:
-    """Needs a server, and nobody listens."""
-    async def score(self, trajectories):
-        raise ConnectionError("cannot connect to 127.0.0.1:9")
-
 class Down:
     """Cannot score one episode."""
     def score(self, trajectories):
@@ -140,7 +135,6 @@ def test_a_reward_of_the_current_directory_needs_no_package(run, own_rewards, ca
 @pytest.mark.parametrize(
     ("reward", "named"),
     [
-        ("rescore_rewards:Judge", "cannot connect to 127.0.0.1:9"),
         ("rescore_rewards:Fussy", "ZeroDivisionError"),
         ("rescore_rewards:Down", "it is down"),
         ("nope", "'nope'"),

@@ -31,11 +31,8 @@ def place(tmp_path: Path) -> Path:
 class Teacher:
     """Searches for the town and answers with its flag, but not of the towns that it does not `know`."""
 
-    def __init__(self, *unknown: str, chat: bool = False) -> None:
-        self.unknown, self.chat = unknown, chat
-        self.down: set[str] = set()
-        self.queries = False
-        """Whether it searches with other words each time."""
+    def __init__(self, *unknown: str) -> None:
+        self.unknown, self.down = unknown, set[str]()
         self.asked: list[str] = []
 
     async def __call__(self, path: str, body: dict, headers: dict) -> Reply:
@@ -48,16 +45,9 @@ class Teacher:
             return Reply(b"oops", 500)
         if "<information>" not in text.partition(town)[2]:
             self.asked.append(town)
-            query = f"{town} {self.asked.count(town)}" if self.queries else town
-            return self.said(f"<think> I look it up </think> <search> {query} ")
+            return completion(f"<think> I look it up </think> <search> {town} ")
         flag = "purple" if town in self.unknown else TOWNS[town]
-        return self.said(f"<think> I know </think> <answer> {flag} ")
-
-    def said(self, text: str) -> Reply:
-        reply = completion(text)
-        if self.chat:
-            reply.body["choices"][0] = {"message": {"content": text}, "finish_reason": "stop"}
-        return reply
+        return completion(f"<think> I know </think> <answer> {flag} ")
 
 
 @pytest.fixture
