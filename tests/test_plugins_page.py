@@ -23,7 +23,6 @@ KINDS = {
     "my_algos.py": ("algorithm", "baseline"),
     "my_retriever.py": ("retriever", "Overlap"),
     "my_tools.py": ("tool", "Days"),
-    "my_provider.py": ("provider", "api"),
 }
 TEMPLATES = sorted((ROOT / "src" / "srl" / "plugins" / "template").rglob("*.py.txt"))
 TYPED = """

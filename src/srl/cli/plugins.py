@@ -15,7 +15,7 @@ from srl.plugins import manager
 
 app = typer.Typer(help="List, check and create plugins.", no_args_is_help=True)
 
-Kind = Literal["retriever", "reward", "algorithm", "tool", "provider"]
+Kind = Literal["retriever", "reward", "algorithm", "tool"]
 COLUMNS = ("kind", "name", "package", "version", "summary")
 
 

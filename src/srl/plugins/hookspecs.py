@@ -54,11 +54,6 @@ def srl_rewards(register: Register) -> None:
 
 
 @hookspec
-def srl_providers(register: Register) -> None:
-    """Register web providers: `srl_web.api.Api` values, each an API that the retriever `web` may ask."""
-
-
-@hookspec
 def srl_tools(register: Register) -> None:
     """Register tools that a policy may call: `srl.rollout.turns.Tool` objects, or sources of several."""
 

@@ -46,8 +46,7 @@ def used_directories() -> tuple[str, ...]:
 def kind_of(name: str) -> str:
     """The kind of plugin that `module:Class` is, told by its members. Raises UserError."""
     target = _target("plugin", name)
-    members = {**_METHODS, "provider": ("url",)}
-    kinds = (kind for kind, names in members.items() if any(hasattr(target, name) for name in names))
+    kinds = (kind for kind, names in _METHODS.items() if any(hasattr(target, name) for name in names))
     return next(kinds, "algorithm")
 
 

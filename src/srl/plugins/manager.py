@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 GROUP = "srl"
-KINDS = {kind: f"srl_{kind}s" for kind in ("retriever", "reward", "algorithm", "tool", "provider")}
+KINDS = {kind: f"srl_{kind}s" for kind in ("retriever", "reward", "algorithm", "tool")}
 """Each kind of plugin and its hook."""
 UNKNOWN = "unknown"
 """The kind of a plugin whose module failed to import."""

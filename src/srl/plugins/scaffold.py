@@ -23,7 +23,6 @@ class Kind:
     file: str
     summary: str
     use: str
-    packages: tuple[str, ...] = ("srl-search",)
 
 
 KINDS = {
@@ -46,12 +45,6 @@ KINDS = {
         "tool",
         "The number of days from one date to another.",
         "srl train --set rollout.protocol=native --set 'rollout.tools=[search, {name}]'",
-    ),
-    "provider": Kind(
-        "provider",
-        "A web search API.",
-        "srl index build --retriever web --set provider={name} --out web-index",
-        ("srl-search", "srl-search-web"),
     ),
 }
 
@@ -79,7 +72,7 @@ def create(kind: str, name: str, out: Path | None = None) -> Path:
         "package": package,
         "module": module,
         "Class": "".join(map(str.capitalize, re.split("[-_]", name))) + kind.capitalize(),
-        "dependencies": ", ".join(f'"{needed}{versions}"' for needed in about.packages),
+        "dependencies": f'"srl-search{versions}"',
         "kind": kind,
         "file": about.file,
         "summary": about.summary,

@@ -24,7 +24,6 @@ from srl.testing.checks import Check
 __all__ = [
     "Check",
     "check_algorithm",
-    "check_provider",
     "check_retriever",
     "check_reward",
     "check_tool",
@@ -46,7 +45,6 @@ check_retriever = partial(_check, "retriever")
 check_reward = partial(_check, "reward")
 check_algorithm = partial(_check, "algorithm")
 check_tool = partial(_check, "tool")
-check_provider = partial(_check, "provider")
 
 
 def checks(kind: str, plugin: Any, options: Mapping[str, Any] | None = None) -> list[Check]:

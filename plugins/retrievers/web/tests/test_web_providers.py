@@ -13,7 +13,6 @@ from web_answers import ANSWERS, EMPTY, replies
 from srl.errors import UserError
 from srl.index.retriever import Fault
 from srl.plugins import manager
-from srl.testing import check_provider
 from srl_web.api import read_answers, read_results
 from srl_web.hits import cleaned, hits_of
 from srl_web.providers import PROVIDERS
@@ -193,9 +192,3 @@ def test_options_that_do_not_fit_are_one_line_without_the_key(options):
         manager.load("retriever", "web", options)
     assert "\n" not in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", PROVIDERS)
-def test_every_provider_conforms_and_is_a_plugin(name):
-    check_provider(name)
-    assert manager.load("provider", name) is PROVIDERS[name]

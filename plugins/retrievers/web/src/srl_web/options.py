@@ -8,9 +8,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from srl.errors import UserError
-from srl.plugins import manager
 from srl_web.api import Api
+from srl_web.providers import PROVIDERS
 
 _RUNTIME: dict[str, Any] = {"runtime": True}
 
@@ -20,8 +19,8 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    provider: str | None = None
-    """Provider of the search API: an installed one (`srl plugins list`), or `module:NAME`."""
+    provider: Literal["serpapi", "google", "serper", "brave", "tavily"] | None = None
+    """Provider of the search API."""
     api: Api | None = Field(default=None, json_schema_extra={"path": True})
     """Description of another JSON API, instead of a provider: a mapping, or the path of a YAML file."""
     language: str | None = None
@@ -60,8 +59,7 @@ class Options(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> Options:
         if (self.provider is None) == (self.api is None):
-            known = ", ".join(provider.name for provider in manager.installed("provider"))
-            raise ValueError(f"choose one provider ({known}) or describe an api")
+            raise ValueError(f"choose one provider ({', '.join(PROVIDERS)}) or describe an api")
         for name in ("language", "country"):
             if getattr(self, name) is not None and not self.chosen_api.uses(name):
                 raise ValueError(f"{self.provider or 'this api'} has no {name}; leave it out")
@@ -74,13 +72,5 @@ class Options(BaseModel):
     @property
     def chosen_api(self) -> Api:
         """The API to use, with the variable `key_env` for its key if given."""
-        api = self.api or provided(str(self.provider))
+        api = self.api or PROVIDERS[str(self.provider)]
         return api.model_copy(update={"key_env": self.key_env}) if self.key_env else api
-
-
-def provided(name: str) -> Api:
-    """The API of the provider plugin `name`. Raises UserError if it does not exist or is not an `Api`."""
-    api = manager.load("provider", name)
-    if not isinstance(api, Api):
-        raise UserError(f"{name} is not an srl_web.api.Api", key="retriever.web.provider")
-    return api

@@ -13,7 +13,6 @@ import httpx
 from srl.files import digest_text
 from srl.index import Fault, RetrieverBase
 from srl.index.retriever import as_fault
-from srl.plugins import manager
 from srl.trajectory import Hit
 from srl.user_cache import UserCache
 from srl_web.api import Result
@@ -36,13 +35,6 @@ class WebRetriever(RetrieverBase):
     def __init__(self, options: Options, transport: httpx.BaseTransport | None = None) -> None:
         self.options = options
         self._api, self._transport = options.chosen_api, transport
-
-    def identity(self) -> dict[str, str]:
-        """The digest of the API of another package's provider; our own are identified by their names."""
-        name = self.options.provider
-        if name is None or manager.find("provider", name).package == "srl-search-web":
-            return {}
-        return {"provider": digest_text(self._api.model_dump_json(exclude={"key_env"}))}
 
     def open(self, directory: Path | None = None) -> WebRetriever:
         """Read the keys and open the cache.
