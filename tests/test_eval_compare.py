@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from shutil import copytree
 from statistics import fmean
@@ -118,9 +118,9 @@ def test_figures_are_those_of_the_questions_that_both_have(two):
     em = [row for row in found.rows if row.measure == "EM"]
     assert [row.value for row in em] == [fmean(a), fmean(b)]
     assert [row.interval for row in em] == [interval(a), interval(b)]
-    assert em[0].test is None
-    assert em[1].test == paired_test(a, b)
-    assert em[1].test.difference == pytest.approx(16 / 60)
+    assert em[0].difference is None
+    assert (em[1].difference, em[1].difference_interval, em[1].p) == astuple(paired_test(a, b))
+    assert em[1].difference == pytest.approx(16 / 60)
 
 
 def test_p_values_are_corrected_for_all_tests_of_the_table(workspace):
@@ -128,10 +128,10 @@ def test_p_values_are_corrected_for_all_tests_of_the_table(workspace):
     for name, step in zip((*NAMES, THIRD), (5, 4, 2), strict=True):
         evaluation(workspace, name, episodes(asked, right_if(lambda n, step=step: n % step == 0)))
     found = compare([read_evaluation(workspace / "runs" / name) for name in (*NAMES, THIRD)])
-    tested = [row for row in found.rows if row.test]
+    tested = [row for row in found.rows if row.p is not None]
     assert found.tests == len(tested) == 3 * 3 * 2
-    assert [row.p for row in tested] == holm([row.test.p for row in tested])
-    assert [row.source for row in found.rows if row.measure == "EM" and row.run == 0] == [
+    assert [row.p_corrected for row in tested] == holm([row.p for row in tested])
+    assert [row.source for row in found.rows if row.measure == "EM" and row.run == NAMES[0]] == [
         "nq",
         "squad",
         "all",
@@ -150,7 +150,7 @@ def test_questions_of_one_document_count_together(workspace):
     assert found.rows[0].interval == pytest.approx(interval(values, clusters))
     assert found.rows[0].interval.low < interval(values).low - 0.03
     other = [float(n // 3 % 3 == 0) for n in range(120)]
-    assert found.rows[1].test.p == pytest.approx(paired_test(values, other, clusters).p, abs=0.01)
+    assert found.rows[1].p == pytest.approx(paired_test(values, other, clusters).p, abs=0.01)
     assert found.notes == []
 
 

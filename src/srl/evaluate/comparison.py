@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import duckdb
 
 from srl.errors import UserError
 from srl.evaluate.episode_results import EpisodeResult, read_results
 from srl.evaluate.intervals import Interval, interval, too_few_clusters
-from srl.evaluate.paired_tests import PairedTest, holm, paired_test
+from srl.evaluate.paired_tests import holm, paired_test
 from srl.evaluate.question_sets import MEASURES
 from srl.store import reading, rows
 
@@ -46,22 +45,21 @@ class Evaluated:
 class Measured:
     """One measure of one run on the questions of a source, and its difference from the first run.
 
-    `interval` is None where the questions come from too few documents; `test` is None for the first run.
-    `p` is the test's p-value corrected for all tests of the comparison.
+    `interval` is None where the questions come from too few documents; the difference and its test are None
+    for the first run. `p_corrected` is corrected for all tests of the comparison.
     """
 
     source: str
     questions: int
     measure: str
-    run: int
+    run: str
     value: float
     interval: Interval | None
-    test: PairedTest | None = None
+    difference: float | None = None
+    difference_interval: Interval | None = None
     p: float | None = None
-
-    @property
-    def significant(self) -> bool | None:
-        return None if self.p is None else self.p <= LEVEL
+    p_corrected: float | None = None
+    significant: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +74,7 @@ class Comparison:
 
     @property
     def tests(self) -> int:
-        return sum(row.test is not None for row in self.rows)
-
-    def as_records(self) -> list[dict[str, Any]]:
-        """The rows with plain values, for programs: one record per source, measure and run."""
-        return [
-            {
-                "source": row.source,
-                "questions": row.questions,
-                "measure": row.measure,
-                "run": self.runs[row.run].run,
-                "value": row.value,
-                "interval": row.interval,
-                "difference": row.test and row.test.difference,
-                "difference_interval": row.test and row.test.interval,
-                "p": row.test and row.test.p,
-                "p_corrected": row.p,
-                "significant": row.significant,
-            }
-            for row in self.rows
-        ]
+        return sum(row.p is not None for row in self.rows)
 
 
 def read_evaluation(run: Path) -> Evaluated:
@@ -148,8 +127,11 @@ def compare(runs: Sequence[Evaluated]) -> Comparison:
         for measure in MEASURES
         for row in _rows(runs, source, names, measure)
     ]
-    ps = iter(holm([row.test.p for row in measured if row.test]))
-    measured = [replace(row, p=next(ps)) if row.test else row for row in measured]
+    ps = iter(holm([row.p for row in measured if row.p is not None]))
+    measured = [
+        row if row.p is None else replace(row, p_corrected=(p := next(ps)), significant=p <= LEVEL)
+        for row in measured
+    ]
     left_out = [len(run.samples) - len(common) for run in runs]
     return Comparison(runs, len(common), left_out, measured, _notes(runs, common, groups))
 
@@ -174,12 +156,12 @@ def _rows(runs: Sequence[Evaluated], source: str, names: Sequence[str], measure:
     """One measure of every run on these questions."""
     documents = [runs[0].samples[name][0].cluster for name in names]
     measured, baseline = list[Measured](), list[float]()
-    for number, run in enumerate(runs):
+    for run in runs:
         values = [fmean(getattr(sample, measure) for sample in run.samples[name]) for name in names]
+        test = astuple(paired_test(baseline, values, documents)) if baseline else ()
         baseline = baseline or values
-        test = paired_test(baseline, values, documents) if number else None
-        name, held = MEASURES[measure], interval(values, documents)
-        measured.append(Measured(source, len(names), name, number, fmean(values), held, test))
+        about = (source, len(names), MEASURES[measure], run.run)
+        measured.append(Measured(*about, fmean(values), interval(values, documents), *test))
     return measured
 
 

@@ -61,17 +61,19 @@ def compare(
             for run, more in zip(found.runs, found.left_out, strict=True)
         ]
         facts = {"questions": found.questions, "runs": about, "tests": found.tests}
-        output.print_json(facts | {"rows": found.as_records()})
+        output.print_json(facts | {"rows": found.rows})
         return
     for number, (run, more) in enumerate(zip(found.runs, found.left_out, strict=True)):
         what = ", ".join(filter(None, (run.model, run.setting)))
         left = f"; {more:,} further questions are left out" if more else ""
         output.line(f"{'- ' * markdown}{name_of(number)}: {run.run} ({what}){left}")
     output.line(f"{'- ' * markdown}{found.questions:,} questions that all runs have")
+    letters = {run.run: name_of(number) for number, run in enumerate(found.runs)}
     cells, before = [], None
     for row in found.rows:
         head = [row.source, f"{row.questions:,}", row.measure]
-        cells.append([*(["", "", ""] if head == before and not markdown else head), *_figures(row)])
+        shown = ["", "", ""] if head == before and not markdown else head
+        cells.append([*shown, *_figures(row, letters[row.run])])
         before = head
     if markdown:
         escaped = [[cell.replace("\\", "\\\\").replace("|", "\\|") for cell in row] for row in cells]
@@ -85,13 +87,12 @@ def compare(
     )
 
 
-def _figures(row: Measured) -> list[str]:
-    from srl.evaluate.comparison import name_of
+def _figures(row: Measured, run: str) -> list[str]:
     from srl.evaluate.intervals import in_words
 
-    own = [name_of(row.run), f"{row.value:.3f}", in_words(row.interval)]
-    if row.test is None or row.p is None:
+    own = [run, f"{row.value:.3f}", in_words(row.interval)]
+    if row.difference is None or row.p_corrected is None:
         return [*own, "", "", "", ""]
-    p = f"{row.p:.3f}" if row.p >= 0.001 else "<0.001"
-    mark = "" if row.significant else "n.s."
-    return [*own, f"{row.test.difference:+.3f}", in_words(row.test.interval, sign="+"), p, mark]
+    p = f"{row.p_corrected:.3f}" if row.p_corrected >= 0.001 else "<0.001"
+    difference = [f"{row.difference:+.3f}", in_words(row.difference_interval, sign="+")]
+    return [*own, *difference, p, "" if row.significant else "n.s."]
