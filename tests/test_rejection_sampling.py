@@ -112,7 +112,7 @@ def test_duplicates_are_dropped_and_questions_are_capped(tmp_path: Path) -> None
     names = [item.question.id for item in found.episodes]
     assert names == ["a", "a", "b"]
     assert (found.questions, found.policy_tokens) == (2, 3)
-    assert list(found.lines())[1:] == ["by data source: towns 3", "by hops: 2 3"]
+    assert list(found.lines())[1:] == ["by data source: towns 3"]
     assert select_episodes(tmp_path, ANY, 2, 0) == found
     choices = {tuple(item.sample for item in select_episodes(tmp_path, ANY, 1, seed).episodes)
                for seed in range(20)}  # fmt: skip

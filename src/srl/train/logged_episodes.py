@@ -67,20 +67,14 @@ class Selection:
         }  # fmt: skip
 
     def lines(self) -> Iterator[str]:
-        """The counts in words, also by data source and by hops."""
+        """The counts in words, also by data source."""
         yield (
             f"{len(self.episodes):,} episodes of {self.questions:,} questions, {self.policy_tokens:,} tokens "
             f"of the policy (of {self.sampled:,} sampled {self.passed:,} pass the filter, "
             f"{self.distinct:,} of them distinct)"
         )
         sources = Counter(item.question.data_source for item in self.episodes)
-        hops = Counter(item.question.hops for item in self.episodes)
         yield "by data source: " + ", ".join(f"{name} {count:,}" for name, count in sorted(sources.items()))
-        if hops.keys() != {None}:
-            known = sorted(hops.items(), key=lambda item: (item[0] is None, item[0]))
-            yield "by hops: " + ", ".join(
-                f"{'unknown' if number is None else number} {count:,}" for number, count in known
-            )
 
 
 def select_episodes(
