@@ -164,4 +164,5 @@ class NativeEngine(RecordingEngine):
 
     def __init__(self, turns: Native, texts: Sequence[str]) -> None:
         super().__init__(turns.codec, texts)
-        self.encode = turns.encode
+        stop = turns.glue.stop
+        self.encode = lambda text, after: turns.codec.encode_marked(text + stop, after=after)

@@ -175,7 +175,8 @@ def test_only_the_episode_reads_actions_and_writes_observations():
     outside = {
         name: {path for path in paths if not path.startswith(protocol)} for name, paths in used.items()
     }
-    assert outside["parse_action"] == {f"{rollout}/tags.py", foreign}, "foreign: texts of stock verl"
+    readers = {f"{rollout}/tags.py", f"{rollout}/native.py", foreign}
+    assert outside["parse_action"] == readers, "foreign: texts of stock verl"
     assert outside["render_information"] == outside["render_passage"] == {f"{rollout}/observation.py"}
     assert not any(path.startswith(rollout) for path in used["<information>"])
 

@@ -122,6 +122,8 @@ NOT_LOOKED_AT = {
     ("", "data.filter_overlong_prompts"): "no prompt is too long",
     ("", "data.world"): "the files are given",
     ("", "retriever.name"): "an index says it",
+    ("", "rollout.max_calls"): "tags",
+    ("", "rollout.call_format"): "tags",
     ("", "rollout.gpu_memory_utilization"): "vLLM",
     ("", "rollout.openai."): "a server generates",
     ("", "search.max_failed"): "no search failed",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -11,7 +13,8 @@ import pyarrow.parquet as pq
 
 from srl.browse.filters import Condition
 from srl.files import atomic_file
-from srl.protocol import INFORMATION
+from srl.protocol import FORMATS, INFORMATION, shown_result
+from srl.rollout.turns import SearchCall, schema, search_parameters
 from srl.store.batches import batches
 from srl.trajectory import Search, Trajectory
 
@@ -25,30 +28,81 @@ COLUMNS = (
 """The columns of `trajectories` beside `messages`."""
 
 _MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
+_FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
+_CALL = pa.struct([("id", pa.string()), ("type", pa.string()), ("function", _FUNCTION)])
+_MESSAGE_WITH_CALLS = pa.struct(
+    [*_MESSAGE, ("reasoning_content", pa.string()), ("tool_calls", pa.list_(_CALL)),
+     ("tool_call_id", pa.string()), ("name", pa.string())]
+)  # fmt: skip
 
 
 def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Condition, out: Path) -> int:
     """Write the trajectories `chosen` to the Parquet file `out`; returns their number."""
     none = connection.sql(f"SELECT {', '.join(COLUMNS)} FROM trajectories LIMIT 0").fetch_arrow_table()
-    schema = pa.schema([("messages", pa.list_(_MESSAGE)), *none.schema])
+    where, parameters = chosen
+    query = f"SELECT 1 FROM trajectories WHERE ({where}) AND protocol <> 'tags' LIMIT 1"
+    if connection.execute(query, parameters).fetchone():
+        columns = [("messages", pa.list_(_MESSAGE_WITH_CALLS)), ("tools", pa.string())]
+    else:
+        columns = [("messages", pa.list_(_MESSAGE))]
+    rows_schema = pa.schema([*columns, *none.schema])
     count = 0
-    with atomic_file(out, "wb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+    with atomic_file(out, "wb") as file, pq.ParquetWriter(file, rows_schema, compression="zstd") as writer:
         for batch in batches(connection, *chosen, tokens=False):
             table = [
-                {"messages": messages(record.trajectory)} | {name: row[name] for name in COLUMNS}
+                {"messages": messages(record.trajectory), "tools": declared(record.trajectory)}
+                | {name: row[name] for name in COLUMNS}
                 for record, row in batch
             ]
-            writer.write_batch(pa.RecordBatch.from_pylist(table, schema))
+            writer.write_batch(pa.RecordBatch.from_pylist(table, rows_schema))
             count += len(table)
     return count
 
 
-def messages(made: Trajectory) -> list[dict[str, str]]:
-    """The prompt's messages, then one for each segment, with its text as it is."""
+def messages(made: Trajectory) -> list[dict[str, Any]]:
+    """The prompt's messages, then one for each segment, with its text as it is; native calls and what they
+    return are in OpenAI's form."""
+    if made.protocol != "tags":
+        return [*map(dict, made.question.prompt), *_with_calls(made)]
     rendered = "".join(one.text for one in made.segments if one.kind == "prompt")
     after = [one for one in made.segments if one.kind != "prompt"]
     said = [{"role": ROLES[one.kind], "content": one.text} for one in after]
     return with_passages(made.question.prompt or (), rendered) + said
+
+
+def _with_calls(made: Trajectory) -> Iterator[dict[str, Any]]:
+    inside_thought, form = made.think_is_open, FORMATS[made.protocol]
+    for segment in made.segments[1:]:
+        results = [search for search in made.searches if search.turn == segment.turn]
+        ids = [f"call_{segment.turn}_{number}" for number in range(len(results))]
+        if not segment.is_policy:
+            inside_thought = segment.text.rstrip().endswith("<think>")
+            for search, call_id in zip(results, ids, strict=True):
+                content = shown_result(search)
+                yield {"role": "tool", "name": search.tool, "tool_call_id": call_id, "content": content}
+            continue
+        said = form.read(segment.text, inside_thought, [search.tool for search in results])
+        calls = [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": search.tool, "arguments": search.arguments},
+            }
+            for search, call_id in zip(results, ids, strict=True)
+        ]
+        thought = said.thought.strip().removeprefix("<think>").removesuffix("</think>").strip()
+        yield {
+            "role": "assistant", "content": said.text.strip(), "reasoning_content": thought or None,
+            "tool_calls": calls or None,
+        }  # fmt: skip
+
+
+def declared(made: Trajectory) -> str | None:
+    """The tools of an episode as JSON, in OpenAI's form; None where it talks by tags."""
+    if made.protocol == "tags":
+        return None
+    names = sorted({search.retriever for search in made.searches} - {""})
+    return json.dumps([schema("search", SearchCall.description, search_parameters(names))])
 
 
 def searches_of_prompt(made: Trajectory) -> tuple[Search, ...]:

@@ -14,7 +14,7 @@ from srl.answers import findable
 from srl.browse.formatting import number
 from srl.browse.messages import searches_of_prompt
 from srl.errors import UserError
-from srl.protocol import ENGINE
+from srl.protocol import ENGINE, FORMATS
 from srl.store import PER_TOKEN, Record, read_with_rows, rows
 from srl.store.verdict import VERDICTS
 from srl.trajectory import Search, Segment
@@ -24,6 +24,8 @@ SpanKind = Literal["thought", "search", "answer", "other"]
 _KINDS: dict[str, SpanKind] = {"think": "thought", "search": "search", "answer": "answer"}
 _TAG = re.compile(rf"<(/?)(think|search|answer)(?:(?<=<search){ENGINE})?>")
 _LISTED = 5
+_TOOLS = ("search", "open", "find")
+"""Names by which an object of JSON alone is a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,19 @@ def as_json(shown: Transcript) -> dict[str, Any]:
 
 def search_json(search: Search) -> dict[str, Any]:
     """A search with its hits, for a program."""
-    names = ("turn", "retriever", "query", "status", "latency_s", "attempts", "error", "index_digest", "cut")
+    names = (
+        "turn",
+        "tool",
+        "arguments",
+        "retriever",
+        "query",
+        "status",
+        "latency_s",
+        "attempts",
+        "error",
+        "index_digest",
+        "cut",
+    )
     hits = [
         {**hit.passage.row(), "title": hit.passage.title, "score": hit.score, "shown": search.shown_as(rank)}
         for rank, hit in enumerate(search.hits, start=1)
@@ -184,20 +198,24 @@ def _steps(record: Record) -> list[Step]:
         if segment.is_policy:
             searches = tuple(search for search in by_policy if search.turn == segment.turn)
             values = {name: tuple((getattr(record, name) or ())[start:stop]) for name in PER_TOKEN}
-            steps.append(Step(segment, spans(segment.text, think_is_open), searches, **values))
+            parts = spans(segment.text, think_is_open, trajectory.protocol)
+            steps.append(Step(segment, parts, searches, **values))
             think_is_open = False
         else:
+            think_is_open |= trajectory.protocol != "tags" and segment.text.rstrip().endswith("<think>")
             steps.append(Step(segment, searches=before if segment.kind == "prompt" else ()))
         start = stop
     return steps
 
 
-def spans(text: str, think_is_open: bool = False) -> tuple[Span, ...]:
-    """`text` split by our tags; joined, the spans are `text` again.
+def spans(text: str, think_is_open: bool = False, protocol: str = "tags") -> tuple[Span, ...]:
+    """`text` split by our tags, or into thought, calls and message; joined, the spans are `text` again.
 
     A tag that is not closed extends to the next opening one, or the end. `think_is_open`: the text begins
     inside `<think>`.
     """
+    if protocol != "tags":
+        return tuple(span for span in _spans_of_calls(text, think_is_open, protocol) if span.text)
     split: list[Span] = []
     kind: SpanKind = "thought" if think_is_open else "other"
     start = 0
@@ -210,6 +228,19 @@ def spans(text: str, think_is_open: bool = False) -> tuple[Span, ...]:
         kind, start = "other" if closes else of, end
     split.append(Span(kind, text[start:]))
     return tuple(span for span in split if span.text)
+
+
+def _spans_of_calls(text: str, think_is_open: bool, protocol: str) -> Iterator[Span]:
+    """The last message, which calls nothing, is the answer."""
+    said = FORMATS[protocol].read(text, think_is_open, _TOOLS)
+    yield Span("thought", said.thought)
+    start = len(said.thought)
+    for raw in dict.fromkeys(call.raw for call in said.calls):
+        place = text.index(raw, start)
+        yield Span("other", text[start:place])
+        yield Span("search", raw)
+        start = place + len(raw)
+    yield Span("other" if said.calls else "answer", text[start:])
 
 
 def describe(values: Sequence[float]) -> str:

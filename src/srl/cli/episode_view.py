@@ -49,7 +49,7 @@ class EpisodeView:
                 self._start("invalid", "yellow", "this was no search and no answer; the model was told so")
             self._segments += 1
         if token_ids:
-            text = self.codec.decode(token_ids).rstrip("\ufffd")
+            text = self.codec.decode(token_ids, special=trajectory.protocol != "tags").rstrip("\ufffd")
             self._show_turn(trajectory, _UNFINISHED.sub("", text))
 
     def finish(self, trajectory: Trajectory) -> None:
@@ -75,7 +75,10 @@ class EpisodeView:
     def _show_turn(self, trajectory: Trajectory, text: str) -> None:
         """Print what is new in the `text` of a turn, which the segments so far precede."""
         is_first = not any(segment.is_policy for segment in trajectory.segments[: self._segments])
-        for place, span in enumerate(spans(text, trajectory.think_is_open and is_first)):
+        inside = trajectory.think_is_open and is_first
+        if trajectory.protocol != "tags":
+            inside = trajectory.segments[self._segments - 1].text.rstrip().endswith("<think>")
+        for place, span in enumerate(spans(text, inside, trajectory.protocol)):
             if place > self._spans:
                 self._spans, self._shown = place, ""
             if place == self._spans:

@@ -175,6 +175,12 @@ class Model(Section):
     attn_implementation: Annotated[str, Key(verl=".override_config.attn_implementation")] = "auto"
     """Attention implementation of transformers: sdpa, eager, flash_attention_2 … auto: sdpa where the model
     has it, else eager."""
+    chat_template_kwargs: Annotated[dict[str, Any], Key(EVERY, verl="data.apply_chat_template_kwargs")] = (
+        Field(default={})
+    )
+    """What the model's chat template is called with, such as `enable_thinking: false`. `strftime_now` is the
+    day that a template writes into prompts, such as 2026-05-17: by default today, in training the day on
+    which the run started."""
     cast_lm_head_to_fp32: Annotated[bool, Key(refused="its workers load the model")] = False
     """Compute logits in float32 from weights of lower precision, in sampling and in the update, which brings
     their log-probs closer together (trl's key of this name). Takes float32 products over the vocabulary."""
@@ -200,10 +206,11 @@ class Data(Section):
     corpus: Annotated[File | None, Key(EVERY)] = None
     """Passages to search: JSON lines, Parquet, CSV or a folder of texts. The index is built from them."""
     template: Annotated[File | None, Key(EVERY)] = None
-    """Prompt template: search-r1, short, r1, closed-book, cot, rag, few-shot, tiny, tiny-r1, or a text file
-    with `{question}`. A text with neither `<search>` nor `{information}` is a prompt without search, for
-    rollout.search=false. With `{information}` in it, as in rag, the question is searched for first and the
-    passages stand there. null: use the prompts in the files unchanged."""
+    """Prompt template: search-r1, short, r1, closed-book, cot, rag, few-shot, tools, tools-tagged, tiny,
+    tiny-r1, or a text file with `{question}`. A text with neither `<search>` nor `{information}` is a prompt
+    without search, for rollout.search=false, or for calls of tools (rollout.protocol=native). With
+    `{information}` in it, as in rag, the question is searched for first and the passages stand there. null:
+    use the prompts in the files unchanged; with calls of tools the template tools."""
     examples: Annotated[File | None, Key(EVERY)] = None
     """Worked examples for the template few-shot: a text file, each with a line `Question: …` and below it an
     episode that ends with `</answer>`. null: three of ours."""
@@ -340,6 +347,17 @@ class Rollout(Section):
     """Longest observation, in tokens. A longer one loses whole passages, or the middle of one."""
     search: bool = True
     """Let the policy search. false: the baseline that answers from its weights."""
+    protocol: Annotated[Literal["tags", "native", "auto"], Key(EVERY)] = "tags"
+    """How policy and tools talk. tags: Search-R1's. native: the model's chat template declares the tools and
+    renders what they return, and the model writes calls as it was taught; its final message is the answer.
+    auto: native where the model's template serves for it and neither data.template nor the model's own
+    training asks for tags."""
+    max_calls: Annotated[Count, Key(needs=".protocol=native|auto")] = 4
+    """Calls that one turn may make; each further one is answered by an error."""
+    call_format: Annotated[
+        Literal["auto", "hermes", "qwen-xml", "llama-json", "pythonic"], Key(needs=".protocol=native|auto")
+    ] = "auto"
+    """How calls are written. auto: as the model's chat template renders them."""
     deterministic: Annotated[
         bool,
         Key(GENERATING, refused="episodes arrive in no fixed order"),

@@ -63,6 +63,9 @@ class EpisodeResult:
     """All tokens: prompt, policy and observations."""
     seconds: float | None
     """From the prompt to the end, beside the episodes that ran at the same time; None if unknown."""
+    protocol: str = "tags"
+    malformed: int = 0
+    """Calls that could not be read, or that no tool takes."""
 
     @property
     def cluster(self) -> Hashable:
@@ -96,6 +99,8 @@ class EpisodeResult:
             tokens=trajectory.policy_tokens,
             total_tokens=sum(len(segment.token_ids) for segment in trajectory.segments),
             seconds=trajectory.seconds,
+            protocol=trajectory.protocol,
+            malformed=trajectory.malformed,
         )
 
 
@@ -159,7 +164,7 @@ def _counted(names: Iterator[str]) -> tuple[tuple[str, int], ...]:
 _QUERY = """
 SELECT question_id, sample, data_source, split, metadata, golden_answers, answer, "end", valid,
     gold_in_passages AS answer_shown, searches, valid_searches, coalesce(failed, 0) AS failed_searches, named,
-    turns, valid_actions, tokens, total_tokens, seconds, ids, titles
+    turns, valid_actions, tokens, total_tokens, seconds, protocol, malformed, ids, titles
 FROM trajectories LEFT JOIN (
     SELECT run_id, trajectory_id AS id,
         count(*) FILTER (status IN ({faults})) AS failed,
@@ -190,7 +195,7 @@ def _of_row(row: Mapping[str, Any]) -> EpisodeResult:
     )
     same = (
         "sample", "valid", "end", "answer_shown", "searches", "valid_searches", "failed_searches",
-        "turns", "valid_actions", "tokens", "total_tokens", "seconds",
+        "turns", "valid_actions", "tokens", "total_tokens", "seconds", "protocol", "malformed",
     )  # fmt: skip
     return EpisodeResult(
         **_of_question(question),

@@ -93,6 +93,7 @@ def env_metrics(
     `excluded_share` (also for each number of searches, `excluded_share/searches=<s>`) and
     `failed_search_share` are over all episodes; everything else is over completed ones, and left out where
     there are none. `number_of_valid_search/retriever=<name>`: those that asked a retriever by its name.
+    Where the policy calls tools natively: `malformed_calls` of an episode, and all calls, `calls_per_turn`.
     `equal_groups_share`: groups whose scores are all the same, of those with two or more;
     `equal_groups_share/right` and `/wrong`: those of them whose answers all match, or none.
     """
@@ -122,6 +123,9 @@ def env_metrics(
             by_retriever.update(dict(each.named_searches))
         for name in sorted(by_retriever):
             metrics[f"number_of_valid_search/retriever={name}"] = by_retriever[name] / len(completed)
+        if any(each.protocol != "tags" for each in completed):
+            metrics["malformed_calls"] = fmean(each.malformed for each in completed)
+            metrics["calls_per_turn"] = sum(each.searches for each in completed) / sum(turns)
     if scores is not None:
         metrics |= _equal_groups(results, scores)
     return {f"{prefix}/{name}": float(value) for name, value in metrics.items()}

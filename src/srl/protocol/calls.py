@@ -11,8 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from srl.protocol.tags import NO_RESULTS, render_passage
+from srl.safe import one_line
+from srl.trajectory import Search
+
 MOST_CALLS = 32
 """Calls of a turn that are read; what follows them counts for nothing."""
+LONGEST_ERROR = 300
+"""Characters of an error that the policy reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +263,18 @@ FORMATS: Mapping[str, Format] = {
     ),
 }  # fmt: skip
 """The formats that are read, by name."""
+
+
+def shown_result(search: Search) -> str:
+    """What the policy reads of a call: the passages that are shown, or the error."""
+    if search.status == "rejected":
+        return f"error: {one_line(search.error, LONGEST_ERROR)}"
+    passages = [search.cut] if search.cut is not None else [hit.passage.contents for hit in search.shown_hits]
+    if search.tool == "search" and search.cut is not None:
+        passages = [f"Doc 1(Title: {search.cut}"]
+    elif search.tool == "search":
+        passages = [render_passage(rank, hit) for rank, hit in enumerate(search.shown_hits, start=1)]
+    return "\n".join(passages).strip() or NO_RESULTS
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {

@@ -11,6 +11,7 @@ from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions, OnProgress, run_episode
+from srl.rollout.tags import Tags
 from srl.rollout.turns import Tool, Turns
 from srl.trajectory import Phase, Question, SearchTool, Trajectory
 
@@ -45,6 +46,11 @@ class Environment:
     turns: Turns | None = field(default=None, kw_only=True)
     tools: Mapping[str, Tool] = field(default_factory=dict, kw_only=True)
 
+    @property
+    def talk(self) -> Turns:
+        """How policy and tools take turns here."""
+        return self.turns or Tags(self.codec, self.template, self.options.stop)
+
     def for_evaluation(self, temperature: float) -> Self:
         """This environment with the sampling of validation, test and evaluation."""
         return replace(self, options=self.options.for_evaluation(temperature))
@@ -57,7 +63,7 @@ class Environment:
             trajectory = await run_episode(
                 question, engine, self.search, codec=self.codec, template=self.template, options=self.options,
                 seed=key.seed, step=key.step, sample=key.sample, phase=key.phase, attempt=attempt,
-                on_progress=on_progress, turns=self.turns, tools=self.tools,
+                on_progress=on_progress, turns=self.talk, tools=self.tools,
             )  # fmt: skip
             if trajectory.valid:
                 break

@@ -8,19 +8,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from srl.protocol import NO_RESULTS, Template, checked
+from srl.protocol import NO_RESULTS, Template, ToolCall, checked, parse_action, shown_result
 from srl.rollout.codec import Codec
 from srl.rollout.documents import OPENERS
 from srl.rollout.glue import Glue, derive
 from srl.rollout.observation import fit_result
-from srl.rollout.turns import Continuation, Messages, Tool, Turn
-from srl.safe import one_line
+from srl.rollout.turns import Continuation, Messages, Tool, Turn, schema
 from srl.trajectory import Search
 
 _STUB = "…"
 """Stands for a result that is not fitted yet."""
-_LONGEST_ERROR = 300
-"""Characters of an error that the policy reads."""
 _ANSWER = re.compile(r".*<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -99,7 +96,7 @@ class Native:
 
         for place, result in enumerate(results):
             if result.status == "rejected":
-                bodies[place] = self._escaped(f"error: {one_line(result.error, _LONGEST_ERROR)}")
+                bodies[place] = self._escaped(shown_result(result))
                 continue
             spent = len(encoded()[1])
             share = spent + (budget - spent) // (len(results) - place)
@@ -124,9 +121,21 @@ class Native:
     def last_answer(self, turn: Turn) -> None:
         """A last turn that calls a tool has no answer."""
 
-    def encode(self, text: str, after: Sequence[int]) -> list[int]:
-        """The ids by which a policy says `text` and ends its turn."""
-        return self.codec.encode_marked(text + self.glue.stop, after=after)
+    def encode(self, text: str, after: Sequence[int] | None = None) -> list[int]:
+        """A turn with tags becomes what the model says in its place."""
+        return self.codec.encode_marked(self._spoken(text) + self.glue.stop, after=after)
+
+    def _spoken(self, text: str) -> str:
+        action = parse_action(text)
+        if action is None or (action.kind == "answer" and self.template.untagged == "no answer"):
+            return text
+        thought = re.split("<search|<answer", text, maxsplit=1)[0].strip()
+        if self.glue.opens_thought:
+            thought = thought.removeprefix("<think>").lstrip() or "</think>"
+        retriever = {"retriever": action.retriever} if action.retriever else {}
+        call = ToolCall("search", {"query": action.content, **retriever})
+        said = action.content if action.kind == "answer" else self.glue.format.write([call])
+        return f"{thought}\n{said}" if thought else said
 
     def _escaped(self, text: str) -> str:
         """`text` in which no name of an added token, and nothing of the format, stands as it is written."""
@@ -147,8 +156,4 @@ class Native:
 
 def schemas(tools: Mapping[str, Tool]) -> list[dict[str, Any]]:
     """The tools as chat templates declare them."""
-    return [
-        {"type": "function", "function": {
-            "name": name, "description": tool.description, "parameters": tool.parameters}}
-        for name, tool in tools.items()
-    ]  # fmt: skip
+    return [schema(name, tool.description, tool.parameters) for name, tool in tools.items()]

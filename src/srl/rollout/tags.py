@@ -47,6 +47,9 @@ class Tags:
         fitted = fit_information(results[0].hits, min(longest, room), self.codec, after or None)
         return fitted and Continuation("observation", fitted.text, fitted.token_ids, [fitted.of(results[0])])
 
+    def encode(self, text: str, after: Sequence[int] | None = None) -> list[int]:
+        return self.codec.encode_text(text, after=after)
+
     def last_answer(self, turn: Turn) -> str | None:
         """A turn without an action is read as the template says."""
         return None if turn.calls else self.template.untagged_answer(turn.text)

@@ -61,6 +61,10 @@ class Turns(Protocol):
         """
         ...
 
+    def encode(self, text: str, after: Sequence[int] | None = None) -> list[int]:
+        """The ids by which a policy says a turn of a demonstration, after the ids `after`."""
+        ...
+
     def last_answer(self, turn: Turn) -> str | None:
         """The answer in a last turn that does not end the episode by itself."""
         ...
@@ -99,6 +103,14 @@ class SearchCall:
             error = unknown_retriever(retriever, ())
             return Search(query, status="rejected", error=error, attempts=0, retriever=retriever)
         return await self.search.search(query)
+
+
+def schema(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as chat templates declare it."""
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
 def search_parameters(retrievers: Sequence[str]) -> dict[str, Any]:

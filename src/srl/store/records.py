@@ -22,11 +22,12 @@ Row = dict[str, Any]
 _FEW = 64
 """Trajectories that are looked up by their ids."""
 _OF_TRAJECTORY = (
-    "id", "sample", "attempt", "end", "answer", "valid_actions", "valid_searches", "seconds", "think_is_open",
-    "error",
+    "id", "sample", "attempt", "end", "answer", "valid_actions", "valid_searches", "malformed", "protocol",
+    "seconds", "think_is_open", "error",
 )  # fmt: skip
 _OF_SEARCH = (
-    "turn", "retriever", "query", "status", "latency_s", "attempts", "error", "index_digest", "shown", "cut"
+    "turn", "tool", "arguments", "retriever", "query", "status", "latency_s", "attempts", "error",
+    "index_digest", "shown", "cut",
 )  # fmt: skip
 """Columns that are fields of the same name."""
 

@@ -147,6 +147,9 @@ _TRAJECTORIES = _columns(
     ("searches", pa.int32(), "Number of searches, with any outcome."),
     ("valid_actions", pa.int32(), "Number of turns with a valid action."),
     ("valid_searches", pa.int32(), "Number of executed searches."),
+    ("malformed", pa.int32(), "Number of calls that could not be read, or that no tool takes."),
+    ("protocol", pa.string(), "How policy and tools talked: `tags`, or the format of the model's own calls, "
+     "such as `hermes`."),
     ("tokens", pa.int32(), "Policy tokens."),
     ("total_tokens", pa.int32(), "All tokens: prompt, policy and observations."),
     ("seconds", pa.float64(), "Seconds from the prompt to the end, beside the episodes that ran at the "
@@ -203,6 +206,8 @@ _SEARCHES = _columns(
     _PHASE,
     ("position", pa.int32(), "Position among the searches of the trajectory, from 0."),
     ("turn", pa.int32(), "The turn of the search, from 0."),
+    ("tool", pa.string(), "The tool that was called; an empty text if the call could not be read."),
+    ("arguments", pa.string(), "The call's arguments as JSON; what was written, if it could not be read."),
     ("retriever", pa.string(), "The named retriever that was called; an empty text for the default one."),
     ("query", pa.string(), "The query."),
     ("status", pa.string(), "`ok`, `empty`, `rejected` (a bad query), `timed_out`, `refused` or `failed`."),

@@ -14,7 +14,7 @@ from srl.config import Config
 from srl.rollout.environment import Environment, Key
 from srl.rollout.episode import OnProgress
 from srl.serve.named_retrievers import aclose, connect
-from srl.train.load_components import Generation, episode_options, load_generation
+from srl.train.load_components import Generation, episode_options, load_generation, load_turns
 from srl.train.make_missing import Note
 from srl.train.model_settings import trained_with
 from srl.train.questions import load_template, prompts
@@ -65,7 +65,8 @@ def conversation(config: Config, workspace: Workspace, note: Note) -> Iterator[C
         try:
             process.run_async(connect(search), runner)
             loaded.start()
-            environment = Environment(loaded.codec, template, options, search, attempts=1)
+            turns = load_turns(config, loaded.codec, search, loaded.engine)
+            environment = Environment(loaded.codec, template, options, search, attempts=1, turns=turns)
             yield Conversation(loaded, environment, config.trainer.seed, changed, runner)
         finally:
             loaded.engine.close()

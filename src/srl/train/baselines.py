@@ -9,7 +9,7 @@ from math import ceil
 from srl.config import Config
 from srl.errors import UserError, nearest
 from srl.protocol import NO_INFORMATION, WITHOUT_SEARCH, Template
-from srl.train.questions import choose_template
+from srl.train.questions import choose_template, template_name
 
 ALL = "all"
 """The name that stands for every baseline."""
@@ -55,8 +55,10 @@ def baseline_config(config: Config, name: str) -> Config:
     Prompts get as many tokens more as the baseline's text is longer, and room for the passages of rag.
     """
     baseline, data, rollout = BASELINES[name], config.data, config.rollout
-    template = baseline.template or WITHOUT_SEARCH.get(config.data.template or "search-r1", "r1")
-    changed = config.with_settings({"data.template": template, "rollout.search": baseline.searches})
+    template = baseline.template or WITHOUT_SEARCH.get(template_name(config), "r1")
+    changed = config.with_settings(
+        {"data.template": template, "rollout.search": baseline.searches, "rollout.protocol": "tags"}
+    )
     if baseline.at_once:
         at_once = {"rollout.max_turns": 0, "data.max_response_length": rollout.max_turn_tokens}
         changed = changed.with_settings(at_once)

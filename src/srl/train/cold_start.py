@@ -15,11 +15,11 @@ from srl.models.load import pick_device, pick_dtype
 from srl.models.weights import save_model
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
-from srl.train.load_components import episode_options, load_policy
+from srl.train.load_components import episode_options, load_policy, load_turns
 from srl.train.make_missing import Note, make_if_missing, start_of, world_directory
-from srl.train.model_card import model_card, write_card
+from srl.train.model_card import model_card, protocol_of, write_card
 from srl.train.model_check import check_model
-from srl.train.questions import load_template
+from srl.train.questions import is_native, load_template
 from srl.train.search import load_search, retriever_settings, without_cassette
 from srl.train.sft import demonstrated, fine_tune
 from srl.train.threads import set_threads
@@ -70,7 +70,11 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
     }
     sft = Sft().model_copy(update={name: getattr(config.sft, name) for name in _OF_THE_MODEL})
     seed, max_tokens = config.trainer.seed, config.actor.ppo_max_token_len
-    made_of = (device.type, template, unusual, retriever_settings(config, search), seed, max_tokens)
+    made_of: tuple[object, ...] = (
+        device.type, template, unusual, retriever_settings(config, search), seed, max_tokens
+    )  # fmt: skip
+    if is_native(config):
+        made_of = (*made_of, config.rollout.call_format)
     key = digest_text(
         *map(digest_path, (start, tokenizer, file)), model.model_dump_json(exclude=_HARMLESS),
         sft.model_dump_json(), *map(repr, made_of),
@@ -84,13 +88,14 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
         policy = load_policy(model.model_copy(update=paths), lambda text: None)
         set_threads(policy.model, config)
         check_model(policy.model, options.max_prompt_length + options.max_response_length, note)
-        shown = demonstrated(file, Environment(policy.codec, template, options, search), note)
+        turns = load_turns(config, policy.codec, search)
+        shown = demonstrated(file, Environment(policy.codec, template, options, search, turns=turns), note)
         torch.manual_seed(seed)
         what = "fine-tuning steps"
         fine_tune(sft, policy.model, shown, max_tokens=max_tokens, seed=seed, what=what)
         with atomic_directory(path) as folder:
             save_model(policy.model, policy.codec.tokenizer, folder)
-            write_card(folder / ABOUT, model_card(template))
+            write_card(folder / ABOUT, model_card(template) | protocol_of(config))
 
     return make_if_missing(workspace.models / f"{_NAME}{key[:8]}", fine_tuned)
 

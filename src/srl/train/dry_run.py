@@ -6,6 +6,7 @@ No weights are loaded but those of a model that is quick to check, no process is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ import torch
 
 from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin, context_errors, local_errors, truncation_errors
+from srl.errors import UserError
 from srl.models.hub import HubName, hub_name
 from srl.models.load import pick_device, pick_dtype
 from srl.train.fetch_models import with_cached_models
@@ -31,10 +33,11 @@ from srl.train.fit import (
     settings_that_fit,
     total,
 )
-from srl.train.load_components import engine_name
+from srl.train.load_components import engine_name, native_glue, with_protocol
 from srl.train.make_missing import check_data, start_of
 from srl.train.model_check import check_start
 from srl.train.model_size import Shape, shape_of
+from srl.train.questions import declared_tools, is_native
 from srl.train.startup_errors import startup_errors
 from srl.train.verl.config_check import check_supported, compose, notes, problems
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, is_megatron, precision, rollout_name
@@ -60,8 +63,9 @@ class Plan:
 def plan_run(config: Config, backend: str = "local") -> Plan:
     """The plan of a run. Raises UserError where the configuration cannot be planned."""
     check_data(config)
-    config = with_cached_models(config)
-    path, cuda, noted = start_of(config), torch.cuda.is_available(), list[str]()
+    noted = list[str]()
+    config = with_protocol(with_cached_models(config), noted.append)
+    path, cuda = start_of(config), torch.cuda.is_available()
     if backend == "verl":
         named, job = config.with_settings({"model.path": str(path)}), planned_job(config)
         check_supported(named, job)
@@ -85,6 +89,8 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
         f"{hub_name(path) or path}{downloads}: {shape.kind}, {shape.parameters / 1e6:,.1f} M parameters, "
         f"{shape.layers} layers; {shape.trainable / 1e6:,.1f} M are trained"
     )
+    if is_native(config):
+        noted += native_line(config.with_settings({"model.path": str(path)}))
     warnings = [
         *context_errors(config, shape.context),
         *startup_errors(config, partial(check, noted.append)),
@@ -104,6 +110,17 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
         needed = gib(max(total(memory, phase) for phase in PHASES))
         warnings.append(f"the run needs {needed}, {name} has {gib(available)}: {in_words(fits[name])}")
     return Plan(shape, name, available, memory, fits, tuple(noted), tuple(dict.fromkeys(warnings)))
+
+
+def native_line(config: Config) -> Iterator[str]:
+    """How the policy calls its tools; nothing where it cannot, which is an error of the start."""
+    with suppress(UserError):
+        glue = native_glue(config)
+        tools = ", ".join(tool["function"]["name"] for tool in declared_tools(config))
+        yield (
+            f"protocol native ({glue.call_format}, from the model's chat template), stop {glue.stop}, tools "
+            f"{tools}; answer: the final message"
+        )
 
 
 def _local_problems(config: Config, cpu: bool) -> Iterator[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from datetime import date
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,15 +22,21 @@ from srl.files import json_object
 from srl.models.hub import hub_name
 from srl.models.load import check_tags, context_of, load_model, load_tokenizer, pick_device
 from srl.plugins import manager
+from srl.protocol import template
 from srl.reward import Overlong, RewardMix
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
+from srl.rollout.glue import Glue, derive
+from srl.rollout.native import Native
+from srl.rollout.turns import SearchCall, Turns
 from srl.train.episodes import Splits, TrainingEnvironment
 from srl.train.make_missing import Note
-from srl.train.questions import load_template
+from srl.train.model_card import read_card
+from srl.train.questions import declared_tools, is_native, load_template
 from srl.train.search import load_search
 from srl.train.threads import set_threads
+from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -68,7 +75,86 @@ def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec
     if any(type(each) is not int for each in ids):
         named = Path(section.path or directory, "generation_config.json")
         raise UserError(f"{named}: eos_token_id is {eos!r}, expected a token id or a list of ids")
-    return Codec(tokenizer, ids)
+    return Codec(tokenizer, ids, template_kwargs(section))
+
+
+_DAY = "strftime_now"
+"""The function by which chat templates write the day."""
+
+
+def template_kwargs(section: Model) -> dict[str, Any]:
+    """What the chat template is called with. Raises UserError for a day that is none."""
+    options = dict(section.chat_template_kwargs)
+    try:
+        return options | ({_DAY: date.fromisoformat(options[_DAY]).strftime} if _DAY in options else {})
+    except (TypeError, ValueError) as error:
+        key = f"model.chat_template_kwargs.{_DAY}"
+        raise UserError(f"{options[_DAY]!r:.80} is no day", key=key, hint="such as 2026-05-17") from error
+
+
+def with_day(config: Config) -> Config:
+    """`config` with today as the day of prompts, where the chat template writes one and none is set."""
+    directory, options = (
+        Path(config.model.tokenizer or config.model.path or ""),
+        config.model.chat_template_kwargs,
+    )
+    files = [directory / name for name in ("chat_template.jinja", "tokenizer_config.json")]
+    if _DAY in options or not any(file.is_file() and _DAY.encode() in file.read_bytes() for file in files):
+        return config
+    return config.with_settings({"model.chat_template_kwargs": {**options, _DAY: date.today().isoformat()}})
+
+
+def load_turns(
+    config: Config, codec: Codec, search: SearchTool | None, engine: Engine | None = None
+) -> Turns | None:
+    """How the policy calls tools in its own way; None for tags. Raises UserError where it cannot."""
+    if search is None or not is_native(config):
+        return None
+    if isinstance(codec, TextCodec) or (engine is not None and not engine.token_ids):
+        raise UserError(
+            "calls of tools need a server that returns token ids", key="rollout.protocol",
+            hint="name its tokenizer with model.tokenizer, and use vLLM or SGLang with rollout.openai.api="
+            "completions; or set rollout.protocol=tags",
+        )  # fmt: skip
+    tools, rollout = {"search": SearchCall(search)}, config.rollout
+    return Native.of(
+        codec, load_template(config), tools, call_format=rollout.call_format, max_calls=rollout.max_calls
+    )
+
+
+def with_protocol(config: Config, note: Note) -> Config:
+    """`config` with `rollout.protocol=auto` settled; `note` is told as what, and why."""
+    if config.rollout.protocol != "auto":
+        return config
+    why, native = _asks_for_tags(config), config.with_settings({"rollout.protocol": "native"})
+    if not why:
+        try:
+            glue = native_glue(native)
+        except UserError as error:
+            why = str(error)
+    told = f"tags: {why}" if why else f"native: the model's chat template renders {glue.call_format} calls"
+    note(f"rollout.protocol=auto is {told}")
+    return config.with_settings({"rollout.protocol": "tags"}) if why else native
+
+
+def native_glue(config: Config) -> Glue:
+    """The glue of the model's chat template, without loading the model. Raises UserError."""
+    path = str(config.model.tokenizer or config.model.path)
+    codec = load_codec(config.model, _generation_eos(Path(config.model.path or path)), lambda text: None)
+    return derive(codec, declared_tools(config), config.rollout.call_format)
+
+
+def _asks_for_tags(config: Config) -> str:
+    """Why a run whose protocol is left open talks by tags; empty if its configuration does not say so."""
+    if not config.rollout.search:
+        return "rollout.search is false"
+    if config.model.path is None:
+        return "there is no model of one's own"
+    prompt = config.data.template and template(config.data.template)
+    if prompt and prompt.searches:
+        return f"data.template={prompt.name}"
+    card = read_card(Path(config.model.path))
+    return "the model was trained with them" if card and card.get("protocol") != "native" else ""
 
 
 def model_options(section: Model) -> dict[str, Any]:
@@ -86,9 +172,10 @@ def load_algorithm(config: Config) -> Algorithm:
 
 def episode_options(config: Config) -> EpisodeOptions:
     """The budgets and sampling: each is a key of the same name in the section `rollout` or `data`."""
-    options = {**config.data.model_dump(), **config.rollout.model_dump()}
+    sections = (config.rollout, config.data)
+    names = [(section, own.name) for own in fields(EpisodeOptions) for section in sections]
     return EpisodeOptions(
-        **{own.name: options[own.name] for own in fields(EpisodeOptions) if own.name in options}
+        **{name: getattr(section, name) for section, name in names if name in type(section).model_fields}
     )
 
 
@@ -100,7 +187,10 @@ def load_environment(
     known = splits or Splits([])
     for line in rewards.without_effect(known.train):
         note(f"warning: {line}")
-    return TrainingEnvironment(codec, load_template(config), episode_options(config), search, rewards, known)
+    return TrainingEnvironment(
+        codec, load_template(config), episode_options(config), search, rewards, known,
+        turns=load_turns(config, codec, search),
+    )  # fmt: skip
 
 
 def load_rewards(config: Config) -> RewardMix:

@@ -10,7 +10,7 @@ from srl.config import Config
 from srl.files import ABOUT, FORMAT, check_format, json_object, write_json
 from srl.models.hub import hub_name
 from srl.protocol import Template
-from srl.train.questions import takes_written_prompts
+from srl.train.questions import is_native, takes_written_prompts
 
 
 def model_card(
@@ -30,7 +30,13 @@ def card_of_run(config: Config, template: Template, indexes: Mapping[str, str]) 
     """The card of what a run trains. `template` is null where the run uses the prompts in its files, so that
     an evaluation uses them too."""
     card = model_card(template, indexes, config.model.path)
+    card |= protocol_of(config)
     return card | {"template": None} if takes_written_prompts(config) else card
+
+
+def protocol_of(config: Config) -> dict[str, str]:
+    """The field `protocol` of a model that calls tools in its own way; nothing for one that writes tags."""
+    return {"protocol": "native"} if is_native(config) else {}
 
 
 def base_model(directory: Path) -> dict[str, str]:

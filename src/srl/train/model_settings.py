@@ -12,6 +12,7 @@ from srl.config.load import SAVED, read_layers, typed_keys
 from srl.config.unread import Kind, unread, unread_lines
 from srl.protocol import TEMPLATES
 from srl.train.fetch_models import with_local_models
+from srl.train.load_components import with_protocol
 from srl.train.make_missing import Note
 from srl.train.model_card import read_card
 from srl.train.run_directory import CHECKPOINTS, RECORD, BackendName, RunRecord
@@ -45,6 +46,7 @@ def local_settings(
     if model is not None and local.model.path != settings.model.path:
         known = settings_of(Path(str(local.model.path)), preset, file, flags, sets)
         local = with_local_models(known, workspace, note)
+    local = with_protocol(local, note)
     typed = typed_keys(flags, sets)
     for line in unread_lines(unread(local, typed, kind, backend, algorithm_plugin(local.algorithm.name))):
         note(f"warning: {line}")
@@ -86,7 +88,11 @@ def settings_of(
         file = run / SAVED
         cleared += ["search.cassette=null", "search.digest=null"]
     card = {} if model is None else read_card(model)
-    talk = {"data.template": _template_of(card), "rollout.search": card.get("search")}
+    talk = {
+        "data.template": _template_of(card),
+        "rollout.search": card.get("search"),
+        "rollout.protocol": card.get("protocol"),
+    }
     for setting in [] if typed is None else read_layers(preset, typed)[-1].settings:
         talk.pop(".".join(setting.path), None)
     given = {key: value for key, value in flags.items() if value is not None}

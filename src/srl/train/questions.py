@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from srl.config import Config
 from srl.data.demonstration_file import are_demonstrations, read_demonstrations
@@ -25,6 +26,7 @@ from srl.protocol import (
 )
 from srl.rollout.codec import Codec
 from srl.rollout.observation import LEAST_INFORMATION
+from srl.rollout.turns import SearchCall, schema, search_parameters
 from srl.train.episodes import Splits
 from srl.train.make_missing import Note
 from srl.train.question_order import order_of
@@ -111,13 +113,14 @@ def load_questions(
     if limit is not None:
         questions = stratified(questions, limit)
     room = len(codec.encode_text(LEAST_INFORMATION)) if prompting.retrieves else 0
+    tools = declared_tools(config)
     longest, lengths = config.data.max_prompt_length, list[int]()
     with counted("reading prompts", len(questions)) as count:
         for done, question in enumerate(questions, start=1):
             prompt = question.prompt
             if prompting.retrieves:
                 prompt = prompting.messages(question.text, NO_INFORMATION)
-            lengths.append(len(codec.encode_prompt(prompt)[0]) + room)
+            lengths.append(len(codec.encode_prompt(prompt, tools)[0]) + room)
             count(done)
     fitting = [question for question, length in zip(questions, lengths, strict=True) if length <= longest]
     dropped = len(questions) - len(fitting)
@@ -171,9 +174,29 @@ def prompts(template: Template, codec: Codec) -> Callable[[str], tuple[dict[str,
     )
 
 
+def is_native(config: Config) -> bool:
+    """Whether the policy calls tools in the model's own way; not where there is nothing to call."""
+    return config.rollout.protocol == "native" and config.rollout.search
+
+
+def declared_tools(config: Config) -> list[dict[str, Any]]:
+    """The tools that a prompt declares."""
+    if not is_native(config):
+        return []
+    return [schema("search", SearchCall.description, search_parameters(tuple(config.search.retrievers)))]
+
+
 def load_template(config: Config) -> Template:
-    """The template, checked. Raises UserError if it searches and `rollout.search` is off, or the reverse."""
+    """The template, checked. Raises UserError if it searches and `rollout.search` is off, or the reverse; or
+    if it asks for tags, and the policy calls tools."""
     chosen = choose_template(config)
+    if is_native(config):
+        if chosen.retrieves or "<search>" in chosen.prompt:
+            raise UserError(
+                f"data.template={chosen.name} is not for calls of tools, and rollout.protocol is native",
+                key="data.template", hint="use tools, tools-tagged or a text of your own",
+            )  # fmt: skip
+        return replace(chosen, searches=True)
     if chosen.searches != config.rollout.search:
         other = "one without search such as r1" if chosen.searches else "one with search such as search-r1"
         raise UserError(
@@ -184,19 +207,24 @@ def load_template(config: Config) -> Template:
 
 
 def choose_template(config: Config) -> Template:
-    """`data.template`, by default Search-R1's prompt, or if search is off its counterpart without search;
-    with `data.examples` and the named retrievers filled in."""
-    name = config.data.template or "search-r1"
-    chosen = template(name if config.rollout.search else WITHOUT_SEARCH.get(name, name))
+    """The template `template_name`, with `data.examples` and the named retrievers filled in."""
+    chosen = template(template_name(config))
     if config.data.examples is not None:
         chosen = chosen.with_examples(read_examples(config.data.examples))
     named = config.search.retrievers if config.rollout.search else {}
     return chosen.naming({name: retriever.description for name, retriever in named.items()})
 
 
+def template_name(config: Config) -> str:
+    """`data.template`, by default that for calls of tools or Search-R1's prompt; if search is off, the
+    counterpart without search."""
+    name = config.data.template or ("tools" if is_native(config) else "search-r1")
+    return name if config.rollout.search else WITHOUT_SEARCH.get(name, name)
+
+
 def warn_about_unlisted_retrievers(questions: Sequence[Question], config: Config, note: Note) -> None:
     """Warn of prompts that leave out a named retriever: the policy would never use it."""
-    named = config.search.retrievers if config.rollout.search else ()
+    named = config.search.retrievers if config.rollout.search and not is_native(config) else ()
     names = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in named]
     texts = ["\n".join(message["content"] for message in question.prompt) for question in questions]
     unlisted = sum(not all(name.search(text) for name in names) for text in texts)
@@ -210,4 +238,4 @@ def warn_about_unlisted_retrievers(questions: Sequence[Question], config: Config
 
 def takes_written_prompts(config: Config) -> bool:
     """Whether a question that has a prompt in its file keeps it."""
-    return config.data.template is None and config.rollout.search
+    return config.data.template is None and config.rollout.search and not is_native(config)

@@ -27,10 +27,9 @@ from srl.config.sections import Sft
 from srl.data.demonstration_file import read_demonstrations
 from srl.errors import UserError
 from srl.progress import counted
-from srl.rollout.codec import Codec
 from srl.rollout.engine import ScriptedEngine
 from srl.rollout.environment import Environment, Key
-from srl.rollout.episode import EpisodeOptions
+from srl.rollout.turns import Turns
 from srl.train.learning_rate import sft_factor
 from srl.train.make_missing import Note
 from srl.train.question_order import QuestionOrder
@@ -61,7 +60,7 @@ def demonstrated(
     shown = read_demonstrations(file)
     fitting, wrong = with_prompts(shown, environment, asked)
     episodes = demonstrate(fitting, environment)
-    whys = [not_as_written(item, environment.codec, environment.options) for item in episodes]
+    whys = [not_as_written(item, environment.talk) for item in episodes]
     wrong += [(item.question.id, why) for item, why in zip(episodes, whys, strict=True) if why is not None]
     if wrong:
         name, why = wrong[0]
@@ -89,7 +88,7 @@ def with_prompts(
     known = {item.text: item.prompt for item in asked}
     for question in questions:
         prompt = known.get(question.text) or prompt_of(question.text)
-        if (length := len(codec.encode_prompt(prompt)[0])) <= longest:
+        if (length := len(environment.talk.prompt(prompt)[0])) <= longest:
             fitting.append(replace(question, prompt=prompt))
         else:
             why = f"its prompt has {length:,} tokens, more than data.max_prompt_length={longest}"
@@ -97,14 +96,14 @@ def with_prompts(
     return fitting, wrong
 
 
-def not_as_written(episode: Trajectory, codec: Codec, options: EpisodeOptions) -> str | None:
+def not_as_written(episode: Trajectory, talk: Turns) -> str | None:
     """Why the episode of a demonstration is not what its turns (`metadata["turns"]`) say; None if it is."""
     turns = episode.question.metadata["turns"]
     played = [segment.token_ids for segment in episode.segments if segment.is_policy]
     for number, (text, ids) in enumerate(zip(turns, played, strict=False), start=1):
-        if any(stop in codec.decode(ids[:-1]) for stop in options.stop):
+        if any(stop in talk.codec.decode(ids[:-1]) for stop in talk.stop):
             return f"turn {number} goes on after its tag"
-        if len(codec.encode_text(text)) > len(ids):
+        if len(talk.encode(text)) > len(ids):
             return f"turn {number} does not fit (rollout.max_turn_tokens, data.max_response_length)"
     if rejected := next((search for search in episode.searches if search.status == "rejected"), None):
         return f"turn {rejected.turn + 1}: {rejected.error}"
@@ -170,8 +169,9 @@ def demonstrate(questions: Sequence[Question], environment: Environment) -> list
     async def one(question: Question) -> Trajectory:
         turns = question.metadata["turns"]
         engine = ScriptedEngine(
-            environment.codec, lambda request, turn: turns[turn] if turn < len(turns) else ""
-        )
+            environment.codec, lambda request, turn: turns[turn] if turn < len(turns) else "",
+            environment.talk.encode,
+        )  # fmt: skip
         trajectory = await environment.play(engine, question, Key(phase="sft"))
         count(next(done))
         return trajectory

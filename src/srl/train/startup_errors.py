@@ -20,9 +20,16 @@ from srl.plugins import manager
 from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.request import retrieve_url
-from srl.train.load_components import load_algorithm, load_codec, load_rewards
+from srl.train.load_components import load_algorithm, load_codec, load_rewards, native_glue
 from srl.train.make_missing import check_corpus, start_of, unusable_files
-from srl.train.questions import SPLITS, check_training_questions, choose_template, load_split, load_template
+from srl.train.questions import (
+    SPLITS,
+    check_training_questions,
+    choose_template,
+    is_native,
+    load_split,
+    load_template,
+)
 from srl.train.report import check_loggers
 from srl.trajectory import Phase
 
@@ -75,6 +82,8 @@ def _of_questions(config: Config) -> Iterator[Check]:
         section = config.model.model_copy(update={"path": str(start_of(config))})
         codec = load_codec(section, None, lambda note: None)
         yield partial(codec.encode_prompt, choose_template(config).messages("Who?"))
+        if is_native(config):
+            yield partial(native_glue, config.with_settings({"model.path": str(start_of(config))}))
     for phase in SPLITS:
         files = getattr(config.data, f"{phase}_files") or ()
         excluded = (config.data.exclude_files or ()) if phase == "train" else ()

@@ -32,7 +32,8 @@ class VerlEngine(Engine):
         output = await self.generate_on(
             request_id=request_id,
             prompt_ids=list(token_ids),
-            sampling_params=server_params(request_id, sampling, self.backend),
+            sampling_params=server_params(request_id, sampling, self.backend)
+            | {"stop_token_ids": sorted(self.codec.eos_ids)},
         )
         self.seconds += time.perf_counter() - began
         ids = tuple(output.token_ids)

@@ -26,6 +26,7 @@ from srl.train.report import Terminal, reporters
 from srl.train.run_directory import Progress, checkpoint_path
 from srl.train.search import as_inputs, index_digests
 from srl.train.verl.config_check import notes, refused, validated
+from srl.train.verl.engine import eos_ids
 from srl.train.verl.follow import PATIENCE_S, RayLog, RayTraining, follow
 from srl.train.verl.job import (
     ABOUT,
@@ -90,7 +91,7 @@ def check_installed(config: Config) -> None:
 def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> VerlRun:
     """Check all that can be checked before a process is started: questions, search, rewards, plugins."""
     load_algorithm(config)
-    codec = load_codec(config.model, None, terminal.note)
+    codec = load_codec(config.model, eos_ids(config), terminal.note)
     splits = load_splits(config, codec, terminal.note, algo)
     if len(splits.train) < config.data.train_batch_size:
         raise UserError(

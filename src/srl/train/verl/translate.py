@@ -130,7 +130,11 @@ def _of_the_table(config: Config) -> Rows:
             continue
         if key.name.startswith("model.lora_") and config.model.lora_rank == 0:
             continue
-        yield name, plain(value) if isinstance(value, tuple) else key.facts.names.get(value, value), key.name
+        yield (
+            name,
+            plain(value) if isinstance(value, tuple | dict) else key.facts.names.get(value, value),
+            key.name,
+        )
 
 
 def _computed(config: Config, job: Job) -> Rows:

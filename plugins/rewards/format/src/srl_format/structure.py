@@ -25,8 +25,11 @@ def is_well_formed(trajectory: Trajectory) -> bool:
 
     Information must be an observation segment: an `<information>` of the policy is malformed, and so is
     feedback on an invalid turn. If the template opens `<think>`, the policy need not. A search tag may name
-    a retriever. Segments' texts have no special tokens, so an EOS after the answer is allowed.
+    a retriever. Segments' texts have no special tokens, so an EOS after the answer is allowed. Where the
+    policy calls tools natively, every call was executed, and the episode has an answer.
     """
+    if trajectory.protocol != "tags":
+        return trajectory.answer is not None and all(s.status != "rejected" for s in trajectory.searches)
     state = "thinking" if trajectory.think_is_open else "ready"
     for segment in trajectory.segments:
         state = _after(state, segment)
