@@ -223,13 +223,10 @@ HUB: dict[str, tuple[dict, Question]] = {
          "answers": {"text": ["Ada", "Ada", "her"], "answer_start": [0, 0, 3]}},
         Question("squad/train/5", "Who?", ("Ada", "her"), "squad"),
     ),
-    "nq": ({"question": "Who", "answer": ["Ada", "A"]}, Question("nq/train/0", "Who", ("Ada", "A"), "nq")),
     "popqa": (
         {"id": 7, "question": "Who?", "possible_answers": '["Ada", "A"]', "s_wiki_title": "Ada", "s_pop": 3},
         Question("popqa/train/7", "Who?", ("Ada", "A"), "popqa"),
     ),
-    "bamboogle": ({"Question": "Who?", "Answer": "Ada"},
-                  Question("bamboogle/train/0", "Who?", ("Ada",), "bamboogle")),
     "musique": (
         {"id": "2hop__1_2", "question": "Who?", "answer": "Ada", "answer_aliases": ["A"], "answerable": True,
          "paragraphs": [{"idx": 0, "title": "T", "paragraph_text": "Ada is.", "is_supporting": True}],

@@ -70,7 +70,7 @@ def asks(text: str, answer: str, *titles: str, name: str = "q", **metadata: Any)
 def chain_of(question: Question, index: Path, topk: int = 1, **options: Any) -> Chain:
     """The demonstration of a question where all hits are shown."""
     search = LocalSearch(open_index(index), topk)
-    return asyncio.run(fact_chain(question, search, lambda found: found, **options))
+    return asyncio.run(fact_chain(question, search, lambda found: found, **{"recovery": 0.0, **options}))
 
 
 def dropped(question: Question, index: Path, **options: Any) -> str:
@@ -285,7 +285,6 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Demonstratio
         [str(folder / "data" / "train.parquet")],
         folder / "d.jsonl",
         Workspace(folder),
-        recovery=0.5,
     )
     return config, written, {item.id: item for item in read_questions(folder / "data" / "train.parquet")}
 

@@ -45,10 +45,6 @@ def demonstrations(
     ] = None,
     index: IndexToSearch = None,
     url: ServerUrl = None,
-    recovery: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Share of the questions in which a search that misses is kept."),
-    ] = 0.2,
     limit: Annotated[
         list[str] | None,
         typer.Option(
@@ -108,9 +104,7 @@ def demonstrations(
     check_search(settings)
     files = [str(path) for path in data]
     _show(
-        make_demonstrations(
-            settings, source, files, out, workspace, limit=most, recovery=recovery, note=output.note
-        ),
+        make_demonstrations(settings, source, files, out, workspace, limit=most, note=output.note),
         json,
     )
 

@@ -154,7 +154,7 @@ def evaluate_model(
         if (longer := settings[name].data.max_prompt_length) > config.data.max_prompt_length:
             note(f"{name} has a longer prompt: data.max_prompt_length={longer} for it")
     earlier = runs_by_setting(runs)
-    loaded = _load(config, settings, backend, n, workspace, note)
+    loaded = _load(config, settings, backend, workspace, note)
     asked = _same_questions(settings, files, loaded.codec, note)
     own = next(iter(asked))
     sets: dict[str, list[str]] = {}
@@ -208,7 +208,6 @@ def _load(
     config: Config,
     settings: Mapping[str, Config],
     backend: BackendName,
-    n: int,
     workspace: Workspace,
     note: Note,
 ) -> Generation:

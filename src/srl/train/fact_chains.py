@@ -26,6 +26,10 @@ THOUGHT_WORDS = 50
 """A demonstration with a longer thought is not written."""
 
 
+RECOVERY = 0.2
+"""The share of the questions in which a first search that misses is kept."""
+
+
 class SearchFailedError(UserError):
     """A search failed while a demonstration was made."""
 
@@ -196,7 +200,7 @@ async def fact_chain(
     show: Show,
     *,
     max_searches: int = 4,
-    recovery: float = 0.0,
+    recovery: float = RECOVERY,
     seed: int = 0,
 ) -> Chain:
     """The demonstration of a question, of at most `max_searches`; a share `recovery` of the questions keeps a

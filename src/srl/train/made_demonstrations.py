@@ -51,12 +51,11 @@ def make_demonstrations(
     workspace: Workspace,
     *,
     limit: int | Mapping[str, int] | None = None,
-    recovery: float = 0.0,
     note: Note = lambda text: None,
 ) -> Demonstrations:
     """Write a demonstration of each question that can have one.
 
-    From `facts` it is a chain of searches (`fact_chain`, with its `recovery`). From `passages` it searches
+    From `facts` it is a chain of searches (`fact_chain`). From `passages` it searches
     for the question as it is, or for nothing with a template that retrieves (`rag`), and its answer names the
     first passage that has the first golden answer. Raises UserError, and CheckFailed where there is none.
     """
@@ -70,7 +69,7 @@ def make_demonstrations(
     environment = Environment(codec, template, episode_options(config), search, attempts=1)
     make = partial(_from_passages, environment)
     if source == "facts":
-        make = partial(_from_facts, environment, search, recovery, config.trainer.seed)
+        make = partial(_from_facts, environment, search, config.trainer.seed)
     questions = load_questions(tuple(files), config, codec, note, limit)
     check_some_left(questions, files)
     with counted("demonstrations", len(questions)) as count:
@@ -133,9 +132,7 @@ async def _all(
     return made
 
 
-async def _from_facts(
-    environment: Environment, search: SearchTool, recovery: float, seed: int, question: Question
-) -> Turns:
+async def _from_facts(environment: Environment, search: SearchTool, seed: int, question: Question) -> Turns:
     options, codec = environment.options, environment.codec
 
     def shown(outcome: Search) -> Search:
@@ -145,9 +142,7 @@ async def _from_facts(
             return replace(outcome, shown=0)
         return replace(outcome, shown=information.shown, cut=information.cut)
 
-    chain = await fact_chain(
-        question, search, shown, max_searches=options.max_turns, recovery=recovery, seed=seed
-    )
+    chain = await fact_chain(question, search, shown, max_searches=options.max_turns, seed=seed)
     episode = await _run(environment, question, lambda request, turn: "".join(chain.turns[turn : turn + 1]))
     if [each.shown_texts for each in episode.searches] != [each.shown_texts for each in chain.searches]:
         raise NoDemonstration(NO_ROOM)
