@@ -15,14 +15,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.cli_mistakes import Shell, cut, edit, lines, place, put, shell, train
-from tests.plugin_site import hook, site
 from tests.training import tokenizer
 
 from srl.index import build_index
 from srl.serve.server import bind
 from srl.trajectory import Passage
 
-__all__ = ["place", "shell", "site"]
+__all__ = ["place", "shell"]
 
 TRAIN = "-q train --config {place}/small.yaml"
 EVAL = "-q eval run {place}/model --config {place}/small.yaml --index {place}/index"
@@ -324,24 +323,6 @@ def test_a_model_without_eos_pad_token_or_chat_template_trains_and_says_so(shell
     assert code == 0, err
     assert "no EOS token" in err
     assert "no chat template" in err
-
-
-def test_a_plugin_that_does_not_load_is_named_where_it_is_used(shell, site, place) -> None:
-    site.install("srl-search-odd", "import no_such_module_at_all")
-    site.install("srl-search-half", hook("reward", "half", factory="no_such_module:make"))
-    assert "'grpo'" in shell.refused(*train(place))
-    assert "no_such_module" in shell.refused("plugins", "check", "half")
-    assert "no_such_module_at_all" in shell.refused("plugins", "check", "odd")
-    code, out, _ = shell.typed("plugins", "list")
-    assert code == 0
-    assert "no_such_module_at_all" in out
-
-
-def test_a_port_that_is_taken_is_one_line(shell: Shell, place: Path) -> None:
-    with bind(port=0) as taken:
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert str(port) in shell.refused("serve", "retriever", "--index", place / "index", "--port", port)
 
 
 def test_a_server_that_is_not_there_is_one_line_that_says_how_to_start_it(shell: Shell, place: Path) -> None:

@@ -84,7 +84,7 @@ class Followed:
     """A log, a terminal and a run's directory."""
 
     def __init__(self) -> None:
-        self.log = LogActor(FOLDER / "log", run_info(), sample_freq=1, sample_count=1)
+        self.log = LogActor(FOLDER / "log", run_info(), sample_freq=1)
         self.out, self.told = io.StringIO(), list[int]()
         self.config = Config.model_validate({"cluster": {"watchdog_s": 5.0}})
 

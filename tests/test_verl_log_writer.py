@@ -16,6 +16,7 @@ from srl import files
 from srl.config import load_config
 from srl.errors import UserError
 from srl.store import read_records
+from srl.train.report import SAMPLES
 from srl.train.run_directory import Progress
 from srl.train.verl.log_writer import LogActor
 from srl.train.watches import Watcher
@@ -27,7 +28,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def new_writer(log: Path) -> LogActor:
-    return LogActor(log, run_info(), sample_freq=1, sample_count=1)
+    return LogActor(log, run_info(), sample_freq=1)
 
 
 def rows(log: Path, query: str) -> list[tuple]:
@@ -145,7 +146,7 @@ def test_a_finished_step_is_told_with_what_its_episodes_say_of_it(log):
     assert known["actor/lr"] == 0.5
     assert known["train/em"] == 0.0, "what the episodes say comes before what verl says of them"
     (event,) = writer.poll().events
-    assert (event.metrics, len(event.samples)) == (known, 1)
+    assert (event.metrics, len(event.samples)) == (known, SAMPLES)
     writer.flush()
     assert dict(rows(log, "SELECT name, value FROM metrics")) == known
 

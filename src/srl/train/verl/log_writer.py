@@ -61,7 +61,6 @@ class LogActor:
     directory: Path
     info: RunInfo
     sample_freq: int = 0
-    sample_count: int = 0
     watcher: Watcher | None = None
     launcher: Process | None = None
     progress: Progress = field(default_factory=Progress)
@@ -173,7 +172,7 @@ class LogActor:
         self._watch(step, phase, all_metrics)
         self._last = time.monotonic()
         due = phase == "train" and self.sample_freq and step % self.sample_freq == 0
-        samples = tuple(records[: self.sample_count]) if due else ()
+        samples = tuple(records[:SAMPLES]) if due else ()
         self._events.append(Event(step, phase, all_metrics, samples))
         return all_metrics
 
@@ -239,8 +238,7 @@ def start_log_actor(run: Path, info: RunInfo, trainer: Trainer, watcher: Watcher
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     actor = ray.remote(num_cpus=0)(LogActor).options(name=_name(run), scheduling_strategy=here)
-    shown = trainer.sample_freq, SAMPLES
-    return actor.remote(run / LOG, info, *shown, watcher, Process.here())
+    return actor.remote(run / LOG, info, trainer.sample_freq, watcher, Process.here())
 
 
 def log_actor_of(run: Path) -> Any:
