@@ -61,6 +61,7 @@ docs: .venv/.ready-dev
 # What is measured again before a release, small things first; each writes bench/results/NAME.json.
 bench: .venv/.ready-dev
 	$(BIN)/python bench/retrieval_quality.py
+	$(BIN)/python bench/log_page.py
 	$(BIN)/python bench/learning.py
 	$(BIN)/python bench/tables.py
 
