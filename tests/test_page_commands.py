@@ -47,7 +47,6 @@ CANNOT = {
     r"srl eval run .*search-r1/test": "it wants the seven test sets of Search-R1",
     r"srl eval run .*--backend verl": "it wants verl; tests/test_verl_evaluation.py has it",
     r"srl (eval run|train (?!.*--dry-run).*--model) [A-Z]\w*/\w": HUB,
-    r"srl train .*\.gguf": "it wants a GGUF file; tests/test_convert_gguf.py writes one",
     r"srl index search (web-index |.*env=)": "it asks a search API; those of the web plugin stand in",
     r"srl index build .*--retriever (lucene|hybrid)": "it wants Java",
     r"srl serve .* search_on=gpu": "it wants a GPU",

@@ -43,7 +43,7 @@ sys.exit(main())
 """`srl` whose torch engine captures no graphs."""
 CONVERT = """
 import pathlib, sys, torch
-from srl.train.convert_gguf import convert_file
+from bench.gguf_model import convert_file
 convert_file(*map(pathlib.Path, sys.argv[1:]), torch.float32)
 """
 CURVES = (

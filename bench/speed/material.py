@@ -23,6 +23,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
+from bench.gguf_model import convert_file  # noqa: E402
 from bench.speed.harness import Options  # noqa: E402
 
 from srl.config import Config, load_config  # noqa: E402
@@ -33,7 +34,6 @@ from srl.data.world import make_world, questions  # noqa: E402
 from srl.files import write_json  # noqa: E402
 from srl.models.new import new_model  # noqa: E402
 from srl.models.weights import save_model  # noqa: E402
-from srl.train.convert_gguf import convert_file  # noqa: E402
 from srl.train.make_missing import BASE_MODEL  # noqa: E402
 from srl.train.report import Terminal  # noqa: E402
 from srl.train.run import start  # noqa: E402

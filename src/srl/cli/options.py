@@ -75,7 +75,7 @@ ModelToRun = Annotated[
     str | None,
     typer.Argument(
         metavar="[MODEL]",
-        help="Model directory, ORG/NAME of the Hugging Face hub, GGUF file, or run (newest checkpoint; "
+        help="Model directory, ORG/NAME of the Hugging Face hub, or run (newest checkpoint; "
         "RUN@best: best by validation; RUN@30: step 30). A server's model needs none.",
     ),
 ]

@@ -42,7 +42,7 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model to train: a Hugging Face directory, ORG/NAME of its hub, a GGUF file, or a "
+            help="The model to train: a Hugging Face directory, ORG/NAME of its hub, or a "
             "checkpoint of a run (RUN@best, RUN@30)."
         ),
     ] = None,

@@ -146,11 +146,10 @@ class Model(Section):
     """The policy: its weights, precision and device."""
 
     path: Annotated[File | None, Key(EVERY, verl=".")] = None
-    """The model that training starts from: a Hugging Face directory, ORG/NAME or ORG/NAME@REVISION of the
-    Hugging Face hub (fetched once, into the hub's cache), or a GGUF file (converted once, into the
-    workspace). null: the small base model of data.world."""
+    """The model that training starts from: a Hugging Face directory, or ORG/NAME or ORG/NAME@REVISION of the
+    Hugging Face hub (fetched once, into the hub's cache). null: the small base model of data.world."""
     tokenizer: Annotated[File | None, Key(EVERY, verl=".tokenizer_path")] = None
-    """Directory of the tokenizer, its name on the hub, or a GGUF file. null: the model's."""
+    """Directory of the tokenizer, or its name on the hub. null: the model's."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights. auto: bfloat16 on a GPU that supports it, else float32. float16 is for
     evaluation; the local backend does not train in it, since it does not scale the loss."""
@@ -626,7 +625,7 @@ class Ref(Section):
     """The reference policy of the KL terms."""
 
     path: Annotated[File | None, Key(refused="its reference is the policy's directory")] = None
-    """Reference policy: a directory, a name on the hub or a GGUF file. null: the policy as RL starts."""
+    """Reference policy: a directory or a name on the hub. null: the policy as RL starts."""
 
 
 class Sft(Section):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +13,13 @@ _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 What = Literal["model", "tokenizer", "config"]
 """What of a repository is wanted: all that training needs, the tokenizer, or `config.json`."""
-FILES: dict[What, tuple[str, ...]] = {
-    "model": ("config.json", "*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"),
-    "tokenizer": ("tokenizer.json", "tokenizer_config.json", "*.json", "*.txt", "*.model", "*.jinja"),
+NEEDED: dict[What, tuple[str, ...]] = {
+    "model": ("config.json", "*.safetensors"),
+    "tokenizer": ("tokenizer*.json",),
     "config": ("config.json",),
 }
-
-
-def is_gguf(path: str | Path) -> bool:
-    """Whether `path` is meant as a GGUF file, by its name."""
-    return str(path).lower().endswith(".gguf")
+BESIDE = ("*.json", "*.txt", "*.model", "*.jinja")
+"""Fetched with a model and with a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +31,9 @@ class HubName:
 
     @classmethod
     def parse(cls, text: str | Path) -> HubName | None:
-        """The name that `text` is; None for a path: what exists, and GGUF files, are paths."""
+        """The name that `text` is; None for a path, as what exists is."""
         found = _NAME.fullmatch(str(text))
-        if found is None or Path(text).exists() or is_gguf(text):
+        if found is None or Path(text).exists():
             return None
         return cls(found[1], found[2] or "main")
 
@@ -54,12 +50,12 @@ class HubName:
         """The repository's folder in the hub's cache."""
         return cache() / f"models--{self.repository.replace('/', '--')}"
 
-    def snapshot(self) -> Path | None:
-        """The files of this revision in the cache, where there are any."""
+    def snapshot(self, what: What | None = None) -> Path | None:
+        """The directory of this revision in the cache, where it has `what` is wanted of it."""
         ref = self.folder / "refs" / self.revision
         commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else self.revision
-        found = self.folder / "snapshots" / commit
-        return found if _COMMIT.fullmatch(commit) and found.is_dir() else None
+        folder = self.folder / "snapshots" / commit
+        return folder if _COMMIT.fullmatch(commit) and folder.is_dir() and has_needed(folder, what) else None
 
 
 def cache() -> Path:
@@ -99,16 +95,15 @@ def local_copy(model: str, trust_remote_code: bool, setting: str = "") -> Path:
 def fetched(name: HubName, what: What, *, trust_remote_code: bool = False) -> Path:
     """The directory of a model on the hub, in the hub's cache, downloaded where it is not there.
 
-    The hub is asked which commit the revision is; where it is pinned, or the hub is out of reach, a whole
-    copy in the cache will do. Code is downloaded only if it is trusted. Raises UserError.
+    The hub is asked which commit the revision is; where it is out of reach, the cache's copy will do. Code is
+    downloaded only if it is trusted. Raises UserError.
     """
     import httpx
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-    if (folder := name.snapshot()) and name.is_pinned and is_whole(folder, what):
-        return folder
-    patterns = [*FILES[what], *(["*.py"] if trust_remote_code else [])]
+    patterns = [*NEEDED[what], *([] if what == "config" else BESIDE)]
+    patterns += ["*.py"] if trust_remote_code else []
     try:
         folder = Path(
             snapshot_download(
@@ -126,10 +121,10 @@ def fetched(name: HubName, what: What, *, trust_remote_code: bool = False) -> Pa
             hint = "check the spelling, or set HF_TOKEN if it is private"
         what_failed = f"no model directory {name}, and the hub did not give it: {hub_reason(error)}"
         raise UserError(what_failed, hint=hint) from error
-    if not is_whole(folder, what):
+    if not has_needed(folder, what):
         raise UserError(
-            f"{name} is not whole on the hub or in its cache ({cache()}): no {' or '.join(FILES[what][:2])}",
-            hint="give a model of transformers, a directory, or a GGUF file that `hf download` has fetched",
+            f"{name} is not whole on the hub or in its cache ({cache()}): no {' or '.join(NEEDED[what])}",
+            hint="give a model of transformers, or a directory",
         )
     return folder
 
@@ -139,12 +134,6 @@ def hub_reason(error: Exception) -> str:
     return first_line(error)[:120].rstrip(" .")
 
 
-def is_whole(snapshot: Path, what: What) -> bool:
-    """Whether the cache has what is wanted, as far as that can be seen without the hub."""
-    if what == "tokenizer":
-        return any((snapshot / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    if what == "model" and (index := snapshot / "model.safetensors.index.json").is_file():
-        shards = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
-    else:
-        shards = {"*.safetensors"} if what == "model" else set()
-    return all(any(snapshot.glob(pattern)) for pattern in ("config.json", *shards))
+def has_needed(folder: Path, what: What | None) -> bool:
+    """Whether there are files of each kind that is needed."""
+    return all(any(folder.glob(pattern)) for pattern in (NEEDED[what] if what else ()))

@@ -140,9 +140,9 @@ def load_model(
     return model.eval()
 
 
-def loading_fault(error: Exception, sizes: str = "config.json") -> str:
-    """Why transformers could not load a model, as one line; `sizes` is the file that states its shapes."""
-    mismatch = f"its weights do not have the shapes of its {sizes}"
+def loading_fault(error: Exception) -> str:
+    """Why transformers could not load a model, as one line."""
+    mismatch = "its weights do not have the shapes of its config.json"
     return mismatch if "ignore_mismatched_sizes" in str(error) else error_line(error)
 
 
@@ -191,8 +191,7 @@ def check_directory(path: Path, trust_remote_code: bool, key: str = "model.trust
     if not path.is_dir():
         raise UserError(
             f"no model directory {path}",
-            hint="give a directory with config.json and *.safetensors, ORG/NAME of the Hugging Face hub, "
-            "or a GGUF file to train",
+            hint="give a directory with config.json and *.safetensors, or ORG/NAME of the Hugging Face hub",
         )
     check_checkpoint(path, leave_out="trainer/")
     config = _read_config(path)

@@ -16,7 +16,6 @@ from srl.train.load_components import with_protocol
 from srl.train.make_missing import Note
 from srl.train.model_card import read_card
 from srl.train.run_directory import CHECKPOINTS, RECORD, BackendName, RunRecord
-from srl.workspace import Workspace
 
 
 def trained_with(config: Config) -> dict[str, str]:
@@ -31,21 +30,20 @@ def local_settings(
     file: Path | None,
     flags: Mapping[str, object],
     sets: Sequence[str],
-    workspace: Workspace,
     note: Note,
     kind: Kind = "eval",
     backend: BackendName = "local",
 ) -> Config:
-    """`settings_of` a model that may have to be fetched or converted first.
+    """`settings_of` a model that may have to be fetched first.
 
     `note` is told what of `flags` and `sets` such a run does not read. A preset or a file is that of the
     training, whose other settings are not meant for it.
     """
     settings = settings_of(model, preset, file, flags, sets)
-    local = with_local_models(settings, workspace, note)
+    local = with_local_models(settings, note)
     if model is not None and local.model.path != settings.model.path:
         known = settings_of(Path(str(local.model.path)), preset, file, flags, sets)
-        local = with_local_models(known, workspace, note)
+        local = with_local_models(known, note)
     local = with_protocol(local, note)
     typed = typed_keys(flags, sets)
     for line in unread_lines(unread(local, typed, kind, backend, algorithm_plugin(local.algorithm.name))):

@@ -14,10 +14,9 @@ from torch import nn
 
 from srl.config import Config
 from srl.errors import UserError, error_line
-from srl.models.hub import HubName, fetched, is_gguf
+from srl.models.hub import HubName, fetched
 from srl.models.load import context_of, count_parameters, of_run, pick_device, pick_dtype
 from srl.models.weights import add_lora
-from srl.train.convert_gguf import check_gguf
 from srl.update.critic import Critic
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def meta_model(config: Config, path: str | Path, dtype: torch.dtype) -> PreTrain
 
 
 def _sizes(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """The `config.json` of a directory, a published model, a GGUF file, or a model on the hub."""
+    """The `config.json` of a directory, a published model, or a model on the hub."""
     from transformers import AutoConfig
 
     if (Path(path) / "config.json").is_file():
@@ -158,12 +157,9 @@ def _sizes(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
         )
     if str(path) in PUBLISHED:
         return AutoConfig.for_model(**PUBLISHED[str(path)])
-    if is_gguf(path):
-        check_gguf(Path(path))
-        return AutoConfig.from_pretrained(str(Path(path).parent), gguf_file=Path(path).name)
     if name := HubName.parse(path):
         return _sizes(fetched(name, "config", trust_remote_code=trust_remote_code), trust_remote_code)
     raise UserError(
         f"no model directory {path} (expected a config.json in it) {of_run(Path(path))}",
-        key="model.path", hint="a directory, ORG/NAME of the Hugging Face hub, or a GGUF file",
+        key="model.path", hint="a directory, or ORG/NAME of the Hugging Face hub",
     )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import srl.store
 from srl.errors import UserError, parsing
-from srl.models.hub import HubName, is_gguf
+from srl.models.hub import HubName
 from srl.train.run_directory import CHECKPOINTS, best_step, checkpoints
 from srl.workspace import Workspace, split_at_step
 
@@ -21,12 +21,11 @@ _VALIDATIONS = "SELECT step, em FROM steps WHERE phase = 'val' AND em IS NOT NUL
 def model_directory(name: str, workspace: Workspace, note: Callable[[str], None] = lambda text: None) -> Path:
     """The model that `name` means: a model directory, or a checkpoint of a run. Raises UserError.
 
-    A name on the Hugging Face hub and a GGUF file are returned as they are. `note` says which is the best.
+    A name on the Hugging Face hub is returned as it is. `note` says which is the best.
     """
     path, (named, which) = Path(name), split_name(name)
     is_run = _is_run(Path(named))
-    is_model = is_gguf(path) or (path.is_dir() and not _is_run(path))
-    if is_model or (HubName.parse(name) and not is_run):
+    if (path.is_dir() and not _is_run(path)) or (HubName.parse(name) and not is_run):
         return path
     if not is_run and not workspace.all_runs():
         raise UserError(f"no model directory {name}, and there are no runs in {workspace.runs}")

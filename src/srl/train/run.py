@@ -138,7 +138,7 @@ def resume(
     trains = load_backend(record.backend)
     trains.check(config)
     check_loggers(config.trainer.logger)
-    config = with_local_models(config, workspace, terminal.note)
+    config = with_local_models(config, terminal.note)
     config = resuming.with_its_dtype(run, record, config, terminal.note)
     trainer = trains.prepare(config, record.algo, workspace, terminal)
     inputs = {**trainer.inputs, **resuming.question_digests(config)}
@@ -181,7 +181,7 @@ def with_paths(config: Config, algo: str, workspace: Workspace, terminal: Termin
         model = model_of_log(Path(config.sft.log))
         terminal.note(f"fine-tuning {model}, which that run started from; --model RUN@best takes its policy")
         config = config.with_settings({"model.path": str(model)})
-    config = with_local_models(config, workspace, terminal.note)
+    config = with_local_models(config, terminal.note)
     if config.model.path is not None:
         return with_day(with_protocol(config, terminal.note))
     config = with_protocol(config, terminal.note)

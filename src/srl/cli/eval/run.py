@@ -134,7 +134,7 @@ def run(
         "data.template": template,
     }
     baselines = chosen_baselines(baseline or [])
-    settings = local_settings(directory, preset, config, flags, sets or [], workspace, note, backend=backend)
+    settings = local_settings(directory, preset, config, flags, sets or [], note, backend=backend)
     check_search(settings, baselines, index or url)
     report = evaluate_model(
         settings, [str(path) for path in data], workspace, n=n, limit=limit,
