@@ -28,7 +28,6 @@ from srl.train.fit import (
     Layout,
     cache_bytes,
     footprint,
-    logprob_buffers,
     pass_parts,
     rollout_parts,
     saved_model,
@@ -215,11 +214,8 @@ def scored(count: int, length: int, vocabulary: int) -> list[Trajectory]:
 
 
 @pytest.mark.parametrize("vocabulary", [400, 6000])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("networks", NETWORKS.values(), ids=NETWORKS)
-def test_log_probs_take_about_what_is_estimated_and_not_more(
-    tmp_path, monkeypatch, networks, dtype, vocabulary
-):
+def test_log_probs_take_no_more_than_an_update(tmp_path, monkeypatch, networks, vocabulary):
     for module in ("srl.update.logprobs", "srl.train.fit"):
         monkeypatch.setattr(f"{module}.CHUNK", 256)
     rows, length = 8, 64
@@ -227,7 +223,7 @@ def test_log_probs_take_about_what_is_estimated_and_not_more(
         tiny_model(vocab_size=vocabulary, width=64, ffn=192), byte_level_tokenizer(), tmp_path / "model"
     )
     config, learner, optimisers = made_learner(
-        tmp_path / "model", **networks, model__dtype=dtype, data__max_prompt_length=1,
+        tmp_path / "model", **networks, model__dtype="bfloat16", data__max_prompt_length=1,
         data__max_response_length=length - 1, actor__ppo_mini_batch_size=rows // 4, rollout__n=2,
         actor__ppo_max_token_len=rows * length // 2, critic__ppo_max_token_len=rows * length // 2,
         data__train_batch_size=rows // 2,
@@ -236,8 +232,8 @@ def test_log_probs_take_about_what_is_estimated_and_not_more(
     episodes = scored(rows, length, vocabulary)
     with Live(tensors_of(learner, optimisers)) as live:
         make_experience(learner, episodes, [Score(1.0)] * rows)
-    estimated = logprob_buffers(shape, config, CPU).update
-    assert 0.95 * live.peak <= estimated <= 1.5 * live.peak
+    sections = [config.actor, config.critic][: 1 + (learner.critic is not None)]
+    assert live.peak <= max(total(pass_parts(shape, config, CPU, section), "update") for section in sections)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -308,20 +304,24 @@ def test_published_models_fit_their_gpus_with_what_the_plan_says_to_set(gpu, alg
 
 
 @pytest.mark.parametrize(
-    ("sets", "there", "to_come"),
+    ("sets", "last", "to_come"),
     [
-        ({}, {}, 6),
-        ({"max_ckpt_to_keep": 3}, {}, 5),  # the last 3, the best, and the one being written
-        ({"save_freq": 0}, {}, 1),
-        ({"save_freq": 70}, {}, 5),
-        ({}, {"there": 2, "last": 100}, 4),  # 150, 200, 250 and 300
-        ({}, {"there": 6, "last": 300}, 0),
-        ({"max_ckpt_to_keep": 3}, {"there": 3, "last": 200}, 2),  # the best is not there yet
-        ({"max_ckpt_to_keep": 1}, {"there": 4, "last": 200}, 1),
-        ({"test_freq": 60}, {"saves_best": True}, 10),  # each validation may be the best so far
-        ({"save_freq": 1, "test_freq": 1, "max_ckpt_to_keep": 1}, {}, 3),
+        ({}, 0, 6),
+        ({"max_ckpt_to_keep": 3}, 0, 5),  # the last 3, the best, and the one being written
+        ({"save_freq": 0}, 0, 1),
+        ({"save_freq": 70}, 0, 5),
+        ({}, 100, 4),  # 150, 200, 250 and 300
+        ({"max_ckpt_to_keep": 3}, 200, 1),
     ],
 )
-def test_checkpoints_to_come_are_the_last_ones_the_best_and_the_one_being_written(sets, there, to_come):
+def test_checkpoints_to_come_are_the_last_ones_the_best_and_the_one_being_written(
+    tmp_path, monkeypatch, sets, last, to_come
+):
+    for step in range(50, last + 1, 50):
+        (tmp_path / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    free = disk_space.shutil.disk_usage(tmp_path)
     trainer = Trainer(**{"save_freq": 50, "test_freq": 50, **sets})
-    assert disk_space.checkpoints_to_come(trainer, 300, **there) == to_come
+    for room, lacks in ((to_come * 1000, False), (to_come * 1000 - 1, True)):
+        usage = free._replace(free=room)
+        monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder, usage=usage: usage)
+        assert bool(disk_space.lack_of_room(trainer, 300, tmp_path, 1000)) == lacks

@@ -63,7 +63,7 @@ def test_shape_of_a_published_model_has_its_number_of_parameters(model, paramete
 
 @pytest.fixture
 def quick(monkeypatch, tmp_path):
-    monkeypatch.setattr("srl.train.threads.usable_cores", lambda: 1)
+    monkeypatch.setattr("srl.train.threads.CORES", 1)
     monkeypatch.setenv("SRL_WORKSPACE", str(tmp_path / "workspace"))
     monkeypatch.chdir(tmp_path)
 

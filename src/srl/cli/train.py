@@ -154,7 +154,7 @@ def export(
     name, which = split_name(run)
     directory = workspace.find_run(name, trained=True)
     step = named_step(directory, which, output.note) if which else None
-    model = write(directory, out, step=step, dtype=dtype, overwrite=overwrite, note=output.note)
+    model = write(directory, out, step=step, dtype=dtype, overwrite=overwrite)
     if as_json:
         output.print_json(asdict(model))
         return

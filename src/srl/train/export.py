@@ -25,8 +25,7 @@ from srl.files import (
     write_manifest,
 )
 from srl.models.load import DTYPES, load_model, load_tokenizer
-from srl.models.weights import quietly, save_model
-from srl.train.make_missing import Note
+from srl.models.weights import save_model
 from srl.train.run_directory import RunRecord, checkpoints
 from srl.train.sharded_weights import merged, shard_files
 
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KIND = "model"
-GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""The class that reads `tokenizer.json` unchanged, by its names in transformers 4 and 5."""
 _REPLACEABLE = replaceable(KIND, "an exported model")
 _TRAINER = "trainer"
 _MEGATRON = Path("model", "huggingface")
@@ -60,7 +57,6 @@ def export(
     step: int | None = None,
     dtype: str | None = None,
     overwrite: bool = False,
-    note: Note = lambda text: None,
 ) -> Exported:
     """Write the checkpoint of `step` (the newest by default) of `run` to the directory `out`.
 
@@ -97,8 +93,6 @@ def export(
                 shutil.copyfile(file, folder / file.name)
             _copy(tokenizer, folder, leave_out=("config.json", "generation_config.json"), weights=False)
             shutil.copyfile(checkpoint / ABOUT, folder / ABOUT)
-        if not is_tokenizer_read_as_written(folder):
-            note(f"warning: AutoTokenizer misreads the tokenizer in {out}; use PreTrainedTokenizerFast")
         kept = _dtype_of(folder)
         write_manifest(folder, KIND, {"run": run.name, "step": step, "files": files_in(folder)})
     return Exported(out, run.name, backend, step, kept)
@@ -170,23 +164,3 @@ def with_weights(
     if (described / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(described, local_files_only=True)
     return model.eval()
-
-
-def is_tokenizer_read_as_written(directory: Path) -> bool:
-    """Whether `AutoTokenizer` reads the tokenizer of a model directory as its `tokenizer.json` says.
-
-    For some architectures (Qwen2) transformers 5 builds its own tokenizer from the vocabulary, whatever class
-    is named.
-    """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    file = directory / "tokenizer_config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if config.get("tokenizer_class") not in GENERIC:
-        return True
-    with quietly():
-        first, second = (
-            kind.from_pretrained(str(directory), local_files_only=True).backend_tokenizer.to_str()
-            for kind in (AutoTokenizer, PreTrainedTokenizerFast)
-        )
-    return bool(first == second)

@@ -34,9 +34,9 @@ FLOAT32, MOMENTS = 4, 8
 """Bytes of a number in float32, and of AdamW's two moments."""
 SAMPLED_LOGIT = 16
 """Bytes per logit of the rollout: logits, scaled logits, log-probs and probabilities in float32."""
-FORWARD_LOGIT, LOGIT, ENTROPY = 8, 12, 8
-"""Bytes per logit in float32 on the local backend: two tensors in a pass without gradients, three in an
-update, two more where the entropy has a gradient too."""
+LOGIT, ENTROPY = 12, 8
+"""Bytes per logit in float32 of an update on the local backend: three tensors, two more where the entropy has
+a gradient too."""
 VERL_LOGIT = {2: (12, 26), 4: (20, 28)}
 """Bytes per logit of an update in verl, by the bytes of a number of the pass, without and with entropy."""
 FUSED_LOGIT = 4
@@ -97,7 +97,7 @@ def footprint(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     parts = states(shape, config, layout)
     if layout.kind == "local":
         parts += rollout_parts(shape, config, layout)
-        candidates = [[logprob_buffers(shape, config, layout)], [saved_model(shape, layout)]]
+        candidates = [[saved_model(shape, layout)]]
     else:
         step = -(-8 * max(shape.trainable, shape.critic_trained) // layout.shards)
         candidates = [[Part("optimiser step", 0, step, "gradients and a root of moments in float32")]]
@@ -165,7 +165,11 @@ def rollout_parts(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     if not layout.cpu and shape.heads > shape.kv_heads:
         together = min(slots, -(-tokens // config.rollout.max_obs_length))
         gathered += together * longest * 2 * shape.heads * shape.head_dim * size
-    layer = tokens * longest * (1 + size) + _forward_layer(shape, tokens, gathered)
+    norm, attention = shape.width * (8 + size), 4 * shape.heads * shape.head_dim * size
+    inner = max(tokens * norm, tokens * attention + gathered, tokens * 3 * shape.ffn * size)
+    layer = (
+        tokens * longest * (1 + size) + tokens * 2 * shape.width * size + inner
+    )  # mask, states, what is in it
     buffers = max(sampling, layer) if layout.cpu else sampling + layer
     cached = cache_bytes(shape, slots, longest)
     kept = cached if layout.cpu and cached <= SMALL_CACHE else 0
@@ -175,23 +179,6 @@ def rollout_parts(shape: Shape, config: Config, layout: Layout) -> list[Part]:
         Part("rollout buffers", buffers, 0, "logits, one layer"),
         Part("weights aside", aside, 0, "of the matrices with an adapter, while it is merged"),
     ]
-
-
-def _forward_layer(shape: Shape, tokens: int, gathered: int = 0) -> int:
-    """Bytes of a layer's forward pass without gradients: the states before and after it, and the largest of
-    its norm, its attention with `gathered` bytes of keys and values, and its feed-forward."""
-    size = shape.itemsize
-    norm, attention = shape.width * (8 + size), 4 * shape.heads * shape.head_dim * size
-    inner = max(tokens * norm, tokens * attention + gathered, tokens * 3 * shape.ffn * size)
-    return tokens * 2 * shape.width * size + inner
-
-
-def logprob_buffers(shape: Shape, config: Config, layout: Layout) -> Part:
-    """A pass without gradients: one layer at a time, or the logits of a chunk beside the states."""
-    tokens = max(pass_tokens(config, layout, section) for section in _trained(shape, config))
-    chunk, size = min(CHUNK, tokens) * shape.vocabulary, shape.itemsize
-    logits = tokens * shape.width * size + chunk * size + FORWARD_LOGIT * _in_float32(chunk, layout)
-    return Part("log-prob buffers", 0, max(_forward_layer(shape, tokens), logits), f"{tokens:,} tokens")
 
 
 def saved_model(shape: Shape, layout: Layout) -> Part:

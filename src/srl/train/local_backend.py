@@ -35,7 +35,7 @@ from srl.train.rl import ReinforcementLearning
 from srl.train.run_directory import RFT, SFT
 from srl.train.search import as_inputs, index_digests
 from srl.train.sft import batches, digest_of_episodes, sft_optimiser, with_epochs
-from srl.train.threads import in_words, set_threads
+from srl.train.threads import set_threads
 from srl.train.watches import Watcher
 from srl.update.compiling import compile_updates
 from srl.update.logits import trunk
@@ -59,7 +59,8 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     torch.manual_seed(config.trainer.seed)
     policy = load_policy(config.model, _note_of_tokenizer(config, workspace, terminal))
     actor, longest = policy.model, config.data.max_episode_tokens
-    where = in_words(set_threads(actor, config))
+    threads = set_threads(actor, config)
+    where = f"{threads} thread{'' if threads == 1 else 's'}"
     splits = load_splits(config, policy.codec, terminal.note, algo)
     environment = load_environment(config, workspace, policy.codec, terminal.note, splits)
     for error in truncation_errors(config, engine_name(config)):

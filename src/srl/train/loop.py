@@ -106,8 +106,7 @@ class Loop(ABC):
         """Train to the end of the run, from the checkpoint of the step `resumed_from` if there is one (−1:
         from the start; None: a new run). An interruption leaves log and checkpoints to be resumed."""
         self.run = run
-        size, saves_best = self.checkpoint_size, self.patience is not None
-        if lack := lack_of_room(self.config.trainer, self.steps, run, size, saves_best=saves_best):
+        if lack := lack_of_room(self.config.trainer, self.steps, run, self.checkpoint_size):
             self.terminal.note(f"warning: {lack}")
         with (
             reporters(self.config, run, resumed_from) as also,
