@@ -13,20 +13,19 @@ from tests.rows import on_policy
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 from srl.config import Config, load_config
-from srl.config.sections import Trainer
 from srl.models.load import load_model
 from srl.models.weights import save_model
 from srl.rollout.cached_forward import PADDED_TOKENS
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
-from srl.train import disk_space
 from srl.train.checkpoint import save_checkpoint
 from srl.train.fit import (
     GPUS,
     USABLE,
     Layout,
     cache_bytes,
+    checkpoint_bytes,
     footprint,
     pass_parts,
     rollout_parts,
@@ -272,8 +271,7 @@ def test_a_checkpoint_takes_no_more_than_is_estimated(tmp_path, saved, networks,
     assert 0.97 * live.peak <= estimated <= 1.5 * live.peak
     files = [file for file in path.rglob("*") if file.suffix in (".pt", ".safetensors")]
     written = sum(file.stat().st_size for file in files)
-    of_networks = disk_space.checkpoint_bytes(learner.actor, learner.critic)
-    assert of_networks == pytest.approx(written, rel=0.02, abs=100_000)
+    assert checkpoint_bytes(shape) == pytest.approx(written, rel=0.02, abs=100_000)
 
 
 FITTING: dict[str, tuple[str, str, dict[str, object], object]] = {
@@ -301,27 +299,3 @@ def test_published_models_fit_their_gpus_with_what_the_plan_says_to_set(gpu, alg
     changed = config.with_settings(found)
     parts = footprint(shape_of(changed, path, needs_critic=critic), changed, GPU)
     assert max(total(parts, "rollout"), total(parts, "update")) <= USABLE * room
-
-
-@pytest.mark.parametrize(
-    ("sets", "last", "to_come"),
-    [
-        ({}, 0, 6),
-        ({"max_ckpt_to_keep": 3}, 0, 5),  # the last 3, the best, and the one being written
-        ({"save_freq": 0}, 0, 1),
-        ({"save_freq": 70}, 0, 5),
-        ({}, 100, 4),  # 150, 200, 250 and 300
-        ({"max_ckpt_to_keep": 3}, 200, 1),
-    ],
-)
-def test_checkpoints_to_come_are_the_last_ones_the_best_and_the_one_being_written(
-    tmp_path, monkeypatch, sets, last, to_come
-):
-    for step in range(50, last + 1, 50):
-        (tmp_path / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
-    free = disk_space.shutil.disk_usage(tmp_path)
-    trainer = Trainer(**{"save_freq": 50, "test_freq": 50, **sets})
-    for room, lacks in ((to_come * 1000, False), (to_come * 1000 - 1, True)):
-        usage = free._replace(free=room)
-        monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder, usage=usage: usage)
-        assert bool(disk_space.lack_of_room(trainer, 300, tmp_path, 1000)) == lacks

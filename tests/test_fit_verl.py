@@ -90,13 +90,6 @@ def test_a_server_takes_its_share_of_a_gpu_in_which_weights_and_an_episode_must_
     assert server_bytes(shape, config, two, 24 * 2**30) < server_bytes(shape, config, EIGHT, 24 * 2**30)
 
 
-def test_machine_without_a_gpu_holds_every_workers_part_and_the_copies():
-    config, shape = seven_b("rollout.max_num_seqs=2", "model.dtype=float32", critic=False)
-    memory = footprint(shape, config, Layout("verl", workers=2, cpu=True))
-    assert bytes_of(memory, "policy weights")[1] == QWEN_7B * 4
-    assert bytes_of(memory, "engine weights") == (2 * QWEN_7B * 4, 2 * QWEN_7B * 4)
-
-
 class AsAutocast(TorchFunctionMode):
     """Casts to float32 where CUDA's autocast does: softmax, log-softmax and sums of bfloat16."""
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +15,6 @@ from tests.cli_mistakes import Shell, lines, place, shell, train
 
 from srl import files
 from srl.store import reading
-from srl.train import disk_space
 from srl.train.resume import resume_command
 
 __all__ = ["place", "shell"]
@@ -73,18 +70,6 @@ def test_a_disk_that_fills_up_in_training_stops_the_run_which_goes_on_later(
     assert f"; resume with `{resume_command(run)}`: from the start" in err
     assert shell.typed("-q", "train", "--resume")[0] == 0
     assert train_steps(workspace) == [1, 2]
-
-
-@pytest.mark.parametrize("algo", ["grpo", "ppo"])
-def test_a_run_whose_checkpoints_will_not_fit_says_so_when_it_starts(
-    shell: Shell, place: Path, monkeypatch, algo: str
-) -> None:
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    command = [part for part in train(place, "--steps", "1", "--algo", algo) if part != "-q"]
-    code, _, err = shell.typed(*command)
-    assert code == 0
-    assert "warning: the checkpoints to come take up to " in err
-    assert re.search(r"\(1 of .*/runs/[^/ ]+ has 0.0 MiB free; free some space", err)
 
 
 def train_steps(workspace: Path) -> list[int]:

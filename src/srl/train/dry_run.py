@@ -28,6 +28,7 @@ from srl.train.fit import (
     Layout,
     Part,
     available_memory,
+    checkpoint_bytes,
     footprint,
     gib,
     settings_that_fit,
@@ -47,9 +48,8 @@ from srl.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run before it starts. `memory` is of the device, or of the machine where verl has no GPU. `fits` says
-    what to set (None: nothing is enough): on the device, which has `available` bytes, or where it is not here
-    on each of the usual GPUs."""
+    """A run before it starts. `memory` is of the device. `fits` says what to set (None: nothing is enough) on
+    the device, which has `available` bytes, or where it is not here on each of the usual GPUs."""
 
     shape: Shape
     device: str
@@ -69,7 +69,7 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
     if backend == "verl":
         named, job = config.with_settings({"model.path": str(path)}), planned_job(config)
         check_supported(named, job)
-        layout, dtype, cpu = layout_of(named, job), str(precision(named, job)), job.cpu
+        layout, dtype, cpu = layout_of(named, job), str(precision(named, job)), False
         said = [*_verl_problems(named, job, noted)]
     else:
         cpu = not config.model.device.startswith("cuda") and pick_device(config.model.device).type == "cpu"
@@ -89,6 +89,8 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
         f"{hub_name(path) or path}{downloads}: {shape.kind}, {shape.parameters / 1e6:,.1f} M parameters, "
         f"{shape.layers} layers; {shape.trainable / 1e6:,.1f} M are trained"
     )
+    if backend == "local":
+        noted.append(f"a checkpoint takes {gib(checkpoint_bytes(shape))}")
     if is_native(config):
         noted += native_line(config.with_settings({"model.path": str(path)}))
     warnings = [
@@ -153,7 +155,7 @@ def layout_of(config: Config, job: Job) -> Layout:
     actor = ((config.verl.get("actor_rollout_ref") or {}).get("actor")) or {}
     group = (actor.get("fsdp_config") or {}).get("fsdp_size") or 0
     return Layout(
-        "verl", cpu=job.cpu, workers=workers, shard_group=group if 0 < group < workers else 0,
+        "verl", workers=workers, shard_group=group if 0 < group < workers else 0,
         copy_gpus=1 if job.cpu else config.cluster.tensor_model_parallel_size,
     )  # fmt: skip
 

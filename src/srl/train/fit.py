@@ -41,11 +41,8 @@ VERL_LOGIT = {2: (12, 26), 4: (20, 28)}
 """Bytes per logit of an update in verl, by the bytes of a number of the pass, without and with entropy."""
 FUSED_LOGIT = 4
 """Numbers per logit with flash attention, which brings verl fused kernels."""
-SERVER, BUCKET, PROCESS = 2 * GIB, 2 * GIB, 3 * GIB // 5
-"""verl: a vLLM server beside its weights and cache; new weights on their way to it, before there is a cache;
-a process with verl, Ray and torch (0.55 GiB measured)."""
-SINGLE_PROCESSES = 12
-"""verl's processes that run once: this command, the trainer, the log, the queue and its eight stores."""
+SERVER, BUCKET = 2 * GIB, 2 * GIB
+"""verl: a vLLM server beside its weights and cache, and new weights on their way to it, before the cache."""
 
 Phase = Literal["rollout", "update"]
 PHASES: tuple[Phase, Phase] = ("update", "rollout")
@@ -77,6 +74,16 @@ class Part:
     how: str = ""
 
 
+def checkpoint_bytes(shape: Shape) -> int:
+    """Bytes on disk of a checkpoint of the local backend: the policy, an adapter by itself and to go on with,
+    what is trained of a critic, and what the optimisers keep."""
+    trained = shape.trainable + shape.critic_trained
+    optimiser = MOMENTS + (FLOAT32 if shape.itemsize < FLOAT32 else 0)
+    return (
+        shape.parameters + 2 * shape.adapter + shape.critic_trained
+    ) * shape.itemsize + trained * optimiser
+
+
 def total(parts: Iterable[Part], phase: Phase) -> int:
     return sum(getattr(part, phase) for part in parts)
 
@@ -92,8 +99,7 @@ def available_memory(path: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def footprint(shape: Shape, config: Config, layout: Layout) -> list[Part]:
-    """The memory of one device, or of the whole machine where verl runs without a GPU. On verl's GPUs the
-    server comes on top (`server_bytes`): it takes a fixed share of each."""
+    """The memory of one device. On verl the server comes on top (`server_bytes`): it has a fixed share."""
     parts = states(shape, config, layout)
     if layout.kind == "local":
         parts += rollout_parts(shape, config, layout)
@@ -104,18 +110,6 @@ def footprint(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     for section in _trained(shape, config):
         candidates.append(pass_parts(shape, config, layout, section))
     parts += max(candidates, key=lambda parts: total(parts, "update"))
-    if layout.cpu and layout.kind == "verl":
-        count = layout.workers
-        parts = [Part(p.name, p.rollout * count, p.update * count, f"{count} × {p.how}") for p in parts]
-        processes = 2 * count + config.cluster.agent_workers + SINGLE_PROCESSES
-        cached = count * cache_bytes(shape, config.rollout.max_num_seqs, config.data.max_episode_tokens)
-        for name, size, how in (
-            ("reference weights", shape.reference * FLOAT32, "float32"),
-            ("processes", processes * PROCESS, f"{processes}"),
-            ("engine weights", count * shape.parameters * shape.itemsize, f"{count} copies"),
-            ("KV cache", cached, f"{count} copies"),
-        ):
-            parts.append(Part(name, size, size, how))
     return [part for part in parts if part.rollout or part.update]
 
 
@@ -308,7 +302,7 @@ def settings_that_fit(
     def fits(changed: Config, phase: Phase, memory: int) -> bool:
         sizes = shape_with(changed.model.lora_rank, changed.critic.lora_rank)
         needed = float(total(footprint(sizes, changed, layout), phase))
-        if layout.kind == "verl" and not layout.cpu and phase == "rollout":
+        if layout.kind == "verl" and phase == "rollout":
             needed += server_bytes(sizes, changed, layout, memory)
         return needed <= USABLE * memory
 

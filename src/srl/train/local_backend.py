@@ -15,7 +15,6 @@ from srl.config.cross_checks import local_errors, truncation_errors
 from srl.errors import UserError
 from srl.models.weights import model_digest
 from srl.train.cold_start import is_cold_started
-from srl.train.disk_space import checkpoint_bytes
 from srl.train.fine_tuning import FineTuning, episodes_to_learn
 from srl.train.learner import load_learner, load_optimisers, reference_digest, samples_as_trained
 from srl.train.load_components import (
@@ -105,7 +104,6 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     if config.actor.use_torch_compile:
         trunks = loop.learner.trunks if isinstance(loop, ReinforcementLearning) else [trunk(actor)]
         compile_updates(trunks, longest, workspace.compiled, terminal.note)
-    loop.checkpoint_size = checkpoint_bytes(actor, loop.critic, optimiser=algo != RFT)
     environment.reward.load()
     return loop
 

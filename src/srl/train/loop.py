@@ -21,7 +21,6 @@ from srl.errors import UserError, first_line
 from srl.rollout.engine import Engine, LogitsNotFinite
 from srl.store import LogWriter, RunInfo
 from srl.train.checkpoint import delete_checkpoints, load_checkpoint, save_checkpoint
-from srl.train.disk_space import lack_of_room
 from srl.train.episodes import EpisodeRunner, TrainingEnvironment
 from srl.train.model_card import card_of_run
 from srl.train.report import Terminal, reporters
@@ -62,7 +61,6 @@ class Loop(ABC):
     """What the run computes on, in words."""
     inputs: dict[str, str] = field(default_factory=dict)
     """Digests of what it is made from, as in `run.json`."""
-    checkpoint_size: int = 0
     """Bytes on disk of a checkpoint."""
     run: Path = field(init=False)
     runner: EpisodeRunner = field(init=False)
@@ -106,8 +104,6 @@ class Loop(ABC):
         """Train to the end of the run, from the checkpoint of the step `resumed_from` if there is one (−1:
         from the start; None: a new run). An interruption leaves log and checkpoints to be resumed."""
         self.run = run
-        if lack := lack_of_room(self.config.trainer, self.steps, run, self.checkpoint_size):
-            self.terminal.note(f"warning: {lack}")
         with (
             reporters(self.config, run, resumed_from) as also,
             LogWriter(run / LOG, info, warn=lambda text: self.terminal.note(f"warning: {text}")) as log,
