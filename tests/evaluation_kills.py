@@ -25,7 +25,9 @@ import srl.store
 from srl.data.corpus import write_corpus
 from srl.data.tokenizer import train_tokenizer
 from srl.index import build_index
-from srl.models.new import Sizes, make_model
+from srl.models.load import load_tokenizer
+from srl.models.new import new_model
+from srl.models.weights import save_model
 from srl.protocol import template
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.store import find_logs
@@ -85,7 +87,10 @@ def write_place(folder: Path, questions: int) -> None:
     )
     build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
     train_tokenizer([template(TEMPLATE).prompt, *towns], folder / "tokenizer", 1000)
-    make_model(folder / "tokenizer", folder / "model", sizes=Sizes(1, 16, 2, 16))
+    words, _ = load_tokenizer(folder / "tokenizer")
+    sizes = {"layers": 1, "width": 16, "heads": 2, "ffn": 16, "max_length": 4096}
+    ends = {"eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
+    save_model(new_model("qwen2", vocab_size=len(words), **ends, **sizes), words, folder / "model")
     with (folder / "test.jsonl").open("w", encoding="utf-8") as file:
         for number in range(questions):
             asked = f"what flag has town{number % TOWNS} in the year {number}"

@@ -41,7 +41,7 @@ TYPED = [
     ("train --set rollout.n 5", "rollout.n"),
     ("train --quiet", "--quiet"),
     ("train --run a --json export --out m", "--run, --json"),
-    ("train --seed 3 --set a=b init --tokenizer t --out m", "--seed, --set"),
+    ("train --seed 3 --set a=b export --out m", "--seed, --set"),
     ("train --resume --seed 3", "--seed"),
     ("train --run a", "--run"),
     ("train --from-log em=1", "--algo sft"),

@@ -21,7 +21,6 @@ from transformers import (
     Qwen2Config,
 )
 
-from srl.cli import main
 from srl.config.sections import Model
 from srl.errors import UserError
 from srl.models.load import (
@@ -34,7 +33,7 @@ from srl.models.load import (
     pick_device,
     pick_dtype,
 )
-from srl.models.new import Sizes, make_model, new_model
+from srl.models.new import new_model
 from srl.models.weights import has_lora, merged_weights, model_digest, save_model, without_lora
 from srl.protocol import STOP_STRINGS
 from srl.train.load_components import load_policy
@@ -355,34 +354,3 @@ def test_new_model_follows_its_seed_and_leaves_the_global_one_alone(kind):
     attention, mlp, norms = 4 * 16 * 16, 3 * 16 * 24, 3 * 16
     bias = 3 * 16 if kind == "qwen2" else 0
     assert count_parameters(first) == 50 * 16 + attention + mlp + norms + bias, "tied ones once"
-
-
-def test_train_init_writes_a_model_for_a_tokenizer_or_nothing(tmp_path, capsys):
-    words, out, flags = tmp_path / "words", tmp_path / "made", ["--layers", "2", "--width", "32"]
-    byte_level_tokenizer().save_pretrained(words)
-
-    def init(tokenizer: Path, *more: str) -> int:
-        return main(["train", "init", "--tokenizer", str(tokenizer), "--out", str(out), *flags, *more])
-
-    for refused in ((words / "nowhere",), (words, "--width", "100", "--heads", "3"), (words, "--kind", "x")):
-        assert init(*refused) == 2
-        assert not out.exists()
-    assert init(words, "--kind", "llama", "--max-length", "256") == 0
-    model, (tokenizer, _) = load_model(out), load_tokenizer(out)
-    shape = (model.config.model_type, model.config.num_hidden_layers, model.config.hidden_size)
-    assert shape == ("llama", 2, 32)
-    assert (model.config.vocab_size, model.config.max_position_embeddings) == (len(tokenizer), 256)
-    assert model.config.eos_token_id == tokenizer.eos_token_id
-    assert tokenizer.encode("<search> who? </search>.\n") == byte_level_tokenizer().encode(
-        "<search> who? </search>.\n"
-    )
-    before = model_digest(out)
-    assert init(words, "--seed", "1") == 2
-    assert model_digest(out) == before
-
-
-def test_every_id_has_a_row_where_ids_have_gaps(tmp_path: Path) -> None:
-    gaps = Tokenizer(models.WordLevel({"<eos>": 0, "word": 7}, unk_token="<eos>"))
-    PreTrainedTokenizerFast(tokenizer_object=gaps, eos_token="<eos>").save_pretrained(tmp_path / "gaps")
-    sizes = Sizes(layers=2, width=32, heads=4, ffn=64, max_length=256)
-    assert make_model(tmp_path / "gaps", tmp_path / "made", sizes=sizes).vocabulary == 8

@@ -19,7 +19,8 @@ from srl.cli import main
 from srl.data.parquet import read_questions
 from srl.index import open_index
 from srl.models.load import load_model, load_tokenizer
-from srl.models.weights import model_digest
+from srl.models.new import new_model
+from srl.models.weights import model_digest, save_model
 from srl.rollout.codec import Codec
 from srl.store import Record, read_records
 from srl.trajectory import FAULTS, Trajectory
@@ -109,8 +110,10 @@ def trained(place: Path) -> Trained:
     run("data", "prepare", *open_sets, "--limit", 30, "--out", "open")
     run("data", "tokenizer", "--corpus", "wiki/corpus.jsonl", "--questions", "wiki/train.parquet",
         "--vocab-size", 1024, "--out", "tokenizer")  # fmt: skip
-    run("train", "init", "--tokenizer", "tokenizer", "--out", "scratch", "--layers", 2, "--width", 64,
-        "--max-length", 1024)  # fmt: skip
+    words, _ = load_tokenizer("tokenizer")
+    sizes = {"layers": 2, "width": 64, "heads": 4, "ffn": 128, "max_length": 1024}
+    ends = {"eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
+    save_model(new_model("qwen2", vocab_size=len(words), **ends, **sizes), words, "scratch")
     write_settings(place)
     at_the_end = "--set", "trainer.test_freq=0", "--set", "trainer.save_freq=0"
     run("train", "--algo", "sft", "--model", "scratch", "--config", "real.yaml", *at_the_end)

@@ -193,29 +193,6 @@ def import_config(
         output.note(line)
 
 
-@app.command()
-def init(
-    tokenizer: Annotated[Path, typer.Option(help="Tokenizer directory, as from `srl data tokenizer`.")],
-    out: Annotated[Path, typer.Option(help="Output directory; must not exist.")],
-    kind: Annotated[Literal["qwen2", "llama"], typer.Option(help="Architecture.")] = "qwen2",
-    layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 4,
-    width: Annotated[int, typer.Option(min=1, help="Hidden size; 4 heads share it.")] = 128,
-    max_length: Annotated[int, typer.Option(min=1, help="Maximum sequence length, in tokens.")] = 4096,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the weights.")] = 0,
-) -> None:
-    """Create a small model with random weights for a tokenizer; train it with `--model`.
-
-    \b
-    Example:
-      srl train init --tokenizer my-tokenizer --out my-model --layers 4 --width 128
-    """
-    from srl.models.new import Sizes, make_model
-
-    sizes = Sizes(layers=layers, width=width, ffn=2 * width, max_length=max_length)
-    model = make_model(tokenizer, out, kind=kind, sizes=sizes, seed=seed)
-    output.line(f"{model.directory}  {model.parameters:,} parameters, {model.vocabulary:,} tokens")
-
-
 def _typed(context: typer.Context) -> dict[str, str]:
     """The parameters of `srl train` that were typed, with their flags."""
     return {
