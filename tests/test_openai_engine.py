@@ -161,13 +161,6 @@ def test_retry_after_that_one_request_meets_holds_for_all_and_is_forgotten():
     assert made.waits == [7.0]
 
 
-def test_requests_per_minute_space_the_requests():
-    made = Made(completion("<answer>x</answer>"), requests_per_minute=30)
-    for _ in range(4):
-        made.turn()
-    assert made.waits == [2.0, 2.0, 2.0]
-
-
 @pytest.mark.parametrize(("status", "requests"), [(401, 1), (404, 1), (302, 1), (429, 3)])
 def test_what_no_retry_mends_ends_the_run_in_one_line(status, requests):
     made = Made(Reply(b"no\nno", status))
@@ -180,39 +173,31 @@ def test_what_no_retry_mends_ends_the_run_in_one_line(status, requests):
 NO_TURN = {
     "garbage": (Reply(b"\xff\x00 not json"), 3),
     "deep": (Reply(b"[" * 200_000), 3),
-    "large": (Reply(b" " * 5_000 + b"[]"), 3),
+    "large": (Reply(b" " * 300_000 + b"[]"), 3),
     "list": (Reply([1]), 1),
     "500": (BROKEN, 3),
     "no choices": (Reply({"model": MODEL, "choices": []}), 1),
     "no text": (Reply({"model": MODEL, "choices": [{"text": None}]}), 1),
     "aborted": (completion("", "abort"), 1),
-}
-OTHER_IDS = {
-    "none": with_ids("x", token_ids=None),
-    "words": with_ids("x", token_ids=["x"]),
-    "below 0": with_ids("x", token_ids=[-1]),
-    "beyond 32 bits": with_ids("x", token_ids=[2**40]),
-    "too many": with_ids("x" * 80),
-    "of another text": with_ids("x", token_ids=CODEC.encode_text("y")),
-    "log-probs": with_ids("who", logprobs={"token_logprobs": [0.0] * 30}),
+    "no ids": (with_ids("x", token_ids=None), 1),
+    "words as ids": (with_ids("x", token_ids=["x"]), 1),
+    "ids below 0": (with_ids("x", token_ids=[-1]), 1),
+    "ids beyond 32 bits": (with_ids("x", token_ids=[2**40]), 1),
+    "too many ids": (with_ids("x" * 80), 1),
+    "ids of another text": (with_ids("x", token_ids=CODEC.encode_text("y")), 1),
+    "more log-probs than ids": (with_ids("who", logprobs={"token_logprobs": [0.0] * 30}), 1),
 }
 
 
 @pytest.mark.parametrize("name", NO_TURN)
 def test_bad_answer_is_a_fault_of_the_turn_after_retries_where_they_may_help(name, monkeypatch):
-    monkeypatch.setattr("srl.rollout.openai_engine.MAX_ANSWER_BYTES", 300_000 if name == "deep" else 5_000)
+    monkeypatch.setattr("srl.rollout.openai_engine.MAX_ANSWER_BYTES", 250_000)
     reply, requests = NO_TURN[name]
-    made = Made(reply)
+    made = Made(reply, ids="ids" in name)
     with pytest.raises(EngineFault) as caught:
         made.turn()
     assert "\n" not in str(caught.value)
     assert len(made.sent) == requests
-
-
-@pytest.mark.parametrize("name", OTHER_IDS)
-def test_other_ids_than_asked_are_a_fault_of_the_turn(name):
-    with pytest.raises(EngineFault):
-        Made(OTHER_IDS[name], ids=True).turn()
 
 
 @pytest.mark.parametrize("lost", [httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadTimeout])
@@ -340,10 +325,9 @@ def test_server_is_asked_whether_it_returns_ids(reply, answer):
     assert asyncio.run(returns_ids(Made(reply).server, CODEC)) is answer
 
 
-@pytest.mark.parametrize("text", ["", "a", "ab", "abc", "who built it?", "Straße 是 👩‍🚀", "x" * 100])
+@pytest.mark.parametrize("text", ["", "a", "abc", "Straße 是 👩‍🚀", "x" * 100])
 def test_text_codec_loses_nothing(text):
     codec = TextCodec()
     ids = codec.encode_text(text)
     assert codec.decode(ids) == codec.spelled(ids) == text
     assert len(ids) == -(-len(text.encode()) // 3)
-    assert all(0 <= token < 2**31 for token in ids)

@@ -73,10 +73,6 @@ async def episode(
     return completions
 
 
-def tokens(episodes: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...]]]:
-    return [[turn.token_ids for turn in turns] for turns in episodes]
-
-
 async def ticks(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -104,18 +100,6 @@ def test_turn_ends_with_the_token_that_completes_the_tag_kept_whole_with_its_ove
 def test_turn_ends_at_a_stop_string_of_its_own_at_eos_or_at_its_cap(text, options, reason, turn):
     completion = say(text, **options)
     assert (completion.stop_reason, text_of(completion)) == (reason, turn)
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
-def test_draws_do_not_depend_on_what_shares_the_batch(kind):
-    model = tiny_model(kind, dtype=torch.float64)
-    names = [f"episode {index}" for index in range(10)]
-    engine = new_engine(model)
-    crowd = run(engine, *(episode(engine, name) for name in names))
-    for name, together in zip(names, crowd, strict=True):
-        one = new_engine(model)
-        assert tokens(run(one, episode(one, name))) == tokens([together])
-    assert len({turns[0].token_ids for turns in crowd}) == len(names)
 
 
 def test_more_episodes_than_slots_all_end_and_nothing_is_fed_twice():
@@ -204,30 +188,6 @@ def test_deterministic_rollouts_are_the_same_to_the_bit_in_another_process():
         assert out.stdout.strip() == str(sorted(first.items())), out.stderr
 
 
-def failing_after(engine: TorchEngine, calls: int, error: BaseException) -> None:
-    feed, count = engine._forward.feed, iter(range(calls))
-
-    def broken(table, rows):
-        if next(count, None) is None:
-            raise error
-        return feed(table, rows)
-
-    engine._forward.feed = broken
-
-
-def test_error_of_the_model_reaches_everyone_who_waits_and_the_engine_goes_on():
-    engine = new_engine(tiny_model(), max_num_seqs=2)
-    feed = engine._forward.feed
-    failing_after(engine, 3, RuntimeError("out of luck"))
-
-    async def main():
-        return await asyncio.gather(*(episode(engine, f"e{i}") for i in range(5)), return_exceptions=True)
-
-    assert [str(result) for result in asyncio.run(main())] == ["out of luck"] * 5
-    engine._forward.feed = feed
-    assert len(run(engine, episode(engine, "e0"))[0]) == 3
-
-
 def test_logits_that_are_not_finite_are_an_error_and_not_the_caches_fault(caplog):
     model = tiny_model()
     engine = new_engine(model)
@@ -294,15 +254,3 @@ def test_ids_that_are_not_the_episodes_own_are_refused():
         with pytest.raises(ValueError, match="do not begin with"):
             asyncio.run(main(change))
     asyncio.run(main(5))
-
-
-def test_reset_forgets_what_old_weights_left_in_the_cache():
-    model = tiny_model(dtype=torch.float64)
-    engine = new_engine(model)
-    run(engine, episode(engine, "a"), engine.generate("held", [5, 6], Sampling(max_tokens=3)))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.7)
-    engine.reset()
-    fresh = new_engine(model)
-    assert run(engine, episode(engine, "a")) == run(fresh, episode(fresh, "a"))

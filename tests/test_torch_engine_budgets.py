@@ -29,28 +29,10 @@ from srl.rollout.torch_engine import TorchEngine
 
 ROWS, LAYERS, KV_HEADS, DIM = 6, 4, 2, 8
 VIEWS = {
-    "view",
-    "reshape",
-    "transpose",
-    "unsqueeze",
-    "slice",
-    "select",
-    "expand",
-    "t",
-    "_unsafe_view",
-    "unbind",
-}
-VIEWS |= {
-    "alias",
-    "detach",
-    "split",
-    "permute",
-    "squeeze",
-    "as_strided",
-    "split_with_sizes",
-    "lift_fresh",
+    "view", "reshape", "transpose", "unsqueeze", "slice", "select", "expand", "t", "_unsafe_view", "unbind",
+    "alias", "detach", "split", "permute", "squeeze", "as_strided", "split_with_sizes", "lift_fresh",
     "device",
-}
+}  # fmt: skip
 READS = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal"}
 
 

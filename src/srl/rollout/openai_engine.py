@@ -46,7 +46,7 @@ class RefusedError(UserError):
 
 @dataclass
 class OpenAiServer:
-    """The HTTP side: requests with retries, within the rate limit, and what they have used.
+    """The HTTP side: requests with retries, and what they have used.
 
     `model` may be empty until `find_model`. Prices are of a million tokens. `section` begins the keys of the
     configuration that messages name.
@@ -59,7 +59,6 @@ class OpenAiServer:
     timeout_s: float = 300.0
     retries: int = 5
     max_concurrent: int = 128
-    requests_per_minute: int | None = None
     price_in: float | None = None
     price_out: float | None = None
     section: str = "rollout.openai"
@@ -116,12 +115,9 @@ class OpenAiServer:
         )
 
     async def _attempt(self, method: str, path: str, payload: Any) -> Any:
-        """One request, within the rate limit. Raises httpx's errors, and ValueError for what is not JSON."""
-        start = max(now := self.clock(), self._next)
-        if self.requests_per_minute is not None:
-            self._next = start + 60.0 / self.requests_per_minute
-        if start > now:
-            await self.sleep(start - now)
+        """One request, once the server may be asked. Raises httpx's errors, or ValueError for no JSON."""
+        if (wait_s := self._next - self.clock()) > 0:
+            await self.sleep(wait_s)
         self._used["requests"] += 1
         self._used["failed_requests"] += 1  # until there is an answer
         body = bytearray()

@@ -88,8 +88,6 @@ class Options(BaseModel):
     """Time-out of a request, in seconds."""
     retries: int = Field(default=5, ge=0)
     """Retries after a failed request."""
-    requests_per_minute: int | None = Field(default=None, ge=1)
-    """Most requests per minute, of each process that scores. null: no limit of ours."""
     price_in: float | None = Field(default=None, ge=0)
     """Price of a million prompt tokens. With a price, the cost is recorded."""
     price_out: float | None = Field(default=None, ge=0)
@@ -275,8 +273,7 @@ class JudgeReward:
         server = OpenAiServer(
             url=given.url, model=given.model or "", api="chat", key=find_key(given.key_variable, SECTION),
             timeout_s=given.timeout_s, retries=given.retries, max_concurrent=given.max_concurrent,
-            requests_per_minute=given.requests_per_minute, price_in=given.price_in, price_out=given.price_out,
-            section=SECTION,
+            price_in=given.price_in, price_out=given.price_out, section=SECTION,
         )  # fmt: skip
         server.model = await find_model(server, 0)
         engine = OpenAiEngine(codec, server, token_ids=False, max_model_len=_MANY)
