@@ -10,16 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.training import SETTINGS, tokenizer
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from tests.training import tokenizer
 
-from srl.config import load_config, save_config
-from srl.files import write_json
-from srl.models.load import load_model
 from srl.models.new import new_model
-from srl.models.weights import model_digest, save_model
-from srl.protocol import STOP_STRINGS
-from srl.train.export import export
+from srl.models.weights import save_model
 from srl.train.sharded_weights import merged
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]
@@ -45,22 +39,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=place, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return place / "out"
-
-
-@pytest.fixture
-def run(workspace: Path, saved: Path) -> Path:
-    """A run whose step 4 is the checkpoint of FSDP2, with a critic beside it."""
-    folder = workspace / "runs" / "20260101T000000Z-test-ppo-s0-00ff"
-    step = folder / "checkpoints" / "global_step_4"
-    for role, source in (("actor", "fsdp2"), ("critic", "copies")):
-        shutil.copytree(saved / source, step / role)
-    (step / "data.pt").write_bytes(b"")
-    write_json(step / "srl.json", {"format": 1, "template": "tiny", "search": True})
-    tokenizer().save_pretrained(folder / "tokenizer")
-    save_config(folder, load_config(None, None, "ppo", SETTINGS).config)
-    known = {"preset": "tiny", "algo": "ppo", "started": "2026-01-01T00:00:00+00:00", "backend": "verl"}
-    write_json(folder / "run.json", {"format": 1, **known})
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -90,20 +68,6 @@ def test_adapter_is_merged_as_peft_does(saved: Path) -> None:
     assert not torch.equal(
         found["model.layers.1.mlp.up_proj.weight"], plain["model.layers.1.mlp.up_proj.weight"]
     )
-
-
-def test_exported_actor_is_the_model_that_was_trained(run: Path, tmp_path: Path) -> None:
-    found = export(run, tmp_path / "out")
-    assert (found.step, found.backend, found.dtype) == (4, "verl", "float32")
-    assert model_digest(tmp_path / "out") == model_digest(model())
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    words = PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
-    ids = torch.tensor([words.encode("what flag has velmar ?")])
-    assert ids.tolist() == [tokenizer().encode("what flag has velmar ?")]
-    with torch.no_grad():
-        assert torch.equal(loaded(ids).logits, model()(ids).logits)
-        assert torch.equal(load_model(tmp_path / "out", device="cpu")(ids).logits, model()(ids).logits)
-    assert loaded.generation_config.stop_strings == list(STOP_STRINGS)
 
 
 def test_shards_of_a_gpu_are_read_without_one(saved: Path, tmp_path: Path) -> None:
