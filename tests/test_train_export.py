@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from srl.cli import main
 from srl.config import Config, load_config, save_config
 from srl.errors import UserError
-from srl.files import write_json
+from srl.files import write_json, write_manifest
 from srl.models.load import load_model, load_tokenizer
 from srl.models.new import new_model
 from srl.models.weights import model_digest, save_model
@@ -68,7 +68,7 @@ def verl_run(workspace: Path) -> Path:
         path = folder / "checkpoints" / f"global_step_{step}"
         saved_by_one(model(step), path / "actor")
         write_json(path / "srl.json", {"format": 1, "step": step, "template": "tiny", "search": True})
-    (folder / "checkpoints" / "global_step_3" / "data.pt").write_bytes(b"verl writes it last")
+    write_manifest(folder / "checkpoints" / "global_step_3", "checkpoint", {"files": {}})  # the last
     tokenizer().save_pretrained(folder / "tokenizer")
     return folder
 
