@@ -7,7 +7,6 @@ import json
 import math
 import re
 import threading
-import unicodedata
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,7 +20,7 @@ from srl.errors import SrlError, UserError, parsing
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine, Sampling
 from srl.rollout.openai_engine import RefusedError
-from srl.safe import quoted, refuse_credentials
+from srl.safe import quoted, refuse_credentials, safe_json
 from srl.trajectory import Score, Trajectory
 from srl_reward_models.verdicts import Case, Verdict, Verdicts
 
@@ -52,8 +51,6 @@ _UNSEEN = re.compile(
     r"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 """Letters that are not seen: those with Unicode's property Default_Ignorable_Code_Point."""
-_ACTS = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
-"""Unicode categories of control, format, surrogate and private characters, and of line separators."""
 _MANY = 1 << 31
 _MOST_WITHOUT_VERDICT = 20
 """Replies in a row without a verdict after which the judge is given up."""
@@ -313,18 +310,12 @@ def as_data(value: str | tuple[str, ...]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return "".join(_escape(letter) if _is_active(letter) else letter for letter in text)
+    def escape(letter: str) -> str:
+        return f"\\u{ord(letter):04x}" if letter in _MARKS else json.dumps(letter)[1:-1]
 
-
-def _is_active(letter: str) -> bool:
-    """Whether `letter` may begin a tag or a placeholder, or is not seen."""
-    if letter.isascii() and letter.isprintable():
-        return letter in _MARKS
-    return unicodedata.category(letter) in _ACTS or _UNSEEN.match(letter) is not None
-
-
-def _escape(letter: str) -> str:
-    return json.dumps(letter)[1:-1] if ord(letter) > 0x7F else f"\\u{ord(letter):04x}"
+    return "".join(
+        escape(each) if each in _MARKS or _UNSEEN.match(each) else each for each in safe_json(text)
+    )
 
 
 def _prompt(options: Options) -> str:
