@@ -1,7 +1,8 @@
 """Demonstrations: questions with the text of each turn, as JSON lines.
 
 The episode runs the turns against real search, so that fine-tuning sees exactly the tokens and masks
-of a rollout. `turn_text` is the only place that knows how a turn is written.
+of a rollout. How a turn is written is known here only: `turn_text` of one that is made, `turns_of` of those
+that were sampled.
 """
 
 from __future__ import annotations
@@ -17,12 +18,23 @@ from typing import Any, Literal
 from srl.data.published_rows import Record, describe
 from srl.errors import CheckFailed, UserError
 from srl.files import atomic_file, read_jsonl
-from srl.trajectory import Question
+from srl.protocol import STOP_STRINGS
+from srl.trajectory import Question, Trajectory
 
 
 def turn_text(thought: str, action: Literal["search", "answer"], content: str) -> str:
     """A turn that ends in an action; without a thought that is all."""
     return f"<think> {thought} </think> " * bool(thought) + f"<{action}> {content} </{action}>"
+
+
+def turns_of(trajectory: Trajectory) -> list[str]:
+    """The text of each turn through its closing tag, without what the last token wrote after it."""
+    texts = (segment.text for segment in trajectory.segments if segment.is_policy)
+    return [text[: _end(text)] for text in texts]
+
+
+def _end(text: str) -> int:
+    return min((text.index(stop) + len(stop) for stop in STOP_STRINGS if stop in text), default=len(text))
 
 
 @dataclass(frozen=True, slots=True)

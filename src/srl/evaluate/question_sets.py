@@ -53,8 +53,8 @@ def draw(sets: Mapping[str, Sequence[str]], limit: int | None = None, seed: int 
     sizes = {name: len(ids) for name, ids in sets.items()}
     if limit is not None and limit < len(sets):
         raise UserError(f"{limit} questions of {len(sets)} sets: a set needs one at least", key="limit")
-    taken = dict.fromkeys(sorted(sizes), 0)
-    for _ in range(min(sum(sizes.values()) if limit is None else limit, sum(sizes.values()))):
+    taken, total = dict.fromkeys(sorted(sizes), 0), sum(sizes.values())
+    for _ in range(total if limit is None else min(limit, total)):
         taken[min((name for name in taken if taken[name] < sizes[name]), key=taken.__getitem__)] += 1
 
     def number(name: str) -> bytes:

@@ -18,9 +18,8 @@ import duckdb
 
 from srl.browse.sql import sql
 from srl.config import Config, load_saved
-from srl.data.demonstration_file import Demonstrations, save_demonstrations
+from srl.data.demonstration_file import Demonstrations, save_demonstrations, turns_of
 from srl.errors import UserError
-from srl.protocol import STOP_STRINGS
 from srl.rollout.codec import Codec
 from srl.safe import quoted
 from srl.store import LogWriter, RunInfo, read_records, read_with_rows, reading
@@ -168,16 +167,6 @@ def write_logged_demonstrations(
 
 
 _LEFT_OUT = "episodes that are not whole, fail the filter or are like another"
-
-
-def turns_of(trajectory: Trajectory) -> list[str]:
-    """The text of each turn through its closing tag, without what the last token wrote after it."""
-    texts = (segment.text for segment in trajectory.segments if segment.is_policy)
-    return [text[: _end(text)] for text in texts]
-
-
-def _end(text: str) -> int:
-    return min((text.index(stop) + len(stop) for stop in STOP_STRINGS if stop in text), default=len(text))
 
 
 def questions_where(log: Path, condition: str) -> set[str]:
