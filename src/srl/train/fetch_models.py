@@ -30,7 +30,9 @@ def with_cached_models(config: Config) -> Config:
 
 def _models(config: Config) -> Iterator[tuple[str, HubName, What]]:
     """The keys that name a model on the hub, and what is wanted of it: no weights where a server has them."""
-    model, reference = config.model, config.ref.path if config.needs_reference else None
+    model, reference = config.model, config.ref.path
+    if reference is not None and not config.needs_reference:
+        reference = None
     of_policy: What = "tokenizer" if config.rollout.engine == "openai" else "model"
     wanted: list[tuple[str, str | None, What]] = [
         ("model.path", model.path, of_policy),
