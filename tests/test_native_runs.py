@@ -1,0 +1,170 @@
+"""Runs of a model that calls tools in its own way: which protocol a run has, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.native_models import FAMILIES, family_codec
+from tests.scripts import TableSearch
+from tests.tiny_models import tiny_model
+from tests.training import config, only_run, train, write_setting
+
+from srl import store
+from srl.config import Config
+from srl.errors import UserError
+from srl.protocol import TEMPLATES
+from srl.rollout.codec import TextCodec
+from srl.rollout.engine import Sampling
+from srl.train.baselines import BASELINES, baseline_config
+from srl.train.dry_run import plan_run
+from srl.train.load_components import load_turns, template_kwargs, with_day, with_protocol
+from srl.train.model_card import write_card
+from srl.train.model_settings import settings_of
+from srl.train.questions import declared_tools, load_template, takes_written_prompts
+
+DATED = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Questions and passages, and a model of random weights whose template declares tools."""
+    place = tmp_path_factory.mktemp("native")
+    write_setting(place)
+    codec = family_codec("qwen2.5")
+    model = tiny_model(vocab_size=len(codec.tokenizer), max_length=1024)
+    for each in (model.config, model.generation_config):
+        each.eos_token_id = codec.tokenizer.eos_token_id
+    model.save_pretrained(place / "chat")
+    codec.tokenizer.save_pretrained(place / "chat")
+    return place
+
+
+def native(folder: Path, protocol: str = "native", **settings: Any) -> Config:
+    room = {"data__max_prompt_length": 500, "data__max_response_length": 200, "data__template": None}
+    given = {"model__path": str(folder / "chat"), "rollout__protocol": protocol, **room, **settings}
+    return config(folder, **given)
+
+
+def test_a_run_logs_its_protocol_and_its_checkpoint_says_it(folder, tmp_path):
+    train(native(folder, "auto", trainer__total_training_steps=1), tmp_path)
+    run = only_run(tmp_path)
+    with store.open(run) as log:
+        assert log.execute("SELECT DISTINCT protocol FROM trajectories").fetchall() == [("hermes",)]
+        names = {name for (name,) in log.execute("SELECT DISTINCT name FROM metrics").fetchall()}
+    assert {"env/malformed_calls", "env/calls_per_turn"} <= names
+    (checkpoint,) = (run / "checkpoints").glob("step-*1")
+    card = json.loads((checkpoint / "srl.json").read_text())
+    assert (card["protocol"], card["template"], card["search"]) == ("native", "tools", True)
+    again = settings_of(checkpoint, None, None, {}, [])
+    assert (again.rollout.protocol, load_template(again).name) == ("native", "tools")
+
+
+def test_a_dry_run_says_how_calls_are_made_and_what_a_start_refuses(folder):
+    assert any("hermes" in note and "<|im_end|>" in note for note in plan_run(native(folder)).notes)
+    refused = plan_run(native(folder, rollout__call_format="pythonic"))
+    assert any("chat template" in line for line in refused.warnings)
+
+
+AUTO = {
+    "a chat model": ({}, "native"),
+    "a prompt with tags": ({"data__template": "search-r1"}, "tags"),
+    "a prompt for calls": ({"data__template": "tools-tagged"}, "native"),
+    "passages in the prompt": ({"data__template": "rag"}, "tags"),
+    "another format": ({"rollout__call_format": "pythonic"}, "tags"),
+    "no search": ({"rollout__search": False}, "tags"),
+}
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_an_open_protocol_is_settled_and_said(folder, name):
+    settings, protocol = AUTO[name]
+    said = list[str]()
+    assert with_protocol(native(folder, "auto", **settings), said.append).rollout.protocol == protocol
+    assert len(said) == 1 and protocol in said[0]
+
+
+def test_a_model_that_was_trained_with_tags_keeps_them(folder, tmp_path):
+    for file in (folder / "chat").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    write_card(tmp_path / "srl.json", {"template": None, "search": True})
+    chosen = native(folder, "auto", model__path=str(tmp_path))
+    assert with_protocol(chosen, lambda text: None).rollout.protocol == "tags"
+
+
+@pytest.mark.parametrize("template", ["search-r1", "rag", "few-shot"])
+def test_a_prompt_that_is_not_for_calls_is_refused(folder, template):
+    with pytest.raises(UserError) as refused:
+        load_template(native(folder, data__template=template))
+    assert refused.value.key == "data.template"
+
+
+def test_prompts_in_files_are_for_tags(folder):
+    assert not takes_written_prompts(native(folder))
+    assert takes_written_prompts(native(folder, "tags"))
+
+
+def test_baselines_talk_by_tags(folder):
+    for name in BASELINES:
+        changed = baseline_config(native(folder), name)
+        assert changed.rollout.protocol == "tags"
+        load_template(changed)
+
+
+def test_a_server_that_returns_text_is_refused(folder):
+    chosen = native(folder)
+    for codec, engine in ((TextCodec(), None), (family_codec("qwen2.5"), SimpleNamespace(token_ids=False))):
+        with pytest.raises(UserError) as refused:
+            load_turns(chosen, codec, TableSearch(), engine)
+        assert refused.value.key == "rollout.protocol"
+
+
+def test_named_retrievers_are_choices_of_the_declared_tool(folder):
+    named = {"web": {"url": ["http://127.0.0.1:1"]}, "papers": {"url": ["http://127.0.0.1:1"]}}
+    (tool,) = declared_tools(native(folder, search__retrievers=named))
+    assert tool["function"]["parameters"]["properties"]["retriever"]["enum"] == ["web", "papers"]
+
+
+def test_the_day_in_a_prompt_is_that_of_the_start(folder, tmp_path):
+    codec = family_codec("qwen2.5")
+    codec.tokenizer.chat_template = DATED + codec.tokenizer.chat_template
+    codec.tokenizer.save_pretrained(tmp_path)
+    chosen = with_day(native(folder, model__path=str(tmp_path)))
+    assert chosen.model.chat_template_kwargs == {"strftime_now": date.today().isoformat()}
+    assert with_day(native(folder)).model.chat_template_kwargs == {}
+    of_start = native(folder, model__chat_template_kwargs={"strftime_now": "2026-05-17"}).model
+    codec.template_kwargs = template_kwargs(of_start)
+    assert codec.render(TEMPLATES["tools"].messages("Who?")).startswith("17 May 2026")
+    with pytest.raises(UserError):
+        template_kwargs(of_start.model_copy(update={"chat_template_kwargs": {"strftime_now": "May"}}))
+
+
+def test_what_the_chat_template_is_called_with_reaches_the_prompt(folder):
+    codec = family_codec("qwen2.5")
+    codec.tokenizer.chat_template = "{{ style }}" + FAMILIES["qwen2.5"].template
+    codec.template_kwargs = template_kwargs(
+        native(folder, model__chat_template_kwargs={"style": "dry"}).model
+    )
+    assert codec.encode_prompt(TEMPLATES["tools"].messages("Who?"))[2].startswith("dry")
+
+
+def test_servers_of_verl_are_told_where_a_turn_ends():
+    pytest.importorskip("verl")
+    from srl.train.verl.engine import VerlEngine
+
+    asked: dict[str, Any] = {}
+
+    async def generate(**request: Any) -> Any:
+        asked.update(request)
+        return SimpleNamespace(token_ids=[7], log_probs=[0.0], stop_reason="stop", extra_fields={})
+
+    codec = family_codec("qwen2.5")
+    engine = VerlEngine(generate, codec, "vllm")
+    asyncio.run(engine.generate("e", [5], Sampling(max_tokens=4)))
+    assert asked["sampling_params"]["stop_token_ids"] == sorted(codec.eos_ids)
+    assert asked["sampling_params"]["stop"] == []
