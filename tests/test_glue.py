@@ -177,6 +177,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "no call, no token of a format": (qwen(CALL="''"), {"lacks": ["<tool_call>", "<|tool_call_start|>"]}),
     "ids of calls": (qwen(CALL="call.id"), {}),
     "tokens that depend on what precedes them": (qwen(), {"strips": True}),
+    "the same, in one that forgets": (qwen(OPENS=r"<think>\n\n</think>\n\n"), {"strips": True}),
 }
 
 
