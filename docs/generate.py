@@ -143,7 +143,7 @@ def _on_verl(facts: Any) -> str:
     """verl's name of a key, or why `--backend verl` does not have it."""
     if facts.refused:
         return f"its default only: {facts.refused}"
-    return f"not read: {facts.unread}" if facts.unread else facts.verl and _code(facts.verl)
+    return facts.verl and _code(facts.verl)
 
 
 def _presets() -> str:

@@ -74,7 +74,7 @@ def test_every_value_stands_in_the_composed_configuration():
     for on in (job(), GPU):
         composed, known = compose(made(), on), settings(made(), on)
         for key, setting in known.items():
-            assert select(composed, key) == setting.value, key
+            assert select(composed, key) == setting, key
 
 
 def test_objects_that_verl_makes_hold_our_numbers():
@@ -175,10 +175,8 @@ def test_verl_ends_a_run_at_an_episode_above_its_limit():
     ("given", "on", "key"),
     [
         (("data.train_batch_size=6", "actor.ppo_mini_batch_size=3"), job(), "actor.ppo_mini_batch_size"),
-        (("data.train_batch_size=3", "actor.ppo_mini_batch_size=3"), job(), "data.train_batch_size"),
         (("data.train_batch_size=8", "critic.ppo_mini_batch_size=1"), job(), "critic.ppo_mini_batch_size"),
         (("cluster.tensor_model_parallel_size=3",), GPU, "cluster.tensor_model_parallel_size"),
-        (("cluster.tensor_model_parallel_size=8",), GPU, "cluster.tensor_model_parallel_size"),
         (("cluster.nnodes=2",), GPU, "cluster.nnodes"),
         (("data.max_response_length=4000",), GPU, "data.max_response_length"),
         (
@@ -244,14 +242,11 @@ def test_key_of_verls_that_is_one_of_ours_is_refused_with_ours(key):
 @pytest.mark.parametrize(
     "key",
     [
-        "actor_rollout_ref__rollout__repetition_penalty",
-        "actor_rollout_ref__rollout__engine_kwargs__vllm__max_logprobs",
+        "+actor_rollout_ref__rollout__engine_kwargs__vllm__max_logprobs",
         "actor_rollout_ref__rollout__max_num_batched_tokens",
-        "actor_rollout_ref__model__override_config__rope_theta",
-        "ray_kwargs__ray_init__object_store_memory",
-        "+trainer__wandb_proxy",
+        "+ray_kwargs__ray_init__object_store_memory",
     ],
 )
-def test_key_that_verl_knows_outside_its_files_may_be_set_and_wins(key):
+def test_key_of_verls_may_be_set_or_added_and_wins(key):
     composed = compose(with_verl(made(), **{key: 2}), job())
     assert select(composed, key.removeprefix("+").replace("__", ".")) == 2

@@ -68,4 +68,4 @@ def test_the_launch_checks_before_anything_starts(tmp_path):
 def test_verl_gets_the_attention_that_the_model_has(saved, family, typed, expected):
     chosen = made(saved(family), f"model.attn_implementation={typed}")
     changed = settings(chosen, job())["actor_rollout_ref.model.override_config.attn_implementation"]
-    assert changed.value == expected
+    assert changed == expected

@@ -77,7 +77,7 @@ def test_ppo_goes_on_after_a_worker_and_its_launcher_are_killed_and_is_exported(
         pid = end(run, "ray::AgentLoopWorker")
         code, last = first.ends()
     assert code == 2
-    assert all(part in last for part in ("rollout worker", str(pid), resume_command(run)))
+    assert all(part in last for part in ("AgentLoopWorker", str(pid), resume_command(run)))
     wait_until_gone(run)
 
     with Typed(workspace, "train", "--resume") as second:

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import config
 
 from srl.models.weights import save_model
 from srl.train.learner import load_learner, load_optimisers
 from srl.train.load_components import LoadedModel
-from srl.train.verl.schedule import VERL_ONLY, our_schedule
-
-
-class Optim(SimpleNamespace):
-    """verl's section about an optimiser, with the defaults of its file."""
-
-    lr_warmup_steps = 0
-    lr_warmup_steps_ratio = 0.0
-    lr_scheduler_type = "constant"
-    min_lr_ratio = 0.0
-    num_cycles = 0.5
+from srl.train.verl.schedule import our_schedule
 
 
 @pytest.fixture
@@ -40,9 +27,9 @@ def settings(tmp_path):
     return lambda **more: config(tmp_path, "ppo", **given, **more)
 
 
-def engine(model_type="language_model", **asked):
+def engine(model_type="language_model", total_training_steps=3):
     return SimpleNamespace(
-        optimizer_config=Optim(**{"total_training_steps": 3, **asked}),
+        optimizer_config=SimpleNamespace(total_training_steps=total_training_steps),
         model_config=SimpleNamespace(model_type=model_type),
     )
 
@@ -77,9 +64,8 @@ def test_every_update_has_the_rate_of_the_local_backend(settings, kind, network,
         **{f"{network}__optim__lr_scheduler_type": kind, f"{network}__optim__lr_warmup_steps": 1}
     )
     expected, theirs = local_rates(chosen, network, updates), optimiser()
-    told = "constant" if kind == "linear" else kind
     model_type = "value_model" if network == "critic" else "language_model"
-    found = our_schedule(chosen, engine(model_type, lr_warmup_steps=1, lr_scheduler_type=told), theirs)
+    found = our_schedule(chosen, engine(model_type), theirs)
     assert rates(theirs, updates) == pytest.approx(expected)
     assert found.used == pytest.approx(expected[-1])
 
@@ -133,22 +119,3 @@ def test_rate_goes_on_after_a_resume_also_of_a_run_that_got_longer(settings, lon
     second.load_state_dict(first.state_dict())
     after.load_state_dict(before.state_dict())
     assert rates(second, 2) == pytest.approx(expected[4:])
-
-
-def test_what_the_section_verl_says_of_a_schedule_wins(settings):
-    chosen, one = settings(actor__optim__lr_scheduler_type="linear"), optimiser()
-    our_schedule(chosen, engine(lr_scheduler_type="cosine", lr_warmup_steps=1, total_training_steps=5), one)
-    assert rates(one, 3) == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3])
-    assert our_schedule(chosen, engine(min_lr_ratio=0.1), optimiser()) is None
-    assert our_schedule(chosen, engine(num_cycles=1.0), optimiser()) is None
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_schedule_of_verls_file_asks_for_nothing():
-    directory = find_spec("verl")
-    if directory is None:
-        pytest.skip("verl is not installed")
-    path = Path(directory.submodule_search_locations[0], "trainer", "config", "optim", "fsdp.yaml")
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert {name: found[name] in usual for name, usual in VERL_ONLY.items()} == dict.fromkeys(VERL_ONLY, True)

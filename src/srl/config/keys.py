@@ -144,7 +144,6 @@ def facts(key: str) -> Key:
             verl=verl,
             needs=" ".join(filter(None, (needs, whole.needs))),
             refused=own.refused or whole.refused,
-            unread=own.unread or whole.unread,
         )
         section = section_of(field)
     return whole

@@ -60,8 +60,6 @@ class Key:
     lists) one of these. With a dot in front it is a key of the same section."""
     refused: str = ""
     """Why `--backend verl` takes the default only."""
-    unread: str = ""
-    """Why `--backend verl` does not read it."""
     resumes: bool = False
     """Whether a resumed run may change it: memory, speed, servers, checkpoints, not what is learned."""
 
@@ -559,12 +557,12 @@ class Actor(Section):
         16384
     )
     """Tokens per forward and backward pass; padding counts only where a model cannot be packed. Sets the
-    memory needed; the result does not depend on it."""
+    memory needed; the result does not depend on it. On verl at least those of the longest episode."""
     use_torch_compile: Annotated[
         bool,
         Key(
             read_by=TRAINING,
-            unread="verl has a key of its own",
+            refused="verl has keys of its own, such as verl.actor_rollout_ref.actor.use_torch_compile",
             resumes=True,
         ),
     ] = False

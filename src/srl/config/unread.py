@@ -29,20 +29,6 @@ KINDS: dict[Kind, str] = {
 }
 """The kinds of runs, in words."""
 
-INSTEAD: dict[Kind, dict[str, str]] = {
-    "sft": {
-        "trainer.total_training_steps": "sft.steps counts the steps of --algo sft",
-        "actor.optim": "--algo sft has its own optimiser, sft.optim",
-    },
-    "rft": {
-        "trainer.save_freq": "--algo rft saves after each round",
-        "trainer.test_freq": "--algo rft validates after each round",
-        "actor.optim": "--algo rft has its own optimiser, sft.optim",
-    },
-    "eval": {"rollout.temperature": "an evaluation samples at eval.temperature"},
-}
-"""What a kind of run does, where it has something else in the place of a key."""
-
 NO_EXAMPLES = "the prompt has no worked examples (data.template=few-shot has, with rollout.search=true)"
 _AN_INDEX = "an index keeps what it was built with; build another with `srl index build`"
 
@@ -81,10 +67,9 @@ def unread_lines(reasons: Mapping[str, str]) -> list[str]:
 def _of_kind(key: str, kind: Kind, backend: Backend) -> str:
     """Why such a run never reads the key; empty where it may."""
     if kind not in facts(key).read_by.split():
-        return _of_longest(INSTEAD.get(kind, {}), key) or f"{KINDS[kind]} does not read it"
-    if backend == "verl":
-        return facts(key).unread and f"with --backend verl, {facts(key).unread}"
-    return "it is for --backend verl" if _holds("cluster", key) or _holds("verl", key) else ""
+        return f"{KINDS[kind]} does not read it"
+    only_verl = _holds("cluster", key) or _holds("verl", key)
+    return "it is for --backend verl" if only_verl and backend == "local" else ""
 
 
 def missing(config: Config, key: str, kind: Kind = "rl") -> str:

@@ -40,7 +40,7 @@ from srl.train.model_check import check_start
 from srl.train.model_size import Shape, shape_of
 from srl.train.questions import declared_tools, is_native
 from srl.train.startup_errors import startup_errors
-from srl.train.verl.config_check import check_supported, compose, notes, problems
+from srl.train.verl.config_check import check_supported, compose, problems
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, is_megatron, precision, rollout_name
 from srl.train.verl.model_check import check_start_on_verl
 from srl.workspace import Workspace
@@ -163,8 +163,7 @@ def layout_of(config: Config, job: Job) -> Layout:
 def _verl_problems(config: Config, job: Job, noted: list[str]) -> Iterator[str]:
     """What would end the run in verl's workers, where verl is installed to tell."""
     if find_spec("verl") is not None:
-        noted += notes(config, job)
-        yield from problems(compose(config, job), config)
+        yield from map(str, problems(compose(config, job), config))
     else:
         noted.append("verl is not installed here: what it would refuse is not known")
     name, attention = rollout_name(config, job), config.model.attn_implementation

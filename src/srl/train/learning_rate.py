@@ -36,21 +36,19 @@ def updates_per_step(config: Config, section: Actor | Critic, questions: int | N
 
 
 def rate_factor(
-    config: Config, network: Network, *, questions: int | None = None, kind: str | None = None,
-    warmup: int | None = None, total: int | None = None,
-) -> Callable[[int], float]:  # fmt: skip
+    config: Config, network: Network, *, questions: int | None = None, total: int | None = None
+) -> Callable[[int], float]:
     """The factor on the learning rate of `network` at its optimiser step k, counted from 0.
 
-    `warmup` and `total` count training steps; they and `kind` are the configuration's by default.
+    `total` counts training steps; it is the configuration's by default.
     """
     from srl.update.optimiser import schedule
 
     section = getattr(config, network)
     updates = updates_per_step(config, section, questions)
-    warmup = warmup_steps(config, network) if warmup is None else warmup
     total = learning_steps(config, network) if total is None else total
-    kind = kind or section.optim.lr_scheduler_type
-    return schedule(kind, warmup * updates, total * updates)  # type: ignore[arg-type]
+    kind, warmup = section.optim.lr_scheduler_type, warmup_steps(config, network)
+    return schedule(kind, warmup * updates, total * updates)
 
 
 def sft_factor(sft: Sft) -> Callable[[int], float]:

@@ -112,6 +112,7 @@ trainer.*_data_dir trainer.log_val_* trainer.total_epochs trainer.use_v1
 trainer.v1.* trainer.device trainer.val_only data.* reward.* reward_model.* reranker.*
 *.checkpoint.* *micro_batch_size* *use_dynamic_bsz *max_token_len_per_gpu *.rollout_n *.data_loader_seed
 *.use_remove_padding *.grad_offload *.optim.total_training_steps *.optim.min_lr_ratio *.shuffle
+*.optim.num_cycles
 *.rollout.trace.* *.rollout.multi_turn.* *.rollout.agent.* *.rollout.mode *.rollout.*do_sample
 *.rollout.val_kwargs.* *.rollout.ignore_eos *.rollout.*_length *.rollout.top_k *.rollout.calculate_log_probs
 *.rollout.over_sample_rate *.rollout.skip_tokenizer_init *.rollout.load_format *.rollout.seed *.rollout.dtype

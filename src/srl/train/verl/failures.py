@@ -19,19 +19,6 @@ from srl.rollout.delivery import NotDelivered
 from srl.train.resume import resume_with
 from srl.train.run_directory import LOG
 
-ROLES = {
-    "AgentLoopWorker": "rollout worker",
-    "TorchServer": "rollout server",
-    "HttpServer": "rollout server",
-    "LoadBalancer": "load balancer of the rollout servers",
-    "RewardLoopWorker": "reward worker",
-    "LogActor": "log writer",
-    "Runner": "trainer",
-    "TransferQueue": "TransferQueue controller",
-    "StorageUnit": "TransferQueue storage",
-    "Worker": "training worker",
-}
-"""The role of an actor, by a part of its class name; the first match counts."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -65,19 +52,17 @@ def reason(error: BaseException) -> str:
         return with_notes(error)
     line = _COLOURS.sub("", first_line(error))
     if isinstance(error, RayActorError):
-        who = _who(error)
-        return f"the {who} died" if who else f"a process of the run died: {line}"
+        return _death(error) or f"a process of the run died: {line}"
     return line if isinstance(error, RayError) else f"{type(error).__name__}: {line}"
 
 
-def _who(error: RayActorError) -> str:
-    """Role, number and machine of the process that died, from Ray's table of actors; "" if it has none."""
+def _death(error: RayActorError) -> str:
+    """Which process died, by its class, number and machine in Ray's table of actors; "" if it has none."""
     actor = actors(error.actor_id) if error.actor_id and ray.is_initialized() else {}
     if not actor:
         return ""
-    name = actor["ActorClassName"]
-    role = next((role for part, role in ROLES.items() if part in name), f"process {name}")
-    return f"{role} (process {actor['Pid']} on {actor['Address']['IPAddress']})"
+    name = actor["ActorClassName"].rpartition(".")[2]
+    return f"{name} died (process {actor['Pid']} on {actor['Address']['IPAddress']})"
 
 
 def end_of_run(error: BaseException, run: Path) -> BaseException:

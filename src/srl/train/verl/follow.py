@@ -76,9 +76,26 @@ def follow(
     Raises the error that the run ends with: what failed, and how to resume. An error from closing the log
     never replaces it.
     """
+    from srl.train.verl.failures import end_of_run, root
+
     try:
-        while not _has_ended(training, log, run, config, terminal, also):
-            pass
+        done = False
+        while not done:
+            done = training.done(POLL_S)
+            news: RunStatus = log.ask("poll")
+            for note in news.notes:
+                terminal.note(f"warning: {note}")
+            for event in news.events:
+                _report(event, config, terminal, also)
+            if not done:
+                _check_progress(news, config.cluster.watchdog_s, run)
+        try:
+            training.outcome()
+        except Exception as error:
+            end = end_of_run(error, run)
+            if news.failure and not isinstance(root(error), SrlError):  # verl's error follows from it
+                end = news.failure
+            raise end from end.__cause__
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         with suppress(Exception):
@@ -88,34 +105,12 @@ def follow(
     return progress
 
 
-def _has_ended(
-    training: RayTraining, log: RayLog, run: Path, config: Config, terminal: Terminal,
-    also: Sequence[Reporter],
-) -> bool:  # fmt: skip
-    """Whether the training has ended. What happened since the last look is reported first."""
-    from srl.train.verl.failures import end_of_run, root
-
-    done = training.done(POLL_S)
-    news: RunStatus = log.ask("poll")
-    for note in news.notes:
-        terminal.note(f"warning: {note}")
-    for event in news.events:
-        _report(event, config, terminal, also)
-    if done:
-        try:
-            training.outcome()
-        except Exception as error:
-            end = end_of_run(error, run)
-            if news.failure and not isinstance(root(error), SrlError):  # verl's error follows from it
-                end = news.failure
-            raise end from end.__cause__
-    elif news.idle_s > (limit := config.cluster.watchdog_s) and (news.started or news.idle_s > START_S):
+def _check_progress(news: RunStatus, limit: float, run: Path) -> None:
+    """Raises UserError after `limit` seconds without progress, of a run that starts after `START_S`."""
+    if news.idle_s > (limit if news.started else max(limit, START_S)):
         why = f" ({news.failure})" if news.failure else ""
-        raise UserError(
-            f"no progress for {news.idle_s:.0f} s (cluster.watchdog_s={limit:g}); last stage: "
-            f"{news.where}{why}", key="cluster.watchdog_s", hint=resume_with(run),
-        )  # fmt: skip
-    return done
+        what = f"no progress for {news.idle_s:.0f} s (cluster.watchdog_s={limit:g}); last stage: {news.where}"
+        raise UserError(f"{what}{why}", key="cluster.watchdog_s", hint=resume_with(run))
 
 
 def _report(event: Event, config: Config, terminal: Terminal, also: Sequence[Reporter]) -> None:

@@ -23,8 +23,8 @@ TORCH = "srl_torch"
 """The name of our own rollout replica in verl's registry."""
 WITHOUT_GPU = "srl.train.verl.without_gpu"
 
-Row = tuple[str, Any, str]
-"""verl's dotted key, its value, and the key of ours that it comes from (empty for a fixed value)."""
+Settings = dict[str, Any]
+"""Values of verl's configuration by verl's dotted key."""
 Precision = Literal["float32", "bfloat16", "float16"]
 
 

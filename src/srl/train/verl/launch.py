@@ -25,7 +25,7 @@ from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters
 from srl.train.run_directory import Progress, checkpoint_path
 from srl.train.search import as_inputs, index_digests
-from srl.train.verl.config_check import notes, refused, validated
+from srl.train.verl.config_check import refused, validated
 from srl.train.verl.engine import eos_ids
 from srl.train.verl.follow import PATIENCE_S, RayLog, RayTraining, follow
 from srl.train.verl.job import (
@@ -62,7 +62,7 @@ SILENT_RAYLET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 def check(config: Config) -> None:
     """Raises UserError for what no run on verl does."""
     for problem in refused(config):
-        raise UserError(problem)
+        raise problem
     check_installed(config)
 
 
@@ -151,8 +151,6 @@ class VerlRun:
         load_codec(config.model, None, lambda text: None).tokenizer.save_pretrained(job.tokenizer)
         variables = set_environment(config, job, self.workspace)
         composed = validated(config, job)
-        for line in notes(config, job):
-            terminal.note(line)
         with (
             reporters(config, run, resumed_from) as also,
             ray_cluster(composed, run.name, variables, quiet=terminal.quiet),

@@ -143,9 +143,9 @@ def local_learning_rate() -> None:
         return
 
     def build_lr_scheduler(self: Any, optimizer: torch.optim.Optimizer) -> Any:
-        is_ours = RUN_VARIABLE in os.environ
-        ours = our_schedule(this_run().config, self, optimizer) if is_ours else None
-        return build(self, optimizer) if ours is None else ours
+        if RUN_VARIABLE in os.environ:
+            return our_schedule(this_run().config, self, optimizer)
+        return build(self, optimizer)
 
     def lr_scheduler_step(self: Any) -> float:
         return self.lr_scheduler.used if isinstance(self.lr_scheduler, Schedule) else step(self)

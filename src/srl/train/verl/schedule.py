@@ -9,11 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from srl.config import Config
 from srl.train.learning_rate import Network, rate_factor
-from srl.train.verl.translate import verl_scheduler_type
 from srl.update.optimiser import at_its_step
-
-VERL_ONLY = {"min_lr_ratio": (None, 0.0), "num_cycles": (None, 0.5)}
-"""verl's settings that the local backend lacks, with the values that leave them unset."""
 
 
 class Schedule(LambdaLR):
@@ -35,19 +31,8 @@ class Schedule(LambdaLR):
         self.step()
 
 
-def our_schedule(config: Config, engine: Any, optimiser: Optimizer) -> Schedule | None:
-    """The schedule of the local backend for an optimiser of verl's `engine`.
-
-    verl's own configuration gives its kind, warm-up and length, since the section `verl` may set them. None
-    where that section asks for what only verl's schedules have.
-    """
-    asked = engine.optimizer_config
-    if any(getattr(asked, name) not in unset for name, unset in VERL_ONLY.items()):
-        return None
+def our_schedule(config: Config, engine: Any, optimiser: Optimizer) -> Schedule:
+    """The schedule of the local backend for an optimiser of verl's `engine`, which says its length."""
     network: Network = "critic" if engine.model_config.model_type == "value_model" else "actor"
-    kind, steps = getattr(config, network).optim.lr_scheduler_type, asked.total_training_steps
-    warmup = max(0, asked.lr_warmup_steps or 0) or int(asked.lr_warmup_steps_ratio * steps)
-    if asked.lr_scheduler_type != verl_scheduler_type(kind):
-        kind = asked.lr_scheduler_type
-    factor = rate_factor(config, network, kind=kind, warmup=warmup, total=steps)
-    return Schedule(optimiser, factor)
+    steps = engine.optimizer_config.total_training_steps
+    return Schedule(optimiser, rate_factor(config, network, total=steps))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial, wraps
 from importlib import metadata
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from srl.rollout.delivery import Sample, check_held
 from srl.rollout.engine import Sampling
-from srl.train.verl.job import RUN_VARIABLE, TORCH, Job, Row, model_config
+from srl.train.verl.job import RUN_VARIABLE, TORCH, Job, Settings, model_config
 from srl.train.verl.patches import Patch, put, replace
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 _FSDP = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")
 
 
-def settings(config: Config, job: Job) -> Iterator[Row]:
+def settings(config: Config, job: Job) -> Settings:
     """Values of verl's configuration. Ray is told to count each worker as a GPU, and looks for none."""
     from srl.config.cross_checks import algorithm_plugin
 
@@ -46,7 +46,7 @@ def settings(config: Config, job: Job) -> Iterator[Row]:
     rows = max(text.get("vocab_size", 0), text.get("intermediate_size", 0))
     largest = -(-4 * rows * text.get("hidden_size", 0) // 2**20)  # MiB of a weight, which verl does not cut
     networks = _FSDP if algorithm_plugin(config.algorithm.name).needs_critic else _FSDP[:2]
-    values: dict[str, Any] = {
+    values: Settings = {
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "actor_rollout_ref.actor.use_torch_compile": False,
         **{f"{network}.use_torch_compile": False for network in networks},
@@ -59,7 +59,7 @@ def settings(config: Config, job: Job) -> Iterator[Row]:
         values["ray_kwargs.ray_init.num_gpus"] = job.gpus_per_node
     if config.cluster.rollout == "vllm":  # which would take a share of the memory
         values[f"{_ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes"] = 2**30
-    yield from ((key, value, "") for key, value in values.items())
+    return values
 
 
 def install() -> None:
