@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from srl.config import Resolved, describe, load_config, load_saved, preset_names, save_config, to_yaml
-from srl.config.keys import keys, plain
+from srl.config.keys import keys
 from srl.config.yaml12 import dump, parse
 from srl.errors import UserError
 from srl.plugins import manager
@@ -51,23 +51,6 @@ def test_each_layer_wins_over_the_one_before(tmp_path):
         assert (resolved.config.actor.kl_loss_coef, origin(resolved, key)) == (value, where)
 
 
-def test_preset_lies_between_algorithm_and_file(tmp_path):
-    assert origin(load_config(algo="grpo"), "rollout.n") == "preset tiny (grpo)"
-    assert origin(load_config("one-gpu"), "rollout.n") == "algorithm grpo"
-    file = write(tmp_path, "rollout: {n: 4}")
-    assert load_config(algo="grpo", file=file).config.rollout.n == 4
-
-
-@pytest.mark.parametrize("preset", ["tiny", "small", "one-gpu"])
-def test_another_name_of_an_algorithm_has_the_same_settings(preset):
-    one, other = (
-        plain(load_config(preset, algo=name).config.model_dump())
-        for name in ("reinforce++", "reinforce_plus_plus")
-    )
-    assert one.pop("algorithm") != other.pop("algorithm"), "each has its own name"
-    assert one == other
-
-
 def test_overlay_of_the_algorithm_lies_right_above_its_own_body(tmp_path):
     base = write(
         tmp_path, "extends: null\nrollout: {n: 2}\nper_algorithm: {grpo: {rollout: {n: 3}}}", "base.yaml"
@@ -98,10 +81,6 @@ def test_weights_are_replaced_by_a_mapping_and_extended_by_a_key(tmp_path):
     assert load_config(file=file).config.reward.weights == {"f1": 1.0}
     assert load_config(sets=["reward.weights.f1=.5"]).config.reward.weights == {"em": 1.0, "f1": 0.5}
     assert load_config(file=file, sets=["reward.weights={em: 2}"]).config.reward.weights == {"em": 2}
-
-
-def test_dotted_keys_in_a_file_mean_nested_ones(tmp_path):
-    assert load_config(file=write(tmp_path, "actor.optim.lr: 2e-6")).config.actor.optim.lr == 2e-6
 
 
 # What a file stands on
@@ -286,11 +265,6 @@ def test_options_of_plugins_are_resolved_and_say_where_they_came_from(tmp_path):
     assert str(refused(file=file)).startswith(f"{file}:3: retriever.bm25.k1")
 
 
-def test_retriever_that_nothing_would_load_is_not_asked_for():
-    for sets in (["search.url=http://h/"], ["rollout.search=false"]):
-        load_config(sets=["retriever.name=elsewhere", *sets])
-
-
 # Saving and showing
 
 
@@ -327,19 +301,6 @@ def test_every_preset_works_with_every_algorithm(preset, algo):
     resolved = load_config(preset, algo=algo)
     assert resolved.preset == preset
     assert resolved.warnings == ()
-
-
-@pytest.mark.parametrize("algo", ["ppo", "grpo"])
-def test_ablations_change_what_they_are_named_after_and_nothing_else(algo):
-    tiny = {key: value for key, value, _ in describe(load_config(algo=algo))}
-    changed = {}
-    for preset in ("no-mask", "no-search"):
-        rows = describe(load_config(preset, algo=algo))
-        changed[preset] = {key for key, value, _ in rows if tiny[key] != value}
-    assert changed == {
-        "no-mask": {"actor.mask_observations"},
-        "no-search": {"data.template", "rollout.search"},
-    }
 
 
 # YAML

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal, get_args, get_origin
 
 import pytest
 
 from srl.config import Config, load_config, load_saved, save_config
-from srl.config.keys import keys, place
-from srl.config.paths import _is_path
 from srl.workspace import Workspace
 
 RUN = "20261122T000000Z-tiny-ppo-s0-0001"
-PATHS = {
-    "model.path", "model.tokenizer", "data.train_files", "data.val_files", "data.test_files", "data.corpus",
-    "data.exclude_files", "data.template", "data.examples", "search.index", "search.retrievers.<name>.index",
-    "search.cassette", "ref.path", "sft.train_files", "sft.log", "trainer.plugin_path",
-}  # fmt: skip
-TEXTS = {
-    "model.device", "model.lora_target_modules", "model.attn_implementation", "search.url", "search.digest",
-    "search.retrievers.<name>.url", "search.retrievers.<name>.retriever",
-    "search.retrievers.<name>.description",
-    "retriever.name", "algorithm.name", "cluster.address",
-    "rollout.openai.url", "rollout.openai.model", "rollout.openai.key_variable",
-    "sft.filter", "algorithm.filter_groups.metric",
-    "algorithm.rollout_correction.rollout_is_threshold", "algorithm.rollout_correction.rollout_rs",
-    "algorithm.rollout_correction.rollout_rs_threshold",
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -49,20 +31,6 @@ def configured(**settings: object) -> Config:
 
 def run_of(workspace: Path) -> Path:
     return workspace / "runs" / RUN
-
-
-def holds_text(annotation: object) -> bool:
-    """Whether a value of this type may be or contain a string of the user's own."""
-    if get_origin(annotation) in (Literal, dict):
-        return False
-    return annotation is str or any(map(holds_text, get_args(annotation)))
-
-
-def test_every_key_that_takes_a_text_is_known_to_hold_a_path_or_none():
-    texts = {key.name for key in keys() if holds_text(place(key.name.split("."))[1].annotation)}
-    assert texts == PATHS | TEXTS
-    assert {name for name in texts if _is_path(tuple(name.split(".")))} == PATHS
-    assert place(("search", "retrievers", "any", "index"))[0] == "leaf"
 
 
 def test_a_saved_path_of_the_workspace_moves_with_it_and_others_are_absolute(here, monkeypatch):

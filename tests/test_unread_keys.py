@@ -150,12 +150,6 @@ def test_every_key_is_read_by_a_kind_of_run_that_there_is():
         assert any(key.startswith(name) for key in KEYS), name
 
 
-def test_what_a_key_needs_is_a_key_and_a_value_that_it_takes():
-    for key in KEYS:
-        for need in facts(key).needs.split():
-            assert need.partition("=")[0] in KEYS, key
-
-
 @pytest.mark.parametrize(
     ("algo", "key"),
     [

@@ -27,7 +27,6 @@ from srl.train.verl.batch import (
     balanced_order,
     block_of,
     returns_and_values,
-    share_out,
     step_batch,
     tokens_by_trajectory,
     update_fields,
@@ -95,13 +94,6 @@ def test_failed_episode_is_in_no_mask_no_baseline_and_no_mean():
     without = tokens_by_trajectory(made, None, [extra(), *rows[1:]], PADDING, [4, 1, 5, 5])
     assert set(without) == {"b", "c"}, "an episode without a turn has no token but the one for verl"
     assert "entropies" not in without["b"]
-
-
-def test_kl_in_the_reward_is_taken_from_the_policys_tokens_only():
-    given = batch(ref_log_prob=torch.full((4, 5), -1.5))
-    made = advantages(given, 0.1, **{"algorithm.use_kl_in_reward": True})
-    torch.testing.assert_close(made.rewards[0], torch.tensor([-0.05, -0.05, 0.0, 0.95, 0.0]))
-    assert made.metrics["critic/kl"] == pytest.approx(0.5)
 
 
 def test_rejected_episodes_leave_both_masks_that_verl_reads_and_keep_their_place_in_the_group():
@@ -176,16 +168,6 @@ def test_mini_batches_hold_the_rows_of_the_local_backends(workers, actor, critic
         assert verls_mini_batches(order, workers, size) == expected
     if workers == 1:
         assert [places[row] for row in order] == sorted(places)
-
-
-@pytest.mark.parametrize("workers", [2, 8])
-def test_workers_get_as_many_rows_and_about_as_many_tokens(workers):
-    _, lengths = shuffled(questions=16)
-    shares = share_out(range(len(lengths)), lengths, workers)
-    assert sorted(row for share in shares for row in share) == list(range(len(lengths)))
-    assert {len(share) for share in shares} == {len(lengths) // workers}
-    tokens = [sum(lengths[row] for row in share) for share in shares]
-    assert max(tokens) - min(tokens) <= max(lengths)
 
 
 @pytest.mark.slow

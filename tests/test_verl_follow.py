@@ -33,7 +33,7 @@ from ray.exceptions import (
 
 from srl.train.verl import failures
 from srl.train.verl.failures import failed_episode
-from srl.train.verl.workers import Health, Report, difference
+from srl.train.verl.workers import Health, difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]  # they need Ray, which comes with verl
 
@@ -300,18 +300,18 @@ def test_the_writers_faults_are_the_runs_and_it_is_waited_for_once(answers, monk
     assert waits == [1800.0, following.POLL_S]
 
 
-MINE = Report("node1", {"Python": "3.11.7", "verl": "0.9.1", "patches": "one"})
+MINE = {"host": "node1", "Python": "3.11.7", "verl": "0.9.1", "patches": "one"}
+THERE = {**MINE, "host": "node2"}
 
 
 @pytest.mark.parametrize(
     ("theirs", "named"),
     [
-        (Report("node2", MINE.has), ""),
-        (Report("node2", {**MINE.has, "verl": "0.9.0"}), "verl"),
-        (Report("node2", {**MINE.has, "algorithm x": "x 1"}), "algorithm x"),
-        (Report("node2", {"Python": "3.11.7", "verl": "0.9.1"}), "patches"),
-        (Report("node2", MINE.has, "ImportError: no plugin"), "no plugin"),
-        (None, "srl-search"),
+        (THERE, ""),
+        ({**THERE, "verl": "0.9.0"}, "verl"),
+        ({**THERE, "algorithm x": "x 1"}, "algorithm x"),
+        ({**THERE, "error": "ImportError: no plugin"}, "no plugin"),
+        ({}, "patches"),
     ],
 )
 def test_a_worker_differs_by_what_it_has_installed_and_registered(theirs, named):

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from tests.store_builder import episode, record, run_info, search
+from tests.store_builder import episode, record, run_info
 
 import srl.store
 from srl import files
@@ -187,30 +187,6 @@ def test_a_resumed_runs_figures_are_those_of_its_log(log):
     resumed.drop_steps_after(1)
     resumed.resume(1)
     assert resumed.progress == Progress(1, 3.0, {0: 1.0, 1: 0.0}, {0: 1.0})
-
-
-def test_lost_episodes_are_counted_with_the_first_fault(log):
-    writer = new_writer(log)
-    add(writer, 1, count=2)
-    broken = episode(7, end="failed", answer=None)
-    broken.searches[-1] = search("query", status="refused", error="nobody listens")
-    writer.add(1, "train", record(broken, advantage=None))
-    assert writer.failed_episodes(1, "train") == (1, 3, "refused: nobody listens", "search")
-    assert writer.failed_episodes(2, "train") == (0, 0, "", "search")
-    writer.close("failed")
-    assert entries(log) == [("train", 1, 3)], "asking for another step has not made one"
-
-
-def test_the_first_failure_is_kept_and_the_place_is_told_and_news_once(log):
-    writer, first = new_writer(log), UserError("the rollout server died", key="k")
-    writer.fail(first)
-    writer.fail(UserError("an episode broke"))
-    add(writer, 1)
-    writer.finish(1, "train", {})
-    writer.mark("sending the weights", 4)
-    news = writer.poll()
-    assert (news.failure, news.where) == (first, "sending the weights of step 4")
-    assert ([event.step for event in news.events], writer.poll().events) == ([1], [])
 
 
 def test_a_full_disk_is_one_line_and_what_was_written_stays(log, monkeypatch):

@@ -6,7 +6,6 @@ import asyncio
 import json
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,24 +72,6 @@ def answer(ask: Any, patience_s: float = 60.0) -> Any:
     engine.start()
     sampling = Sampling(max_tokens=8, temperature=0.0, stop=("</answer>",))
     return asyncio.run(engine.generate("eval/0/q/0/0", CODEC.encode_text("hello"), sampling))
-
-
-@with_verl
-def test_a_turn_is_one_request_to_the_servers():
-    asked: dict[str, Any] = {}
-    said = tuple(CODEC.encode_text("red</answer>"))
-
-    async def generate(**request: Any) -> Any:
-        asked.update(request)
-        return SimpleNamespace(
-            token_ids=list(said), log_probs=[0.0] * len(said), stop_reason="completed", extra_fields={}
-        )
-
-    found = answer(generate)
-    assert (found.token_ids, found.stop_reason) == (said, "stop")
-    assert asked["request_id"] == "eval/0/q/0/0"
-    assert asked["sampling_params"]["temperature"] == 0.0
-    assert asked["sampling_params"]["stop"] == ["</answer>"]
 
 
 @with_verl

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 import pytest
 import torch
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
-from srl.errors import SrlError, UserError
+from srl.errors import SrlError
 from srl.models.load import load_model
 from srl.models.weights import save_model
 from srl.rollout.codec import Codec
 from srl.rollout.delivery import NotDelivered
 from srl.rollout.engine import Completion, Sampling
-from srl.rollout.torch_engine import TorchEngine, load_state
+from srl.rollout.torch_engine import TorchEngine
 from srl.train.verl.without_gpu import TorchServer, as_array
 
 KEY = [7, "train", 3, "question", 1, 0, 0]
@@ -103,13 +102,6 @@ def test_server_finds_out_that_it_holds_other_weights(server, directory, lost):
         asyncio.run(update)
 
 
-def test_tied_weight_may_come_under_one_of_its_names(directory):
-    state, model = changed(directory), load_model(directory, device="cpu")
-    del state["lm_head.weight"]
-    load_state(model, state)
-    assert torch.equal(model.lm_head.weight, state["model.embed_tokens.weight"])
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -126,69 +118,3 @@ def test_weights_that_do_not_fit_change_nothing(server, directory, spoil):
     with pytest.raises(SrlError):
         asyncio.run(server.update_weights(arrays(state), 9))
     assert is_that_of(asyncio.run(turn(server)), load_model(directory, device="cpu"), None)
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_replica_and_adapter_serve_a_trainer(directory, monkeypatch):
-    """In a Ray of this test's own. The server's process imports no verl, and one without a model says so."""
-    pytest.importorskip("verl")
-    import ray
-    from omegaconf import OmegaConf
-    from verl.workers.config import RolloutConfig
-
-    from srl.train.verl.failures import root
-    from srl.train.verl.without_gpu import install
-
-    monkeypatch.setenv("RANK", "0")  # as a trainer's worker has it
-    install()
-    ray.init(address="local", _node_ip_address="127.0.0.1", num_cpus=4, include_dashboard=False,
-             log_to_driver=False)  # fmt: skip
-    from verl.workers.rollout.base import get_rollout_class
-    from verl.workers.rollout.replica import get_rollout_replica_class
-
-    rollout = RolloutConfig(
-        name="srl_torch", tensor_model_parallel_size=1, max_num_seqs=4, prompt_length=40, response_length=24,
-        dtype="float32", engine_kwargs={"srl_torch": {"threads": 1}},
-    )  # fmt: skip
-
-    @ray.remote(num_cpus=1)
-    class Worker:
-        pass
-
-    async def launched(path, rank):
-        model = OmegaConf.create({"path": path, "tokenizer_path": path})
-        replica = get_rollout_replica_class("srl_torch")(rank, rollout, model, gpus_per_node=1)
-        replica.workers = [Worker.remote()]
-        await replica.launch_servers()
-        return replica
-
-    async def generate(server):
-        return await server.generate.remote(request_id="one", prompt_ids=PROMPT, sampling_params=PARAMS)
-
-    async def story():
-        replica = await launched(directory, 0)
-        adapter = get_rollout_class("srl_torch")(rollout, object(), None)
-        await replica.sleep()
-        first = await generate(replica.server_handle)
-        state = changed(directory)
-        await adapter.update_weights(iter(state.items()), global_steps=2)
-        second = await generate(replica.server_handle)
-        rest = ((name, tensor) for name, tensor in state.items() if name != "model.norm.weight")
-        with pytest.raises(SrlError):
-            await adapter.update_weights(rest, global_steps=3)
-        threads = await replica.server_handle.__ray_call__.remote(lambda _: torch.get_num_threads())
-        modules = await replica.server_handle.__ray_call__.remote(lambda _: list(sys.modules))
-        with pytest.raises(Exception) as none:
-            await launched(f"{directory}-none", 1)
-        return first, second, threads, modules, root(none.value)
-
-    try:
-        first, second, threads, modules, none = asyncio.run(story())
-    finally:
-        ray.shutdown()
-    old, new = load_model(directory, device="cpu"), load_model(directory, device="cpu")
-    new.load_state_dict(changed(directory))
-    assert is_that_of(first, old, None)
-    assert is_that_of(second, new, 2)
-    assert (threads, "verl" in modules, type(none)) == (1, False, UserError)

@@ -11,10 +11,10 @@ from tests.verl_configs import GPU, job, made
 
 from srl.config.keys import keys
 from srl.errors import UserError
-from srl.train.verl.config_check import check_supported, problems, refused
+from srl.train.verl.config_check import check_supported, refused
 from srl.train.verl.job import Job
 from srl.train.verl.launch import ray_cluster
-from srl.train.verl.translate import NO_DUAL_CLIP, settings, without_dropout
+from srl.train.verl.translate import NO_DUAL_CLIP, settings
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 TABLE = {key.name: key.facts for key in keys()}
@@ -170,15 +170,6 @@ def test_what_a_run_does_not_have_is_not_translated():
     assert f"{MODEL}.lora_alpha" not in verl()
 
 
-def test_models_own_dropout_is_off_in_policy_and_critic(tmp_path: Path):
-    sizes = {"attention_dropout": 0.1, "resid_pdrop": 0.0, "text_config": {"hidden_dropout": 0.2, "n": 3}}
-    assert without_dropout(sizes) == {"attention_dropout": 0.0, "text_config": {"hidden_dropout": 0.0}}
-    (tmp_path / "config.json").write_text('{"attention_dropout": 0.5}')
-    found = verl(f"model.path={tmp_path}")
-    for network in (MODEL, "critic.model"):
-        assert found[f"{network}.override_config.attention_dropout"] == 0.0
-
-
 @pytest.mark.parametrize(
     ("given", "on", "name"),
     [("auto", job(), "srl_torch"), ("auto", GPU, "vllm"), ("sglang", GPU, "sglang"), ("vllm", job(), "vllm")],
@@ -202,12 +193,6 @@ def test_cluster_that_is_there_is_not_told_what_it_has_and_a_new_one_counts_work
     assert "ray_kwargs.ray_init.num_gpus" not in there
     assert new["ray_kwargs.ray_init.num_gpus"] == new["trainer.n_gpus_per_node"] == 2
     assert "ray_kwargs.ray_init.num_gpus" not in verl(on=GPU)
-
-
-def test_several_machines_need_the_address_of_their_cluster(monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    whole = SimpleNamespace(trainer=SimpleNamespace(nnodes=2))
-    assert next(problems(whole, made("cluster.nnodes=2"))).key == "cluster.nnodes"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import platform
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -32,35 +31,28 @@ POLL_S = 1.0
 """Seconds between two looks at which processes are alive."""
 
 
-@dataclass(slots=True)
-class Report:
-    """What a process has installed and registered: a version by name; `error` if registering failed."""
-
-    host: str
-    has: dict[str, str]
-    error: str = ""
+Report = dict[str, str]
+"""What a process has installed and registered: versions by name, its `host`, an `error` of registering."""
+_report: Report = {}
 
 
-_report: Report | None = None
-
-
-def report(actor: object = None) -> Report | None:
-    """This process's report; None if nothing was registered. `actor` is what Ray passes."""
+def report(actor: object = None) -> Report:
+    """This process's report; empty if nothing was registered. `actor` is what Ray passes."""
     return _report
 
 
 def register() -> None:
     """Register with verl, once per process: agent loop, patches, and what a CPU needs."""
     global _report
-    if _report is not None:
+    if _report:
         return
     handle_logs()
-    _report = Report(socket.gethostname(), {"Python": platform.python_version()})
-    _report.has |= {name: _version(name) for name in PACKAGES}
+    _report = {"host": socket.gethostname(), "Python": platform.python_version()}
+    _report |= {name: _version(name) for name in PACKAGES}
     try:
-        _report.has |= _registered()
+        _report |= _registered()
     except Exception as error:  # verl would swallow it
-        _report.error = quoted(f"{type(error).__name__}: {error}")
+        _report["error"] = quoted(f"{type(error).__name__}: {error}")
         logging.getLogger(__name__).exception("this process cannot register with verl")
 
 
@@ -99,28 +91,22 @@ def check_alike(workers: Sequence[Any]) -> None:
     import ray
 
     mine = report()
-    assert mine is not None, "the trainer's process registers before it trains"
     for worker, answer in [(worker, worker.__ray_call__.remote(report)) for worker in workers]:
         try:
             theirs = ray.get(answer, timeout=PATIENCE_S)
         except Exception as error:
-            theirs = Report("a machine that does not answer", {}, first_line(error))
+            theirs = {"host": "a machine that does not answer", "error": first_line(error)}
         if different := difference(theirs, mine):
-            where = f" on {theirs.host}" if theirs else ""
-            raise UserError(f"{worker}{where} differs from the trainer on {mine.host}: {different}")
+            where = theirs.get("host", "a machine without srl's plugin")
+            raise UserError(f"{worker} on {where} differs from the trainer on {mine['host']}: {different}")
 
 
-def difference(theirs: Report | None, mine: Report) -> str:
-    """The first difference of a worker's report from the trainer's, in words; empty if there is none."""
-    if theirs is None:
-        return "it has not loaded srl's plugin; is srl-search installed there?"
-    if theirs.error:
-        return theirs.error
-    for name in {**mine.has, **theirs.has}:
-        there, here = (report.has.get(name, "nothing") for report in (theirs, mine))
-        if there != here:
-            return f"it has {name} {there}, the trainer {here}"
-    return ""
+def difference(theirs: Report, mine: Report) -> str:
+    """What a worker has that the trainer has not, or otherwise; empty where they are alike."""
+    if "error" in theirs:
+        return theirs["error"]
+    differing = [name for name in {**mine, **theirs} if name != "host" and theirs.get(name) != mine.get(name)]
+    return ", ".join(f"{name} {theirs.get(name, 'missing')}, not {mine.get(name)}" for name in differing)
 
 
 class Health:
