@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from tests.cli_mistakes import evaluate, fine_tune, place, train
-from tests.scripts import EXAMPLES
 
 import srl.config
 from srl.cli import main
@@ -204,6 +203,8 @@ def test_a_typed_key_that_the_run_does_not_read_is_named_in_a_warning(algo, key)
         (["sft.steps=0", "sft.epochs=3", "sft.optim.lr=1e-3"], "sft.epochs sft.optim.lr"),
         (["search.url=http://h/", "data.corpus=c.jsonl"], "data.corpus"),
         (["search.index=i", "data.corpus=c.jsonl"], ""),  # compared
+        (["data.examples=e.txt"], "data.examples"),
+        (["data.examples=e.txt", "data.template=few-shot"], ""),
         (["retriever.e5.model=x", "retriever.bm25.k1=1.5"], "retriever.e5.model"),
         (["reward.format.structure_score=.3"], "reward.format.structure_score"),
         (["reward.weights={format: 1.0}", "reward.format.structure_score=.3"], ""),
@@ -236,15 +237,6 @@ def test_the_machines_options_are_those_of_the_retriever_that_built_the_index(pl
             ["search.retrievers={a: {url: 'http://h/', options: {k1: 1}}}"],
             "search.retrievers.a.options",
         ),
-        ("grpo", ["data.examples=EXAMPLES"], "data.examples"),
-        ("grpo", ["data.examples=EXAMPLES", "data.template=search-r1"], "data.examples"),
-        (
-            "ppo",
-            ["data.examples=EXAMPLES", "data.template=few-shot", "rollout.search=false"],
-            "data.examples",
-        ),
-        ("grpo", ["data.examples=missing.txt", "data.template=few-shot"], "missing.txt"),
-        ("sft", ["data.examples=JUNK", "data.template=few-shot"], "JUNK"),
         (
             "grpo",
             ["algorithm.rollout_correction.rollout_rs_threshold=3"],
@@ -254,20 +246,8 @@ def test_the_machines_options_are_those_of_the_retriever_that_built_the_index(pl
 )
 def test_what_such_a_run_cannot_do_is_refused_with_its_key(tmp_path, monkeypatch, algo, sets, key):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "EXAMPLES").write_text(EXAMPLES, encoding="utf-8")
-    (tmp_path / "JUNK").write_text("junk", encoding="utf-8")
     with pytest.raises(UserError, match=re.escape(key)):
         load_config(algo=algo, sets=sets)
-
-
-def test_worked_examples_go_with_a_prompt_that_has_some(tmp_path):
-    (tmp_path / "shown.txt").write_text(EXAMPLES, encoding="utf-8")
-    sets = [f"data.examples={tmp_path / 'shown.txt'}", "data.template=few-shot"]
-    assert load_config(algo="grpo", sets=[*sets, "rollout.n=2"]).warnings == ()
-    config = load_config(algo="grpo", sets=[*sets, "rollout.n=2"]).config
-    asked = config.with_settings({"data.template": "search-r1"})
-    for kind, void in (("ask", {"data.examples"}), ("eval", set())):  # an evaluation may have a baseline
-        assert set(unread(asked, ["data.examples"], kind, "local", algorithm_plugin("grpo"))) == void
 
 
 def test_a_file_is_typed_where_the_user_wrote_it_but_not_for_other_algorithms(tmp_path):

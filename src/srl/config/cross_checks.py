@@ -10,9 +10,7 @@ from typing import Any, cast
 
 from srl.config.algorithm import Algorithm
 from srl.config.keys import Config, KeyPath, flat, plain, value_of
-from srl.config.unread import NO_EXAMPLES, takes_examples
 from srl.errors import UserError
-from srl.protocol import read_examples
 from srl.safe import quoted, refuse_credentials
 
 KINDS = ("retriever", "reward", "algorithm", "tool")
@@ -191,7 +189,7 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Contradictions:
 
 def check_training(config: Config, kind: str) -> None:
     """Raises UserError for what a training run of this `kind` (rl, sft or rft) cannot do."""
-    sft, examples = config.sft, config.data.examples
+    sft = config.sft
     if kind in ("sft", "rft") and sft.steps == 0:
         raise UserError("nothing to fine-tune: sft.steps = 0", key="sft.steps")
     if kind == "rft" and sft.mix:
@@ -200,11 +198,6 @@ def check_training(config: Config, kind: str) -> None:
     if kind == "sft" and sft.patience and not config.trainer.test_freq:
         why = "sft.patience counts validations, and there are none: trainer.test_freq = 0"
         raise UserError(why, key="sft.patience")
-    if examples is not None and not takes_examples(config):
-        why = f"data.examples = {examples} would not be used: {NO_EXAMPLES}"
-        raise UserError(why, key="data.examples")
-    if examples is not None:
-        read_examples(examples)
 
 
 def _check_addresses(config: Config) -> None:

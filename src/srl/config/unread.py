@@ -14,7 +14,6 @@ from srl.config.algorithm import Algorithm
 from srl.config.keys import Config, facts, flat, plain, value_of
 from srl.errors import UserError
 from srl.files import read_manifest
-from srl.protocol import TEMPLATES
 
 Kind = Literal["rl", "sft", "rft", "eval", "ask", "made"]
 Backend = Literal["local", "verl"]
@@ -29,7 +28,6 @@ KINDS: dict[Kind, str] = {
 }
 """The kinds of runs, in words."""
 
-NO_EXAMPLES = "the prompt has no worked examples (data.template=few-shot has, with rollout.search=true)"
 _AN_INDEX = "an index keeps what it was built with; build another with `srl index build`"
 
 
@@ -112,8 +110,8 @@ def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tu
     if config.model.lora_rank == config.critic.lora_rank == 0:
         yield "model.lora_alpha", "model.lora_rank is 0"
         yield "model.lora_target_modules", "model.lora_rank is 0"
-    if kind != "eval" and not takes_examples(config):  # an evaluation may have a baseline with them
-        yield "data.examples", NO_EXAMPLES
+    if kind != "eval" and config.data.template != "few-shot":  # an evaluation may have a baseline with it
+        yield "data.examples", "they are for data.template=few-shot"
     in_use = {
         "algorithm": [config.algorithm.name],
         "reward": config.reward.weights,
@@ -124,12 +122,6 @@ def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tu
             yield f"{section}.{name}", f"the {section} {name} is not used"
     yield from _of_fine_tuning(config, kind)
     yield from _of_search(config, kind)
-
-
-def takes_examples(config: Config) -> bool:
-    """Whether the prompt has worked examples, those of `data.examples` if it is set."""
-    prompt = TEMPLATES.get(config.data.template or "")
-    return prompt is not None and prompt.takes_examples and config.rollout.search
 
 
 def _retriever(config: Config) -> str:
