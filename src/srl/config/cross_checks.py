@@ -26,13 +26,8 @@ def algorithm_plugin(name: str) -> Algorithm:
 
 def context_errors(config: Config, context: int | None) -> Iterator[str]:
     """A line where the longest episode exceeds the model's context of `context` tokens."""
-    longest, prompt = config.data.max_episode_tokens, config.data.max_prompt_length
-    if context is not None and prompt >= context:
-        yield (
-            f"data.max_prompt_length = {prompt:,} tokens leaves no room for an episode, since this model's "
-            f"context is {context:,}: lower it if the prompts are shorter, or choose another model"
-        )
-    elif context is not None and longest > context:
+    longest = config.data.max_episode_tokens
+    if context is not None and longest > context:
         yield (
             f"data.max_prompt_length + data.max_response_length = {longest:,} tokens, and this model's "
             f"context is {context:,}: lower one of them"

@@ -50,8 +50,7 @@ def flatten(
                 hint=f"did you mean {' or '.join(near)}?" if near else hint,
             )
         if path[:-1] == ("search", "retrievers") and not value:
-            hint = f"give it a url, an index or a retriever: --set {key}.url=URL"
-            raise UserError(f"{origin(path)}: {key} is empty", key=key, hint=hint)
+            raise UserError(f"{origin(path)}: {key} is empty", key=key, hint=f"--set {key}.url=URL")
         if isinstance(value, Mapping) and (kind == "section" or (kind == "free" and value)):
             yield from flatten(value, origin, path)
         elif kind == "section" and value is not None:
@@ -117,8 +116,5 @@ def wrong(path: KeyPath, value: Any, origin: str) -> UserError:
     inside_mapping = field is not None and place(path[:-1])[0] == "mapping"
     expected = "number" if inside_mapping else takes(field) if field else "something else"
     is_secret = path[-1] == "key_variable"  # where the key itself may be given by mistake
-    shown, hint = "a text that is not shown" if is_secret else reveal(value), ""
-    if path[:2] == ("reward", "weights") and isinstance(value, Mapping) and value:
-        (*module, name), weight = next(flat(value, path[2:]))
-        hint = f"for a class in a module, type: --set reward.weights.{'.'.join(module)}:{name}={weight}"
-    return UserError(f"{origin}: {key} is {shown}, expected {expected}", key=key, hint=hint)
+    shown = "a text that is not shown" if is_secret else reveal(value)
+    return UserError(f"{origin}: {key} is {shown}, expected {expected}", key=key)

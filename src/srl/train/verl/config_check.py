@@ -120,10 +120,6 @@ def _training(config: Config, job: Job) -> Problems:
         if wrong:
             yield _problem(config, key, why)
     yield from map(UserError, truncation_errors(config, rollout_name(config, job)))
-
-
-def refused(config: Config) -> Problems:
-    """What no run on verl does, whatever it runs on."""
     mode, _ = config.search.cassette_use or ("", "")
     if mode == "record" and config.rollout.search:
         why = "--backend verl runs episodes in several processes and cannot record a cassette"
@@ -136,7 +132,6 @@ def refused(config: Config) -> Problems:
 
 def problems(whole: DictConfig, config: Config) -> Problems:
     """What one of verl's workers would fail on, with the keys of ours to change."""
-    yield from refused(config)
     yield from _machines(whole, config)
     workers, n = _workers(whole), whole.actor_rollout_ref.rollout.n
     trained = {"actor": whole.actor_rollout_ref.actor} | (

@@ -25,7 +25,7 @@ from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters
 from srl.train.run_directory import Progress, checkpoint_path
 from srl.train.search import as_inputs, index_digests
-from srl.train.verl.config_check import refused, validated
+from srl.train.verl.config_check import check_supported, validated
 from srl.train.verl.engine import eos_ids
 from srl.train.verl.follow import PATIENCE_S, RayLog, RayTraining, follow
 from srl.train.verl.job import (
@@ -60,9 +60,8 @@ SILENT_RAYLET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 
 def check(config: Config) -> None:
-    """Raises UserError for what no run on verl does."""
-    for problem in refused(config):
-        raise problem
+    """Raises UserError for what a run on verl cannot keep, and where verl is not installed."""
+    check_supported(config, job_of(config, Path()))
     check_installed(config)
 
 
