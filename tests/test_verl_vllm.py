@@ -84,7 +84,6 @@ def test_plugin_touches_vllm_in_our_runs_only(monkeypatch, run, installed, calls
     [
         ("vllm", None, None, True),
         ("sglang", None, None, True),
-        ("auto", None, None, False),
         ("vllm", "10.0.0.1:6379", None, False),
         ("vllm", None, "0.24.0", False),
         ("vllm", None, "0.12.0", True),
