@@ -107,7 +107,7 @@ def test_a_checkpoint_is_a_model_directory(tmp_path):
     loaded = load_model(path)
     assert_equal(dict(loaded.state_dict()), dict(them.actor.state_dict()))
     assert loaded.generation_config.stop_strings == ["</search>", "</answer>"]
-    assert json.loads((path / "srl.json").read_text()) == {"format": 1, "step": 3, **ABOUT, "manifest": True}
+    assert json.loads((path / "srl.json").read_text()) == {"format": 1, "step": 3, **ABOUT}
     assert model_digest(path) == model_digest(them.actor)
     text = "<think> I think velmar </think> <search> velmar flag </search>"
     tokens, _ = load_tokenizer(path)

@@ -43,6 +43,7 @@ def run(workspace: Path) -> Path:
         write_json(path / "srl.json", {"format": 1, "step": step, "template": "tiny", "search": False})
         (path / "trainer").mkdir()
         (path / "trainer" / "actor-optimiser.pt").write_bytes(b"of the trainer")
+        write_manifest(path, "checkpoint", {"files": {}})
     return folder
 
 

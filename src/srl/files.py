@@ -37,8 +37,6 @@ CHECKPOINT = "checkpoint"
 """The kind of a checkpoint's manifest."""
 ABOUT = "srl.json"
 """The description of a checkpoint or model, next to its weights."""
-HAS_MANIFEST = {"manifest": True}
-"""Entry in a checkpoint's `srl.json` once it has a manifest; one without it is not finished."""
 
 _ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-(?P<host>[\w.]+)-(?P<pid>\d+)-[0-9a-f]{8}$")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -469,21 +467,20 @@ def check_checkpoint(path: Path, leave_out: str = "") -> None:
     Raises DamagedError. Directories of other kinds pass.
     """
     is_resumable = (path / "trainer").is_dir() or (path / "actor").is_dir()  # of the local backend, of verl
-    file = path / (MANIFEST if is_checked(path) else ABOUT)
+    if not is_checked(path):
+        if is_resumable and (path / ABOUT).is_file():
+            raise DamagedError(f"{path / MANIFEST} is missing, so the checkpoint cannot be checked")
+        return
     try:
-        content = json.loads(file.read_bytes()) if file.is_file() else {}
+        content = json.loads((path / MANIFEST).read_bytes())
     except ValueError as error:
         if is_resumable:
-            raise DamagedError(f"{file} is damaged: {error}") from error
+            raise DamagedError(f"{path / MANIFEST} is damaged: {error}") from error
         return
-    if not isinstance(content, dict):
-        return
-    if file.name == MANIFEST and content.get("kind") == CHECKPOINT:
+    if isinstance(content, dict) and content.get("kind") == CHECKPOINT:
         sums = read_manifest(path, CHECKPOINT).get("files", {})
         names = [name for name in sums if not (leave_out and name.startswith(leave_out))]
         check_files(path, {name: sums[name] for name in names})
-    elif file.name == ABOUT and is_resumable and HAS_MANIFEST.items() <= content.items():
-        raise DamagedError(f"{path / MANIFEST} is missing, so the checkpoint cannot be checked")
 
 
 def is_checked(path: Path) -> bool:

@@ -16,7 +16,6 @@ from srl.files import (
     ABOUT,
     CHECKPOINT,
     FORMAT,
-    HAS_MANIFEST,
     atomic_directory,
     check_checkpoint,
     check_format,
@@ -66,7 +65,7 @@ def save_checkpoint(
         save_model(networks.actor, tokenizer, folder)
         if is_first:
             check_saved(networks.actor, folder, networks.config.model.trust_remote_code)
-        write_card(folder / ABOUT, {**card, **HAS_MANIFEST})
+        write_card(folder / ABOUT, card)
         trainer = folder / "trainer"
         trainer.mkdir()
         write_json(folder / STATE, {"format": FORMAT, **state})

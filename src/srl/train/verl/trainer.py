@@ -55,7 +55,7 @@ from verl.workers.utils.padding import response_to_nested
 from srl.advantage import masked_mean
 from srl.config import Config
 from srl.errors import UserError
-from srl.files import CHECKPOINT, FORMAT, HAS_MANIFEST, checksums, read_json, write_json, write_manifest
+from srl.files import CHECKPOINT, FORMAT, checksums, read_json, write_json, write_manifest
 from srl.rollout.delivery import NotDelivered
 from srl.train.compute_advantages import compute_advantages, rollout_correction
 from srl.train.episodes import Splits
@@ -348,7 +348,7 @@ class SearchTrainer(PPOTrainerSync):
         does not keep are removed.
         """
         ray.get(self.log_actor.flush.remote())
-        state = {"format": FORMAT, "step": self.global_steps, "kl": self.kl.state_dict(), **HAS_MANIFEST}
+        state = {"format": FORMAT, "step": self.global_steps, "kl": self.kl.state_dict()}
         folder = self._folder()
         write_json(folder / VERL_STATE, {**state, **read_json(self.run / ABOUT, dict)})
         write_manifest(folder, CHECKPOINT, {"step": self.global_steps, "files": checksums(folder)})
