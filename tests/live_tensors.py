@@ -26,7 +26,7 @@ class Live(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
+            if isinstance(tensor, torch.Tensor) and not (tensor.is_meta or tensor.is_nested):
                 self._count(tensor.untyped_storage())
         return out
 

@@ -129,10 +129,18 @@ def experience(rows: int, length: int, vocabulary: int) -> Experience:
     return on_policy(batch, mask, torch.ones_like(mask), batch.sampler_logprobs)
 
 
-@pytest.mark.parametrize(("vocabulary", "entropy_coeff"), [(400, 0.0), (400, 0.1), (3000, 0.0), (3000, 0.1)])
 @pytest.mark.parametrize(
-    ("dtype", "rank", "checkpointing"),
-    [("float32", 0, False), ("float32", 8, True), ("bfloat16", 8, False), ("bfloat16", 0, True)],
+    ("dtype", "rank", "checkpointing", "vocabulary", "entropy_coeff"),
+    [
+        ("float32", 0, False, 400, 0.0),
+        ("float32", 0, False, 3000, 0.1),
+        ("float32", 8, True, 400, 0.1),
+        ("float32", 8, True, 3000, 0.0),
+        ("bfloat16", 8, False, 400, 0.1),
+        ("bfloat16", 8, False, 3000, 0.0),
+        ("bfloat16", 0, True, 400, 0.0),
+        ("bfloat16", 0, True, 3000, 0.1),
+    ],
 )
 def test_update_takes_about_what_is_estimated_and_not_more(
     tmp_path, monkeypatch, dtype, rank, checkpointing, vocabulary, entropy_coeff

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.live_tensors import Live
 from tests.verl_configs import made
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from srl.config import Config
 from srl.train.fit import (
@@ -100,29 +98,6 @@ class AsAutocast(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class Live(TorchDispatchMode):
-    """The most bytes that tensors made inside lived on at the same time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: dict[int, int] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_nested:
-                self._count(tensor.untyped_storage())
-        return out
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key not in self.sizes:
-            self.sizes[key] = storage.nbytes()
-            self.peak = max(self.peak, sum(self.sizes.values()))
-            weakref.finalize(storage, self.sizes.pop, key, None)
-
-
 def peak_of_logits(dtype: torch.dtype, packed: bool, entropy: bool, temperature: float) -> float:
     """Bytes a logit that verl's own code lives on, from hidden states through the backward pass."""
     import verl.utils.torch_functional as verl_functional
@@ -153,7 +128,7 @@ def peak_of_logits(dtype: torch.dtype, packed: bool, entropy: bool, temperature:
     shape = (1, rows * length) if packed else (rows, length)
     hidden = torch.randn(*shape, 4, dtype=dtype)
     head = torch.randn(VOCABULARY, 4, dtype=dtype, requires_grad=True)
-    with Live() as live, AsAutocast():
+    with Live([]) as live, AsAutocast():
         output = SimpleNamespace(logits=hidden @ head.T)
         found: Any = FSDPEngineWithLMHead.prepare_model_outputs(engine, output, given, batch, None)
         del output
