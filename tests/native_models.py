@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.scripts import RecordingEngine, TableSearch
 from tests.tiny_models import byte_level_tokenizer
-from transformers import AddedToken
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
@@ -133,13 +133,13 @@ FAMILIES: Mapping[str, Family] = {
 
 def codec_of(
     template: str | None, eos: Sequence[str] = ("<|im_end|>",), *, lacks: Sequence[str] = (),
-    strips: bool = False, **kwargs: Any,
+    strips: bool = False, base: PreTrainedTokenizerFast | None = None, **kwargs: Any,
 ) -> Codec:  # fmt: skip
     """A codec of the byte-level tokenizer with the families' added tokens, such a template and EOS tokens.
 
     `strips`: the EOS token takes the white space after it.
     """
-    tokenizer = copy.deepcopy(byte_level_tokenizer())
+    tokenizer = copy.deepcopy(base or byte_level_tokenizer())
     tokenizer.add_special_tokens({"additional_special_tokens": [t for t in SPECIAL if t not in lacks]})
     if strips:
         tokenizer.add_tokens([AddedToken(eos[0], rstrip=True, special=True)], special_tokens=True)

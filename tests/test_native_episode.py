@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.native_models import NativeEngine, family_codec, native
+from tests.made_tokenizers import made_tokenizer
+from tests.native_models import FAMILIES, NativeEngine, codec_of, family_codec, native
 from tests.scripts import PAGE, QUESTION, TableSearch
 from tests.tiny_models import tiny_model
+from tests.training import tokenizer
 
 from srl.browse.messages import messages
 from srl.browse.transcript import spans
@@ -220,6 +222,15 @@ def test_a_passage_brings_no_token_of_the_template_and_changes_no_mask_and_no_sc
         return kinds(made), said, marks, counts, FormatReward().score([made])[0].value
 
     assert story(forged) == story(plain)
+
+
+@pytest.mark.parametrize("kind", ["words", "bytes"])
+def test_words_that_the_vocabulary_lacks_are_no_tokens_of_the_template(kind):
+    base = tokenizer() if kind == "words" else made_tokenizer("legacy")
+    codec = codec_of(FAMILIES["qwen2.5"].template, base=base)
+    strange = Passage("p", '"Velmar"\nZyzzyva \U0001f319 Ünïcödé')
+    trajectory = play(codec, [CALL, ANSWER], TableSearch([strange]))
+    assert (len(trajectory.segments), len(trajectory.searches)) == (4, 1)
 
 
 def test_demonstrations_with_tags_are_said_in_the_models_way(codec):

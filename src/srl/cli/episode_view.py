@@ -49,7 +49,8 @@ class EpisodeView:
                 self._start("invalid", "yellow", "this was no search and no answer; the model was told so")
             self._segments += 1
         if token_ids:
-            text = self.codec.decode(token_ids, special=trajectory.protocol != "tags").rstrip("\ufffd")
+            ids = token_ids[:-1] if token_ids[-1] in self.codec.eos_ids else token_ids
+            text = self.codec.decode(ids, special=trajectory.protocol != "tags").rstrip("\ufffd")
             self._show_turn(trajectory, _UNFINISHED.sub("", text))
 
     def finish(self, trajectory: Trajectory) -> None:
@@ -87,7 +88,7 @@ class EpisodeView:
                 return  # what follows an action counts for nothing
 
     def _show_span(self, span: Span) -> None:
-        text = span.text if span.kind == "other" else _TAGS.sub("", span.text)
+        text = span.text if span.kind == "other" else _TAGS.sub("", span.text.strip())
         text = " ".join(text.split())
         label, style = _LABELS[span.kind]
         if text and not self._shown:

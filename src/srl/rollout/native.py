@@ -18,6 +18,8 @@ from srl.trajectory import Search
 
 _STUB = "…"
 """Stands for a result that is not fitted yet."""
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""The name of a token for a byte, as SentencePiece has it."""
 _ANSWER = re.compile(r".*<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -116,7 +118,12 @@ class Native:
 
     @cached_property
     def _added_ids(self) -> frozenset[int]:
-        return frozenset(self.codec.added.values())
+        """Tokens that stand in a text by their names alone; no word that the vocabulary lacks gives them."""
+        unknown = self.codec.tokenizer.unk_token_id
+        return frozenset(
+            number for name, number in self.codec.added.items()
+            if number != unknown and not _BYTE.fullmatch(name)
+        )  # fmt: skip
 
     def last_answer(self, turn: Turn) -> None:
         """A last turn that calls a tool has no answer."""
