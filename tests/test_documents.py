@@ -144,7 +144,7 @@ def play(
         try:
             return await run_episode(
                 QUESTION, NativeEngine(native, texts), search, codec=codec, template=TEMPLATES["tools"],
-                options=options, turns=native, tools=tools,
+                options=options, turns=native,
             )  # fmt: skip
         finally:
             await aclose(search)

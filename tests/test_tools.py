@@ -67,7 +67,6 @@ def play(codec: Codec, tool: Any, *, both: bool = False) -> Trajectory:
     return asyncio.run(
         run_episode(
             QUESTION, engine, search, codec=codec, template=template, options=EpisodeOptions(), turns=native,
-            tools=tools,
         )
     )  # fmt: skip
 

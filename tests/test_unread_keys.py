@@ -123,6 +123,7 @@ NOT_LOOKED_AT = {
     ("", "retriever.name"): "an index says it",
     ("", "rollout.max_calls"): "tags",
     ("", "rollout.call_format"): "tags",
+    ("", "rollout.tools"): "tags",
     ("", "rollout.gpu_memory_utilization"): "vLLM",
     ("", "rollout.openai."): "a server generates",
     ("", "search.max_failed"): "no search failed",

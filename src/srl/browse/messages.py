@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from srl.browse.filters import Condition
 from srl.files import atomic_file
 from srl.protocol import FORMATS, INFORMATION, shown_result
+from srl.rollout.documents import FindCall, OpenCall
 from srl.rollout.turns import SearchCall, schema, search_parameters
 from srl.store.batches import batches
 from srl.trajectory import Search, Trajectory
@@ -78,7 +79,8 @@ def _with_calls(made: Trajectory) -> Iterator[dict[str, Any]]:
         if not segment.is_policy:
             inside_thought = segment.text.rstrip().endswith("<think>")
             for search, call_id in zip(results, ids, strict=True):
-                content = shown_result(search)
+                with_ids = any(f", id: {hit.passage.id})" in segment.text for hit in search.shown_hits[:1])
+                content = shown_result(search, with_ids)
                 yield {"role": "tool", "name": search.tool, "tool_call_id": call_id, "content": content}
             continue
         said = form.read(segment.text, inside_thought, [search.tool for search in results])
@@ -98,11 +100,15 @@ def _with_calls(made: Trajectory) -> Iterator[dict[str, Any]]:
 
 
 def declared(made: Trajectory) -> str | None:
-    """The tools of an episode as JSON, in OpenAI's form; None where it talks by tags."""
+    """The tools of an episode as JSON, in OpenAI's form: search, and what it called of open and find; None
+    where it talks by tags."""
     if made.protocol == "tags":
         return None
     names = sorted({search.retriever for search in made.searches} - {""})
-    return json.dumps([schema("search", SearchCall.description, search_parameters(names))])
+    called = {search.tool for search in made.searches}
+    others = [schema(each.name, each.description, each.parameters)
+              for each in (OpenCall, FindCall) if each.name in called]  # fmt: skip
+    return json.dumps([schema("search", SearchCall.description, search_parameters(names)), *others])
 
 
 def searches_of_prompt(made: Trajectory) -> tuple[Search, ...]:

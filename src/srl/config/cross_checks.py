@@ -15,6 +15,8 @@ from srl.safe import quoted, refuse_credentials
 
 KINDS = ("retriever", "reward", "algorithm", "tool")
 """The kinds of plugins; each has a section of the same name."""
+_NAMED_BY = {"reward": "reward.weights.{}", "tool": "rollout.tools"}
+"""The keys that name plugins, where it is not `name` of their section."""
 
 
 def algorithm_plugin(name: str) -> Algorithm:
@@ -69,6 +71,7 @@ def plugins_in_use(config: Config) -> Iterator[tuple[str, str]]:
     """`(kind, name)` of the plugins that a run with this configuration loads."""
     yield "algorithm", config.algorithm.name
     yield from (("reward", name) for name in config.reward.weights)
+    yield from (("tool", name) for name in config.rollout.tool_plugins)
     if config.rollout.search and config.search.url is None and not config.search.replays:
         yield "retriever", config.retriever.name
 
@@ -84,7 +87,7 @@ def check_plugins(config: Config, origins: Mapping[str, str] | None = None) -> d
     known, options = origins or {}, dict[KeyPath, Any]()
     in_use = list(plugins_in_use(config))
     for kind, name in in_use:
-        with _origin(known, f"{kind}.name" if kind != "reward" else f"reward.weights.{name}"):
+        with _origin(known, _NAMED_BY.get(kind, f"{kind}.name").format(name)):
             manager.find(kind, name)
     given = [(kind, name) for kind in KINDS for name in getattr(config, kind).model_extra]
     for kind, name in dict.fromkeys([*in_use, *given]):
@@ -175,6 +178,12 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Contradictions:
         yield (f"{section}.rollout_rs", f"{section}.rollout_rs_threshold"), str(error), ""
     if config.rollout.engine == "openai" and config.rollout.openai.url is None:
         yield ("rollout.engine",), "it needs a server", "--set rollout.openai.url=http://HOST:PORT/v1"
+    tools, plugins = config.rollout.tools, config.rollout.tool_plugins
+    if "search" not in tools or len(set(tools)) < len(tools):
+        yield ("rollout.tools",), "it lists search, and each tool once", "such as [search, open, find]"
+    if plugins and config.search.cassette is not None:
+        keys = ("rollout.tools", "search.cassette")
+        yield keys, f"a cassette has no calls of {', '.join(plugins)}", "set one of them to its default"
     if config.search.url and config.search.index:
         yield ("search.url", "search.index"), "one of them searches", "set the other to null"
     tested = {os.path.realpath(file) for file in config.data.test_files or ()}

@@ -275,7 +275,7 @@ class Search(Section):
     topk: Count = 3
     """Passages per search."""
     timeout_s: Annotated[Positive, Key(resumes=True)] = 30.0
-    """Time-out of a request, in seconds."""
+    """Time-out of a request, and of a call of a plugin in rollout.tools, in seconds."""
     retries: Annotated[Natural, Key(resumes=True)] = 3
     """Retries after a failed request."""
     max_failed: Annotated[Share, Key(f"{TRAINING} eval made", resumes=True)] = 0.05
@@ -349,6 +349,12 @@ class Rollout(Section):
     renders what they return, and the model writes calls as it was taught; its final message is the answer.
     auto: native where the model's template serves for it and neither data.template nor the model's own
     training asks for tags."""
+    tools: Annotated[
+        Texts, Takes("list of search, open, find and tool plugins"), Key(needs=".protocol=native|auto")
+    ] = ("search",)
+    """What the policy may call. open reads a document that a search has shown, page by page; find finds a
+    text in it; both take the id that the search shows then. Others are plugins (`srl plugins list`), or
+    `module:Class`."""
     max_calls: Annotated[Count, Key(needs=".protocol=native|auto")] = 4
     """Calls that one turn may make; each further one is answered by an error."""
     call_format: Annotated[
@@ -377,6 +383,12 @@ class Rollout(Section):
     ] = 0.5
     """Share of a GPU's memory that vLLM or SGLang takes while it generates; training needs the rest. Locally
     without a GPU: of the free memory, at most."""
+
+    @property
+    def tool_plugins(self) -> tuple[str, ...]:
+        """The plugins in `tools`, where the policy may call tools."""
+        may_call = self.search and self.protocol != "tags"
+        return tuple(name for name in self.tools if may_call and name not in ("search", "open", "find"))
 
 
 class OverlongBuffer(Section):

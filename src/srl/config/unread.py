@@ -116,6 +116,7 @@ def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tu
         "algorithm": [config.algorithm.name],
         "reward": config.reward.weights,
         "retriever": [_retriever(config)],
+        "tool": config.rollout.tool_plugins,
     }
     for section, names in in_use.items():
         for name in set(value_of(config, section).model_extra) - set(names):
@@ -148,11 +149,12 @@ def _of_search(config: Config, kind: Kind) -> Iterator[tuple[str, str]]:
     """The keys of the retriever that were settled when an index was built, or that a server has."""
     search = config.search
     if kind in ("rl", "sft", "rft") and not config.rollout.search:
-        for key in ("search", "retriever", "data.corpus", "rollout.max_obs_length"):
+        for key in ("search", "retriever", "data.corpus", "rollout.max_obs_length", "rollout.tools"):
             yield key, "rollout.search is false"
         yield "search.max_failed", ""  # rewards and engines fail too
     if search.url is None and not search.retrievers:
-        yield "search.timeout_s", "the search is in this process"
+        if not config.rollout.tool_plugins:
+            yield "search.timeout_s", "the search is in this process"
         yield "search.retries", "the search is in this process"
     if search.url is not None:
         yield "retriever", "the server at search.url has its own"

@@ -265,7 +265,7 @@ FORMATS: Mapping[str, Format] = {
 """The formats that are read, by name."""
 
 
-def shown_result(search: Search) -> str:
+def shown_result(search: Search, with_ids: bool = False) -> str:
     """What the policy reads of a call: the passages that are shown, or the error."""
     if search.status == "rejected":
         return f"error: {one_line(search.error, LONGEST_ERROR)}"
@@ -273,7 +273,8 @@ def shown_result(search: Search) -> str:
     if search.tool == "search" and search.cut is not None:
         passages = [f"Doc 1(Title: {search.cut}"]
     elif search.tool == "search":
-        passages = [render_passage(rank, hit) for rank, hit in enumerate(search.shown_hits, start=1)]
+        hits = enumerate(search.shown_hits, start=1)
+        passages = [render_passage(rank, hit, with_ids) for rank, hit in hits]
     return "\n".join(passages).strip() or NO_RESULTS
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
@@ -12,7 +12,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions, OnProgress, run_episode
 from srl.rollout.tags import Tags
-from srl.rollout.turns import Tool, Turns
+from srl.rollout.turns import Turns
 from srl.trajectory import Phase, Question, SearchTool, Trajectory
 
 ATTEMPTS = 2
@@ -32,7 +32,7 @@ class Key(NamedTuple):
 class Environment:
     """Everything around the policy in an episode; `search` is the tool, None where nothing can be searched.
 
-    `turns` is how policy and tools talk, by default Search-R1's tags; `tools` are those beside `search`.
+    `turns` is how policy and tools talk, by default Search-R1's tags.
 
     Episodes are independent of each other: a slow search delays its own only. One that a fault of a search or
     of the engine ended is sampled anew, `attempts` times in all; the last may be `failed` too.
@@ -44,7 +44,6 @@ class Environment:
     search: SearchTool | None
     attempts: int = field(default=ATTEMPTS, kw_only=True)
     turns: Turns | None = field(default=None, kw_only=True)
-    tools: Mapping[str, Tool] = field(default_factory=dict, kw_only=True)
 
     @property
     def talk(self) -> Turns:
@@ -63,7 +62,7 @@ class Environment:
             trajectory = await run_episode(
                 question, engine, self.search, codec=self.codec, template=self.template, options=self.options,
                 seed=key.seed, step=key.step, sample=key.sample, phase=key.phase, attempt=attempt,
-                on_progress=on_progress, turns=self.talk, tools=self.tools,
+                on_progress=on_progress, turns=self.talk,
             )  # fmt: skip
             if trajectory.valid:
                 break

@@ -78,11 +78,10 @@ async def run_episode(
     attempt: int = 0,
     on_progress: OnProgress | None = None,
     turns: Turns | None = None,
-    tools: Mapping[str, Tool] | None = None,
 ) -> Trajectory:
-    """Let `engine` answer `question` with the tool `search` (None: there is none) and further `tools`.
+    """Let `engine` answer `question` with the tool `search` (None: there is none).
 
-    `turns` is how they talk, by default Search-R1's tags.
+    `turns` is how they talk, by default Search-R1's tags, and has further tools.
 
     The trajectory holds the ids that the engine was given and those that it returned, in order; nothing is
     decoded and encoded again. It never ends on an observation: if an observation and a minimal answer do
@@ -94,7 +93,7 @@ async def run_episode(
     turns = turns or Tags(codec, template, options.stop)
     trajectory.protocol = turns.name
     usable: dict[str, Tool] = {} if search is None else {"search": SearchCall(search)}
-    episode = _Episode(trajectory, engine, usable | dict(tools or {}), turns, options, on_progress)
+    episode = _Episode(trajectory, engine, usable | dict(turns.tools), turns, options, on_progress)
     request = f"{phase}/{step}/{question.id}/{sample}/{attempt}"
     key = (seed, phase, step, question.id, sample, attempt)
     current_episode.set(request)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from srl.protocol import STOP_STRINGS, Template, ToolCall, parse_action
 from srl.rollout.codec import Codec
 from srl.rollout.observation import fit_information
-from srl.rollout.turns import Continuation, Messages, Turn
+from srl.rollout.turns import Continuation, Messages, Tool, Turn
 from srl.trajectory import Search
 
 
@@ -22,6 +22,7 @@ class Tags:
     stop: tuple[str, ...] = STOP_STRINGS
 
     name: ClassVar = "tags"
+    tools: ClassVar[Mapping[str, Tool]] = {}
 
     def prompt(self, messages: Messages) -> tuple[list[int], bool, str]:
         return self.codec.encode_prompt(messages)

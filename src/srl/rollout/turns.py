@@ -43,6 +43,10 @@ class Turns(Protocol):
     def codec(self) -> Codec: ...
     @property
     def template(self) -> Template: ...
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """What can be called beside the episode's search, by name."""
+        ...
 
     def prompt(self, messages: Messages) -> tuple[list[int], bool, str]:
         """Ids, whether they end inside an open thought, and text."""

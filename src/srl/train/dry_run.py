@@ -38,8 +38,9 @@ from srl.train.load_components import engine_name, native_glue, with_protocol
 from srl.train.make_missing import check_data, start_of
 from srl.train.model_check import check_start
 from srl.train.model_size import Shape, shape_of
-from srl.train.questions import declared_tools, is_native
+from srl.train.questions import is_native
 from srl.train.startup_errors import startup_errors
+from srl.train.tools import declared_tools
 from srl.train.verl.config_check import check_supported, compose, problems
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, is_megatron, precision, rollout_name
 from srl.train.verl.model_check import check_start_on_verl

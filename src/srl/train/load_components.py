@@ -29,13 +29,14 @@ from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.glue import Glue, derive
 from srl.rollout.native import Native
-from srl.rollout.turns import SearchCall, Turns
+from srl.rollout.turns import Turns
 from srl.train.episodes import Splits, TrainingEnvironment
 from srl.train.make_missing import Note
 from srl.train.model_card import read_card
-from srl.train.questions import declared_tools, is_native, load_template
+from srl.train.questions import is_native, load_template
 from srl.train.search import load_search
 from srl.train.threads import set_threads
+from srl.train.tools import declared_tools, load_tools
 from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
@@ -116,7 +117,7 @@ def load_turns(
             hint="name its tokenizer with model.tokenizer, and use vLLM or SGLang with rollout.openai.api="
             "completions; or set rollout.protocol=tags",
         )  # fmt: skip
-    tools, rollout = {"search": SearchCall(search)}, config.rollout
+    tools, rollout = load_tools(config, codec, search), config.rollout
     return Native.of(
         codec, load_template(config), tools, call_format=rollout.call_format, max_calls=rollout.max_calls
     )

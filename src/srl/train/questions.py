@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from srl.config import Config
 from srl.data.demonstration_file import are_demonstrations, read_demonstrations
@@ -26,11 +25,11 @@ from srl.protocol import (
 )
 from srl.rollout.codec import Codec
 from srl.rollout.observation import LEAST_INFORMATION
-from srl.rollout.turns import SearchCall, schema, search_parameters
 from srl.train.episodes import Splits
 from srl.train.make_missing import Note
 from srl.train.question_order import order_of
 from srl.train.run_directory import RFT, SFT
+from srl.train.tools import declared_tools
 from srl.trajectory import Phase, Question
 
 SPLITS: tuple[Phase, ...] = ("train", "val", "test")
@@ -113,7 +112,7 @@ def load_questions(
     if limit is not None:
         questions = stratified(questions, limit)
     room = len(codec.encode_text(LEAST_INFORMATION)) if prompting.retrieves else 0
-    tools = declared_tools(config)
+    tools = declared_tools(config) if is_native(config) else []
     longest, lengths = config.data.max_prompt_length, list[int]()
     with counted("reading prompts", len(questions)) as count:
         for done, question in enumerate(questions, start=1):
@@ -177,13 +176,6 @@ def prompts(template: Template, codec: Codec) -> Callable[[str], tuple[dict[str,
 def is_native(config: Config) -> bool:
     """Whether the policy calls tools in the model's own way; not where there is nothing to call."""
     return config.rollout.protocol == "native" and config.rollout.search
-
-
-def declared_tools(config: Config) -> list[dict[str, Any]]:
-    """The tools that a prompt declares."""
-    if not is_native(config):
-        return []
-    return [schema("search", SearchCall.description, search_parameters(tuple(config.search.retrievers)))]
 
 
 def load_template(config: Config) -> Template:

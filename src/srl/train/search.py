@@ -14,10 +14,11 @@ from srl.index import check_corpus, live_index, open_index, read_index_manifest
 from srl.index.open import check_may_import
 from srl.plugins import manager
 from srl.plugins.options import runtime_options
+from srl.rollout.documents import OPENERS
 from srl.serve.cassette import Recorder, Replay
 from srl.serve.client import HttpSearch
 from srl.serve.in_process import LocalSearch
-from srl.serve.named_retrievers import NamedRetrievers, aclose, connect, digest_of
+from srl.serve.named_retrievers import NamedRetrievers, aclose, connect, digest_of, lacks_documents
 from srl.train.make_missing import Note, find_or_build_index
 from srl.trajectory import SearchTool
 from srl.workspace import Workspace
@@ -46,7 +47,8 @@ def load_search(config: Config, workspace: Workspace, note: Note) -> SearchTool 
         search = _default(config, workspace, note)
         if named := {name: _named(config, name) for name in section.retrievers}:
             search = NamedRetrievers(search, named)
-    process.run_async(_reach(search))
+    takes_ids = config.rollout.protocol == "native" and not OPENERS.isdisjoint(config.rollout.tools)
+    process.run_async(_reach(search, takes_ids))
     if section.digest is not None and not digest_of(search).startswith(section.digest):
         raise UserError(
             f"search.digest: expected digest {section.digest}, found {digest_of(search) or 'none'}",
@@ -97,10 +99,16 @@ def _server(config: Config, url: tuple[str, ...], topk: int, digest: str = "") -
     )  # fmt: skip
 
 
-async def _reach(search: SearchTool) -> None:
-    """Ask the servers for the digests of their indexes. Raises UserError if a server does not answer."""
-    await connect(search)
-    await aclose(search)
+async def _reach(search: SearchTool, needs_documents: bool) -> None:
+    """Ask the servers for the digests of their indexes. Raises UserError if a server does not answer, or has
+    no documents where those are needed."""
+    try:
+        await connect(search)
+        if needs_documents and (why := await lacks_documents(search)):
+            what = f"open and find need whole documents: {why}"
+            raise UserError(what, key="rollout.tools", hint="set rollout.tools=[search]")
+    finally:
+        await aclose(search)
 
 
 def without_cassette(config: Config) -> Config:

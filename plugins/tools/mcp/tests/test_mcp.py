@@ -233,7 +233,7 @@ def test_an_episode_calls_the_tools_of_a_server(url, name, arguments, end):
         engine = NativeEngine(native, [native.glue.format.write([ToolCall(name, arguments)]), "3"])
         return await run_episode(
             QUESTION, engine, search, codec=native.codec, template=template, options=EpisodeOptions(),
-            turns=native, tools=tools,
+            turns=native,
         )  # fmt: skip
 
     trajectory = asyncio.run(run())
