@@ -35,7 +35,7 @@ def place(tmp_path_factory):
 
 
 FAULTS = {
-    "a folder as questions": ({"data.train_files": "folder"}, "folder is a directory, not a file"),
+    "a folder as questions": ({"data.train_files": "folder"}, "folder"),
     "no parquet": ({"data.val_files": "words.parquet"}, "words.parquet: expected a parquet file"),
     "no JSON": ({"data.test_files": "words.jsonl"}, "words.jsonl:1"),
     "no corpus": ({"data.corpus": "nowhere.jsonl"}, "no corpus at "),
