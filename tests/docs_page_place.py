@@ -136,12 +136,11 @@ def write_run(folder: Path) -> None:
 
 
 def write_models(folder: Path) -> None:
-    """Language models, encoders, a cross-encoder and a tokenizer, all of random weights."""
+    """Language models, encoders and a cross-encoder, all of random weights."""
     pieces = byte_level_tokenizer()
     model = tiny_model(max_length=8192)
     for name in ("my-model", "Qwen2.5-0.5B", "Qwen2.5-7B"):
         save_model(model, pieces, folder / name)
-    pieces.save_pretrained(folder / "my-tokenizer")
     shape = {
         "vocab_size": len(pieces), "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
         "intermediate_size": 32, "max_position_embeddings": 512, "pad_token_id": 1,

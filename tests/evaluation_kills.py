@@ -25,7 +25,6 @@ import srl.store
 from srl.data.corpus import write_corpus
 from srl.data.tokenizer import train_tokenizer
 from srl.index import build_index
-from srl.models.load import load_tokenizer
 from srl.models.new import new_model
 from srl.models.weights import save_model
 from srl.protocol import template
@@ -86,8 +85,7 @@ def write_place(folder: Path, questions: int) -> None:
         folder / "corpus.jsonl", (Passage(town, f'"{town}"\nThe flag of {town} is red .') for town in towns)
     )
     build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
-    train_tokenizer([template(TEMPLATE).prompt, *towns], folder / "tokenizer", 1000)
-    words, _ = load_tokenizer(folder / "tokenizer")
+    words = train_tokenizer([template(TEMPLATE).prompt, *towns], 1000)
     sizes = {"layers": 1, "width": 16, "heads": 2, "ffn": 16, "max_length": 4096}
     ends = {"eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
     save_model(new_model("qwen2", vocab_size=len(words), **ends, **sizes), words, folder / "model")

@@ -63,7 +63,6 @@ def test_a_command_does_not_overwrite_what_it_reads(srl, tmp_path):
         (*shown, "--out", "link.parquet"),
         (*shown, "--out", "index/manifest.json"),
         ("data", "prepare", "questions:train=own/train.parquet", "--out", "own"),
-        ("data", "tokenizer", "--corpus", "own/corpus.jsonl", "--vocab-size", 258, "--out", "own"),
         ("index", "build", "--corpus", "index/passages.jsonl", "--out", "index"),
     ]
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

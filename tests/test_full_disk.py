@@ -22,7 +22,6 @@ __all__ = ["place", "shell"]
 COMMANDS = {
     "data prepare": ("data", "prepare", "questions=q.jsonl", "--out", "in/out"),
     "data world": ("data", "world", "--out", "in/out"),
-    "data tokenizer": ("data", "tokenizer", "--corpus", "c.jsonl", "--vocab-size", "300", "--out", "in/out"),
     "index build": ("-q", "index", "build", "--corpus", "c.jsonl", "--out", "in/out"),
     "plugins new": ("plugins", "new", "reward", "my-own", "--out", "in/out"),
 }

@@ -129,7 +129,6 @@ LENGTHY = {"question": "what flag " * 50}
 READ_BY = {
     "corpus": [
         "data prepare corpus={file} --out out/deep",
-        "data tokenizer --corpus {file} --out out/deep",
         "data show {file}",
         "-q index build --corpus {file} --out out/deep",
     ],
@@ -359,7 +358,6 @@ def test_a_workspace_that_is_a_file_or_in_one_is_named(shell: Shell, place: Path
     "command",
     [
         "data prepare questions=q.jsonl --out",
-        "data tokenizer --corpus corpus.jsonl --vocab-size 300 --out",
         "data world --out",
         "-q index build --corpus corpus.jsonl --out",
         "plugins new reward my-own --out",

@@ -16,7 +16,9 @@ from tests.shared_data import shared_data
 
 import srl.store
 from srl.cli import main
+from srl.data.corpus import read_corpus
 from srl.data.parquet import read_questions
+from srl.data.tokenizer import train_tokenizer
 from srl.index import open_index
 from srl.models.load import load_model, load_tokenizer
 from srl.models.new import new_model
@@ -108,9 +110,8 @@ def trained(place: Path) -> Trained:
     """A tokenizer, a model from scratch, fine-tuning, two steps of GRPO, and an evaluation."""
     open_sets = f"hotpotqa:test={shared_data(HOTPOT)}", f"nq:test={shared_data(NQ)}"
     run("data", "prepare", *open_sets, "--limit", 30, "--out", "open")
-    run("data", "tokenizer", "--corpus", "wiki/corpus.jsonl", "--questions", "wiki/train.parquet",
-        "--vocab-size", 1024, "--out", "tokenizer")  # fmt: skip
-    words, _ = load_tokenizer("tokenizer")
+    asked = (question.text for question in read_questions("wiki/train.parquet"))
+    words = train_tokenizer([*asked, *(page.contents for page in read_corpus("wiki/corpus.jsonl"))], 1024)
     sizes = {"layers": 2, "width": 64, "heads": 4, "ffn": 128, "max_length": 1024}
     ends = {"eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
     save_model(new_model("qwen2", vocab_size=len(words), **ends, **sizes), words, "scratch")

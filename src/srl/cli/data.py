@@ -1,4 +1,4 @@
-"""`srl data`: prepare and show questions and corpora, generate a world, train a tokenizer."""
+"""`srl data`: prepare and show questions and corpora, generate a world."""
 
 from __future__ import annotations
 
@@ -172,29 +172,6 @@ def show(
 
 
 app.command()(coverage)
-
-
-@app.command()
-def tokenizer(
-    corpus: Annotated[list[Path], typer.Option(help="Corpus to train on (repeatable).")],
-    out: Annotated[Path, typer.Option(help="Output directory.")],
-    questions: Annotated[
-        list[Path] | None, typer.Option(help="Questions to train on as well (repeatable).")
-    ] = None,
-    vocab_size: Annotated[int, typer.Option(help="Vocabulary size, at least 258.")] = 4096,
-    overwrite: Overwrite = False,
-) -> None:
-    """Train a byte-level BPE tokenizer on a corpus.
-
-    \b
-    Example:
-      srl data tokenizer --corpus corpus.jsonl --vocab-size 4096 --out my-tokenizer
-    """
-    from srl.data.tokenizer import texts_of, train_tokenizer
-
-    check_new(out, overwrite, inputs=[*corpus, *(questions or [])])
-    size = train_tokenizer(texts_of(corpus, questions or ()), out, vocab_size, overwrite=overwrite)
-    output.line(f"{out}  {size:,} tokens")
 
 
 app.command()(demonstrations)
