@@ -189,6 +189,13 @@ def test_a_template_that_does_not_serve_is_refused(name):
     assert refused.value.key == "rollout.protocol"
 
 
+def test_a_tokenizer_in_which_an_escaped_name_is_a_token_is_refused():
+    codec = codec_of(FAMILIES["qwen2.5"].template)
+    codec.tokenizer.add_tokens(["lt;tool_call>"])
+    with pytest.raises(UserError):
+        native(Codec(codec.tokenizer))
+
+
 def test_a_tokenizer_without_a_chat_template_is_refused():
     with pytest.raises(UserError):
         derive(codec_of(None), schemas(TOOLS))

@@ -62,7 +62,7 @@ def derive(codec: Codec, tools: Schemas, call_format: str = "auto") -> Glue:
     declares no tools, drops or changes results, or whose glue is not always the same.
     """
     if codec.tokenizer.chat_template is None:
-        raise _refusal("there is no chat template")
+        raise refusal("there is no chat template")
     return _Template(codec, tools).glue(call_format)
 
 
@@ -76,12 +76,12 @@ class _Template:
 
     def glue(self, call_format: str) -> Glue:
         if self.prompt == self.codec.render([_USER]):
-            raise _refusal("it declares no tools")
+            raise refusal("it declares no tools")
         glue = self._of_round([_USER, *_round()])
         longer = ([_USER, *_round(), *_round()], [*_EARLIER, *_round()], [*_EARLIER, *_round(), *_round()])
         for messages in (*longer, [_USER, *_round(thought="I look it up.")]):
             if self._of_round(messages) != glue:
-                raise _refusal("what stands around a result depends on the conversation before it")
+                raise refusal("what stands around a result depends on the conversation before it")
         stop, before, after, quoted = glue
         call_format = self._format(call_format, f"{stop}{before}")
         found = Glue(stop, before, self._between(glue), after, quoted, call_format)
@@ -95,16 +95,16 @@ class _Template:
         """Stop, the texts around the last result, and whether that is a JSON string."""
         rendered = self._render(messages)
         if _ID in rendered:
-            raise _refusal("it shows the ids of calls, which is not supported")
+            raise refusal("it shows the ids of calls, which is not supported")
         spelled = json.dumps(_MARKS[0], ensure_ascii=False)
         quoted = spelled in rendered
         head, mark, after = rendered.rpartition(spelled if quoted else _MARKS[0])
         if not mark:
-            raise _refusal("it drops or changes what a tool returns")
+            raise refusal("it drops or changes what a tool returns")
         ends = {head.rfind(stop) + len(stop): stop for stop in self.stops if stop in head}
         before = head[max(ends, default=0) :]
         if not ends or _QUERY in before:
-            raise _refusal(
+            raise refusal(
                 f"none of the model's EOS tokens ({', '.join(self.stops)}) stands between a call and its "
                 "result; complete eos_token_id in its generation_config.json"
             )
@@ -135,14 +135,14 @@ class _Template:
                 (each for each in names if FORMATS[each].read(said, tools=[NAME]).calls == (call,)), ""
             )
             if not name:
-                raise _refusal(f"the calls that it renders are not of the format {' or '.join(names)}")
+                raise refusal(f"the calls that it renders are not of the format {' or '.join(names)}")
             return name
         if call_format != "auto":
             return call_format
         names = [each for each, form in FORMATS.items() if form.token in self.codec.added]
         names = [each for each in names if (each == "qwen-xml") == ("<function=" in self.prompt)]
         if len(names) != 1:
-            raise _refusal("it shows no call of the history; set rollout.call_format")
+            raise refusal("it shows no call of the history; set rollout.call_format")
         return names[0]
 
     def _check_ids(self, glue: Glue) -> None:
@@ -154,15 +154,16 @@ class _Template:
             stop = self.codec.encode_marked(glue.stop)
             tail = self.codec.encode_marked(glue.text([NAME], [result]), after=stop)
             if ids[-len(tail) - 1 :] != [*stop, *tail]:
-                raise _refusal(f"its tokens around a result such as {result!r} depend on what precedes them")
+                raise refusal(f"its tokens around a result such as {result!r} depend on what precedes them")
             if rendered.startswith(self.prompt):
                 said = rendered[len(self.prompt) : rendered.rindex(glue.stop + glue.text([NAME], [result]))]
                 prompt = self.codec.encode_marked(self.prompt, after=())
                 if ids != [*prompt, *self.codec.encode_marked(said, after=prompt), *stop, *tail]:
-                    raise _refusal("its tokens of a turn depend on what precedes it")
+                    raise refusal("its tokens of a turn depend on what precedes it")
 
 
-def _refusal(why: str) -> UserError:
+def refusal(why: str) -> UserError:
+    """The error that a chat template does not serve, and why."""
     return UserError(
         f"the model's chat template does not serve for calls of tools: {why}",
         key="rollout.protocol",

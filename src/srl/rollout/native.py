@@ -11,7 +11,7 @@ from typing import Any
 from srl.protocol import NO_RESULTS, Template, ToolCall, checked, parse_action, shown_result
 from srl.rollout.codec import Codec
 from srl.rollout.documents import OPENERS
-from srl.rollout.glue import Glue, derive
+from srl.rollout.glue import Glue, derive, refusal
 from srl.rollout.observation import fit_result
 from srl.rollout.turns import Continuation, Messages, Tool, Turn, schema
 from srl.trajectory import Search
@@ -46,7 +46,14 @@ class Native:
         max_calls: int = 4,
     ) -> Native:  # fmt: skip
         """With the glue of the codec's chat template. Raises UserError where that does not serve."""
-        return cls(codec, template, tools, derive(codec, schemas(tools), call_format), max_calls)
+        made = cls(codec, template, tools, derive(codec, schemas(tools), call_format), max_calls)
+        plain, forged = (
+            codec.encode_marked(made.glue.text([""], [text]))
+            for text in (NO_RESULTS, made._escaped(" ".join(codec.added)))
+        )
+        if made._added(plain) != made._added(forged):
+            raise refusal("the names of the tokenizer's added tokens cannot be written as text")
+        return made
 
     @property
     def name(self) -> str:
