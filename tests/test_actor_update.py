@@ -227,22 +227,6 @@ def test_with_entropy_or_kl_in_the_loss_groups_that_agree_stay_in(term):
     assert read_rows(model, without, replace(PLAIN, kl_loss_coef=0.2)) == [2, 3]
 
 
-def test_a_step_of_groups_that_all_agree_moves_the_weights_as_before():
-    """By the momentum of the steps before; the rows in full, with advantages of 1e-30, have the same."""
-    found = []
-    for tiny in (0.0, 1e-30):
-        model, part = policy(), rows()
-        optimiser = Optimiser(model.parameters(), lr=1e-2)
-        update_actor(model, optimiser, part, loss=PLAIN, mini_batch_rows=4)
-        before = model.model.norm.weight.clone()
-        none = replace(part, advantages=tiny * part.mask)
-        metrics = update_actor(model, optimiser, none, loss=PLAIN, mini_batch_rows=4)
-        assert metrics["actor/no_gradient_share"] == (0.0 if tiny else 0.75)
-        assert not torch.allclose(model.model.norm.weight, before)
-        found.append({name: weight.detach() for name, weight in model.named_parameters()})
-    same(*found)
-
-
 def test_without_a_pass_for_old_log_probs_entropy_is_that_of_the_rows_read(tmp_path):
     write_setting(tmp_path)
     chosen = config(

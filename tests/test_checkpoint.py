@@ -19,10 +19,10 @@ from srl.models.load import load_model, load_tokenizer
 from srl.models.new import new_model
 from srl.models.weights import add_lora, model_digest
 from srl.train import checkpoint
-from srl.train.checkpoint import delete_checkpoints, load_checkpoint, save_checkpoint
+from srl.train.checkpoint import load_checkpoint, save_checkpoint
 from srl.train.learner import Learner
 from srl.train.resume import resume_command, without_damaged
-from srl.train.run_directory import checkpoint_path, checkpoints, superseded_checkpoints
+from srl.train.run_directory import checkpoint_path, checkpoints
 from srl.update.critic import Critic
 from srl.update.kl import AdaptiveKL
 from srl.update.optimiser import Optimiser, schedule
@@ -150,18 +150,6 @@ def test_a_checkpoint_that_was_not_finished_is_not_there(tmp_path, monkeypatch, 
     assert list(checkpoints(tmp_path).values()) == [older]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000002"]
     load_checkpoint(older, learner(), optimisers(learner()))
-
-
-@pytest.mark.parametrize(("keep", "val_em", "kept"), [
-    (2, None, [11, 12]), (None, None, [1, 2, 10, 11, 12]), (1, {1: 0.25, 2: 0.5, 10: 0.5, 12: 0.0}, [2, 12]),
-])  # fmt: skip
-def test_the_newest_are_kept_and_the_first_of_the_best(tmp_path, keep, val_em, kept):
-    for step in (1, 2, 10, 11, 12):
-        checkpoint_path(tmp_path, step).mkdir(parents=True)
-    (tmp_path / "checkpoints" / "step-3").mkdir()
-    (tmp_path / "checkpoints" / ".step-000003.tmp-host-1-0a1b2c3d").mkdir()
-    delete_checkpoints(tmp_path, superseded_checkpoints(tmp_path, keep, val_em=val_em))
-    assert list(checkpoints(tmp_path)) == kept
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

@@ -121,15 +121,6 @@ def test_gradients_of_micro_batches_add_up_to_that_of_the_whole(clip):
             torch.testing.assert_close(gradient, expected[name], msg=name, rtol=1e-4, atol=1e-6)
 
 
-def test_the_gradient_at_the_head_by_hand():
-    """One policy token: d ½(V − R)²/dw = (V − R)·h, with h the state before the token."""
-    made, part = critic(), rows(("pa",))
-    state = made.decoder(input_ids=part.batch.input_ids).last_hidden_state[0, 0].detach()
-    error = float(made.head(state).detach()) - float(part.returns[0, 1])
-    accumulate_critic(made, part, clip=None, normalise="token-mean", max_tokens=100)
-    torch.testing.assert_close(gradients(made)["head.weight"][0], error * state)
-
-
 def test_what_was_read_and_rows_that_are_out_teach_the_critic_nothing():
     made, part = critic(), rows()
     accumulate_critic(made, part, clip=0.5, normalise="token-mean", max_tokens=1000)

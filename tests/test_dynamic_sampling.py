@@ -56,7 +56,7 @@ def sampled(*batches, wanted=4, section=ON):
 
 
 def trained_on(made):
-    return {made.trajectories[row].question.id for row in made.trained()}
+    return {record.trajectory.question.id for record in made.trained()}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from tests.store_builder import run_info
 
 from srl.cli.app import LazyGroup
 from srl.errors import UserError
-from srl.evaluate import summarise
 from srl.store import LogWriter, reading
 from srl.train.make_missing import make_if_missing
 from srl.train.run_directory import checkpoints
@@ -155,20 +153,6 @@ def test_what_was_being_written_is_not_there_after_an_interruption(
     lines(shell.folder / "c.jsonl", [{"id": "a", "contents": '"A"\nred fox'}])
     monkeypatch.setattr(*_named(where), _interrupted)
     assert shell.refused(*command, code=130) == "interrupted"
-
-
-def test_an_evaluation_that_is_interrupted_is_one_line(shell: Shell, place: Path, monkeypatch) -> None:
-    def interrupted(*arguments: object, **named: object) -> object:
-        os.kill(os.getpid(), signal.SIGINT)
-        return summarise(*arguments, **named)
-
-    monkeypatch.setattr("srl.train.evaluate_model.summarise", interrupted)
-    data = ("--data", place / "test.parquet", "--index", place / "index")
-    command = ("-q", "eval", "run", place / "model", "--config", place / "small.yaml", *data)
-    assert shell.typed(*command) == (130, "", "srl: interrupted\n")
-    monkeypatch.setattr("srl.train.evaluate_model.summarise", summarise)
-    code, out, _ = shell.typed(*command, "--json", "--run", "last")
-    assert (code, json.loads(out)["search"]["generated"]) == (0, 0)
 
 
 def _named(where: str) -> tuple[object, str]:

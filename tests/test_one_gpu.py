@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 import srl.store
 from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
-from srl.models.load import load_tokenizer
 from srl.models.new import new_model
 from srl.models.weights import model_digest, save_model
 from srl.protocol import TEMPLATES
@@ -164,30 +163,6 @@ def test_adapter_learns_and_the_weights_under_it_stay(own, finished):
     assert any(value.any() for name, value in first.items() if "lora_B" in name)
     assert not same(first, second)
     assert model_digest(own.model) == before
-
-
-def test_ids_are_those_that_were_sampled_and_shown(own, finished):
-    words, _ = load_tokenizer(own.model)
-    codec = Codec(words)
-    with srl.store.open(finished) as log:
-        trajectories = [record.trajectory for record in read_records(log)]
-    assert len(trajectories) == 2 * 2 * 8
-    kinds = set()
-    for trajectory in trajectories:
-        prompt, *rest = trajectory.segments
-        assert list(prompt.token_ids) == codec.encode_prompt(trajectory.question.prompt)[0]
-        for segment in rest:
-            kinds.add(segment.kind)
-            if segment.is_policy:
-                assert codec.decode(segment.token_ids) == segment.text
-                assert len(segment.logprobs) == len(segment.token_ids)
-            else:
-                assert list(segment.token_ids) == codec.encode_text(segment.text)
-    assert kinds >= {"policy", "observation"}
-    texts = [
-        segment.text for item in trajectories for segment in item.segments if segment.kind == "observation"
-    ]
-    assert any(f"Velmar was built by {ANSWER}" in text for text in texts)
 
 
 def test_checkpoint_is_the_merged_model(own, finished):

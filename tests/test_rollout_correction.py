@@ -58,27 +58,17 @@ def settings_of(*sets: str, algo: str = "grpo"):
                                              for each in sets]).config  # fmt: skip
 
 
-def test_token_weights_are_truncated_ratios_and_1_off_the_mask() -> None:
+def test_weights_by_hand() -> None:
+    """Truncated ratios, 1 off the mask; a sequence's is the product; with two bounds those outside are 0."""
     trainer, sampler = torch.tensor([[-1.0, -1.0, NAN]]), torch.tensor([[-3.0, -0.5, -1.0]])
-    weights = RolloutCorrection("token").weights(trainer.requires_grad_(), sampler, torch.tensor([[1, 1, 0]]))
+    mask = torch.tensor([[1, 1, 0]])
+    weights = RolloutCorrection("token").weights(trainer.requires_grad_(), sampler, mask)
     assert_close(weights, torch.tensor([[2.0, math.exp(-0.5), 1.0]]))
     assert not weights.requires_grad
-
-
-def test_a_sequences_weight_is_the_product_of_its_ratios() -> None:
-    trainer, sampler = (
-        torch.tensor([[-1.0, -1.0, NAN], [0.0, 0.0, 0.0]]),
-        torch.tensor([[-1.3, -0.9, 9.0]] * 2),
-    )
-    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    weights = RolloutCorrection("sequence", upper=3.0).weights(trainer, sampler, mask)
-    assert_close(weights, torch.tensor([[math.exp(0.2), math.exp(0.2), 1.0], [3.0, 1.0, 1.0]]))
-
-
-def test_with_two_bounds_weights_outside_are_0() -> None:
-    trainer, sampler = torch.zeros(1, 3), torch.tensor([[0.0, 1.0, -1.0]])
-    weights = RolloutCorrection("token", upper=2.0, lower=0.5).weights(trainer, sampler, torch.ones(1, 3))
-    assert weights.tolist() == [[1.0, 0.0, 0.0]]
+    product = RolloutCorrection("sequence", upper=9.0).weights(trainer, sampler, mask)
+    assert_close(product, torch.tensor([[math.exp(1.5), math.exp(1.5), 1.0]]))
+    bounded = RolloutCorrection("token", upper=2.0, lower=0.7).weights(trainer, sampler, mask)
+    assert_close(bounded, torch.tensor([[0.0, 0.0, 1.0]]))
 
 
 def test_rejected_tokens_and_sequences_by_hand() -> None:

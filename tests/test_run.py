@@ -83,55 +83,37 @@ def test_a_run_is_recorded_and_summed_up_alike_on_each_backend(backend, tmp_path
     assert "7 questions, on nothing, set up in" in said.out.getvalue()
 
 
-def test_a_run_is_resumed_from_its_newest_checkpoint_on_its_own_backend(backend, tmp_path):
-    started(backend, tmp_path)
-    run = only_run(tmp_path)
-    runs.resume(run, workspace=Workspace(tmp_path), terminal=Said(), steps=5)
-    assert backend.trained[-1][1] == 2
-    assert load_saved(run).trainer.total_training_steps == 5
-    assert RunRecord.read(run).changed[0]["after"] == 5
-
-
-def test_a_resumed_run_takes_other_memory_and_checkpoints_and_keeps_what_is_learned(backend, tmp_path):
+def test_a_resumed_run_takes_more_steps_and_other_memory_and_keeps_what_is_learned(backend, tmp_path):
     started(backend, tmp_path)
     run, said = only_run(tmp_path), Said()
     before = load_saved(run)
     less = ["actor.ppo_max_token_len=512", "trainer.max_ckpt_to_keep=1", "search.timeout_s=30.0"]
-    runs.resume(run, workspace=Workspace(tmp_path), terminal=said, sets=less)
+    runs.resume(run, workspace=Workspace(tmp_path), terminal=said, steps=5, sets=less)
+    assert backend.trained[-1][1] == 2
     now = load_saved(run)
-    assert (now.actor.ppo_max_token_len, now.trainer.max_ckpt_to_keep) == (512, 1)
-    same = {
-        "actor.ppo_max_token_len": before.actor.ppo_max_token_len, "model.dtype": before.model.dtype,
-        "trainer.max_ckpt_to_keep": before.trainer.max_ckpt_to_keep,
+    changed = {change["key"]: (change["at"], change["after"]) for change in RunRecord.read(run).changed}
+    assert changed == {
+        "trainer.total_training_steps": (2, 5), "actor.ppo_max_token_len": (2, 512),
+        "trainer.max_ckpt_to_keep": (2, 1),
     }  # fmt: skip
-    assert now.with_settings(same) == before
-    changed = [(one["at"], one["key"], one["after"]) for one in RunRecord.read(run).changed]
-    assert changed == [(2, "actor.ppo_max_token_len", 512), (2, "trainer.max_ckpt_to_keep", 1)]
-    assert (
-        f"actor.ppo_max_token_len is 512 from here on, not {before.actor.ppo_max_token_len}"
-        in said.out.getvalue()
-    )
-    assert "timeout_s is 30" not in said.out.getvalue(), "it has not changed"
+    same = {key: after for key, (_, after) in changed.items()} | {"model.dtype": now.model.dtype}
+    assert now == before.with_settings(same)
+    assert f"is 512 from here on, not {before.actor.ppo_max_token_len}" in said.text
+    assert "timeout_s is 30" not in said.text, "it has not changed"
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    "text",
     [
-        ("search.url=http://127.0.0.1:1/retrieve", "the run searches an index in its own process"),
-        ("actor.optim.lr=1e-3", r"--set actor\.optim\.lr: a resumed run keeps its settings, but for memory"),
-        (
-            "actor.ppo_max_token_len=none",
-            r"actor\.ppo_max_token_len .*none.*\(--set\)|--set.*ppo_max_token_len",
-        ),
-        ("actor.po_max_token_len=1", "no key 'actor.po_max_token_len'"),
-        ("search.max_failed=2", "search.max_failed"),
+        "search.url=http://127.0.0.1:1/retrieve", "actor.optim.lr=1e-3", "actor.ppo_max_token_len=none",
+        "actor.po_max_token_len=1",
     ],
-)
-def test_a_resumed_run_refuses_other_changes_and_stays_as_it_was(backend, tmp_path, text, why):
+)  # fmt: skip
+def test_a_resumed_run_refuses_other_changes_and_stays_as_it_was(backend, tmp_path, text):
     started(backend, tmp_path)
     run = only_run(tmp_path)
     before = (run / "config.yaml").read_text()
-    with pytest.raises(UserError, match=why):
+    with pytest.raises(UserError):
         runs.resume(run, workspace=Workspace(tmp_path), terminal=Said(), sets=[text])
     assert (run / "config.yaml").read_text() == before
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from srl.config import Config
-from srl.config.sections import Model, Sft
+from srl.config.sections import Model, NamedRetriever, Search, Sft
 from srl.files import ABOUT, atomic_directory, check_input, digest_path, digest_text
 from srl.models.load import pick_device, pick_dtype
 from srl.models.weights import save_model
@@ -20,7 +20,7 @@ from srl.train.make_missing import Note, make_if_missing, start_of, world_direct
 from srl.train.model_card import model_card, protocol_of, write_card
 from srl.train.model_check import check_model
 from srl.train.questions import is_native, load_template
-from srl.train.search import load_search, retriever_settings, without_cassette
+from srl.train.search import index_digests, load_search
 from srl.train.sft import demonstrated, fine_tune
 from srl.train.threads import set_threads
 from srl.workspace import Workspace
@@ -70,14 +70,16 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
     }
     sft = Sft().model_copy(update={name: getattr(config.sft, name) for name in _OF_THE_MODEL})
     seed, max_tokens = config.trainer.seed, config.actor.ppo_max_token_len
-    made_of: tuple[object, ...] = (
-        device.type, template, unusual, retriever_settings(config, search), seed, max_tokens
-    )  # fmt: skip
-    if is_native(config):
-        made_of = (*made_of, config.rollout.call_format)
+    sources: dict[str, Search | NamedRetriever] = {"": config.search, **config.search.retrievers}
+    retrievers = [  # a server that reports no digest counts by its address
+        (name, digest or sources[name].url, sources[name].topk or config.search.topk)
+        for name, digest in index_digests(search).items()
+    ]
+    call_format = config.rollout.call_format if is_native(config) else None
+    others = (device.type, template, unusual, retrievers, call_format, seed, max_tokens)
     key = digest_text(
         *map(digest_path, (start, tokenizer, file)), model.model_dump_json(exclude=_HARMLESS),
-        sft.model_dump_json(), *map(repr, made_of),
+        sft.model_dump_json(), *map(repr, others),
     )  # fmt: skip
 
     def fine_tuned(path: Path) -> None:
@@ -108,4 +110,5 @@ def is_cold_started(model: Path, workspace: Workspace) -> bool:
 def _without_cassette(config: Config) -> Config:
     """`config` without a cassette, unless the cassette is all there is to search."""
     named = config.search.url or config.search.index or config.data.corpus
-    return config if config.search.replays and not named else without_cassette(config)
+    is_needed = config.search.replays and not named
+    return config if is_needed else config.with_settings({"search.cassette": None})

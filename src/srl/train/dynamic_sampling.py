@@ -15,6 +15,7 @@ from itertools import accumulate, zip_longest
 
 from srl.config.sections import FilterGroups
 from srl.errors import UserError
+from srl.store import Record
 from srl.trajectory import Score, Trajectory
 
 MAX_BATCHES = 10
@@ -36,8 +37,8 @@ class Sampled:
     section: FilterGroups
     wanted: int
     turn_level: bool = False
-    trajectories: list[Trajectory] = field(default_factory=list)
-    scores: list[Score] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    """Of the log; all are left out until `trained` has chosen."""
     batches: int = 0
     """Generation batches so far."""
     groups: dict[str, list[Returns]] = field(default_factory=dict)
@@ -47,8 +48,8 @@ class Sampled:
         """One more generation batch. Raises UserError where the reward has no part `metric`."""
         metric = self.section.metric if self.section.enable else REWARD
         self.batches += 1
-        self.trajectories += trajectories
-        self.scores += scores
+        scored = zip(trajectories, scores, strict=True)
+        self.records += [Record(item, score, left_out=True) for item, score in scored]
         self.groups |= {item.question.id: [] for item in trajectories}
         for trajectory, score in with_metric(trajectories, scores, metric):
             self.groups[trajectory.question.id].append(compared(score, metric, self.turn_level))
@@ -66,12 +67,16 @@ class Sampled:
             return self.wanted
         return min(self.wanted, math.ceil((self.wanted - differing) * len(self.groups) / differing))
 
-    def trained(self) -> list[int]:
-        """The rows that are trained on: the first groups that differ, then the first that agree."""
+    def trained(self) -> list[Record]:
+        """Those that are trained on: the first groups that differ, then the first that agree."""
         differing = self._differing()
         agreeing = [question for question in self.groups if question not in set(differing)]
         chosen = set([*differing, *agreeing][: self.wanted])
-        return [row for row, item in enumerate(self.trajectories) if item.question.id in chosen]
+        return [record for record in self.records if record.trajectory.question.id in chosen]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [record.trajectory for record in self.records]
 
     def require_differing(self, step: int) -> None:
         """Raises UserError where dynamic sampling has found no group that differs."""

@@ -55,20 +55,18 @@ class ReinforcementLearning(Loop):
         learner.timings.clear()
         with learner.timed("step"):
             sampled, asked = self.sample(number)
-            rows = sampled.trained()
-            trajectories, scores = (
-                [sampled.trajectories[row] for row in rows],
-                [sampled.scores[row] for row in rows],
-            )
+            trained = sampled.trained()
+            trajectories, scores = unzipped(trained)
             self.put_to_sleep()
             experience, metrics = make_experience(learner, trajectories, scores)
             experience, updated = update(learner, self.optimisers, number, experience)
             with learner.timed("update_weights"):
                 self.wake()
         self.asked = asked
-        metrics |= updated | step_metrics(sampled.trajectories, sampled.scores) | sampled.metrics()
+        metrics |= updated | step_metrics(*unzipped(sampled.records)) | sampled.metrics()
         metrics |= {f"timing_s/{name}": seconds for name, seconds in learner.timings.items()}
-        self.runner.record(number, "train", records(sampled, rows, experience), metrics)
+        with_numbers_of_tokens(trained, experience)
+        self.runner.record(number, "train", sampled.records, metrics)
         self.terminal.step(number, self.config, metrics)
         if due(number, self.config.trainer.sample_freq):
             self.terminal.samples(trajectories, scores)
@@ -148,8 +146,8 @@ def make_experience(
         ref_logprobs=reference, values=values,
     )  # fmt: skip
     with learner.timed("adv"):
-        made = compute_advantages(experience, config, learner.algorithm, learner.kl_control, correction)
-    return made, ({} if old is None else entropy_metric(old, mask)) | made.metrics
+        experience = compute_advantages(experience, config, learner.algorithm, learner.kl_control, correction)
+    return experience, ({} if old is None else entropy_metric(old, mask)) | experience.metrics
 
 
 def update(
@@ -209,23 +207,21 @@ def actor_loss(config: Config, correction: RolloutCorrection = NO_CORRECTION) ->
     )
 
 
-def records(sampled: Sampled, rows: Sequence[int], experience: Experience) -> list[Record]:
-    """The step's episodes as log entries in the order asked; `rows` were trained on, and have the numbers of
-    their tokens, without padding.
+def unzipped(records: Sequence[Record]) -> tuple[list[Trajectory], list[Score]]:
+    """The trajectories of scored records, and their scores."""
+    return [record.trajectory for record in records], [record.score or Score(0.0) for record in records]
+
+
+def with_numbers_of_tokens(trained: Sequence[Record], experience: Experience) -> None:
+    """Give the records of the experience's rows the numbers of their tokens, without padding.
 
     An episode that no pass has read (it failed, or has no gradient) has no log-probs and entropies.
     """
-    made = [
-        Record(item, score, left_out=True)
-        for item, score in zip(sampled.trajectories, sampled.scores, strict=True)
-    ]
     old, entropies = experience.old_logprobs, experience.entropies
-    for at, row in enumerate(rows):
-        record, length = made[row], len(made[row].trajectory.token_ids)
-        record.left_out = False
-        record.advantages = experience.advantages[at, :length].tolist()
-        record.returns = experience.returns[at, :length].tolist()
-        if old is not None and bool(old[at].any()):
-            record.trainer_logprobs = old[at, :length].tolist()
-            record.entropies = None if entropies is None else entropies[at, :length].tolist()
-    return made
+    for row, record in enumerate(trained):
+        length, record.left_out = len(record.trajectory.token_ids), False
+        record.advantages = experience.advantages[row, :length].tolist()
+        record.returns = experience.returns[row, :length].tolist()
+        if old is not None and bool(old[row].any()):
+            record.trainer_logprobs = old[row, :length].tolist()
+            record.entropies = None if entropies is None else entropies[row, :length].tolist()

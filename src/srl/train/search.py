@@ -111,32 +111,6 @@ async def _reach(search: SearchTool, needs_documents: bool) -> None:
         await aclose(search)
 
 
-def without_cassette(config: Config) -> Config:
-    """`config` without a cassette."""
-    return config.with_settings({"search.cassette": None})
-
-
-@dataclass(frozen=True, slots=True)
-class RetrieverSettings:
-    """What the results of a retriever ("": the default one) depend on.
-
-    `index` is the digest of its index, or the addresses of its servers if they report none.
-    """
-
-    retriever: str
-    index: str
-    topk: int
-
-
-def retriever_settings(config: Config, search: SearchTool | None) -> tuple[RetrieverSettings, ...]:
-    """The settings of each retriever behind `search`, which `load_search` made; empty if search is off."""
-    default, found = config.search, []
-    for name, digest in index_digests(search).items():
-        retriever = default.retrievers[name] if name else default
-        found.append(RetrieverSettings(name, digest or repr(retriever.url), retriever.topk or default.topk))
-    return tuple(found)
-
-
 @contextmanager
 def new_cassette(config: Config) -> Iterator[None]:
     """Create the cassette that `config` records to, empty; remove it if the body fails.

@@ -5,7 +5,6 @@ The layers of a model are alike, so all share one compiled graph, for any number
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,10 +26,6 @@ class CompiledForward:
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._plain, self._compiled = forward, torch.compile(forward, dynamic=True)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
-        """A copy of the layer is not compiled: the compiler's function belongs to this one."""
-        return copy.deepcopy(self._plain, memo)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         mask = options.get("attention_mask")
