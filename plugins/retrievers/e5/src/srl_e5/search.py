@@ -1,9 +1,10 @@
-"""Vector search: faiss on the CPU, matrix products on a GPU. Ties are in the order of the corpus."""
+"""Vector search with faiss, or with matrix products on a GPU. Ties are in the order of the corpus."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Lock
 from typing import Any
 
 import faiss
@@ -24,6 +25,8 @@ _EXTRA = 8
 """Candidates beyond k, to detect ties with the k-th."""
 _SLACK = {"float32": 1e-5, "float16": 4e-3}
 """Maximum rounding difference between two computations of one score, relative to the best score."""
+_MAX_K_ON_GPU = 2048
+"""The largest k of faiss on a GPU."""
 
 
 class ExactSearch:
@@ -96,8 +99,7 @@ def vector_search(index: Any, options: Options, device: torch.device) -> ExactSe
     gpu = _gpu(options, device)
     if gpu is None or not _fits(index, options, gpu):
         return ExactSearch(index, _on_cpu(index, options.n_threads), _SLACK["float32"])
-    on_gpu = TorchSearch(upload(vectors_of(index), gpu, torch.float16))
-    return ExactSearch(index, on_gpu.search, _SLACK["float16"])
+    return ExactSearch(index, _on_gpu(index, gpu, options.n_threads), _SLACK["float16"])
 
 
 def _gpu(options: Options, device: torch.device) -> torch.device | None:
@@ -115,10 +117,29 @@ def _tune(index: Any, options: Options) -> None:
 
 
 def _on_cpu(index: Any, n_threads: int) -> Find:
+
     def find(queries: np.ndarray, k: int) -> Found:
         if n_threads:
             faiss.omp_set_num_threads(n_threads)  # holds for the calling thread only
         return index.search(queries, k)
+
+    return find
+
+
+def _on_gpu(index: Any, device: torch.device, n_threads: int) -> Find:
+    """Search float16 copies of the vectors: faiss on all GPUs if its GPU build is installed, else torch."""
+    if getattr(faiss, "get_num_gpus", lambda: 0)() == 0:
+        return TorchSearch(upload(vectors_of(index), device, torch.float16)).search
+    options = faiss.GpuMultipleClonerOptions()
+    options.shard, options.useFloat16 = True, True
+    on_gpus, lock = faiss.index_cpu_to_all_gpus(index, co=options), Lock()
+    on_cpu = _on_cpu(index, n_threads)
+
+    def find(queries: np.ndarray, k: int) -> Found:
+        if k > _MAX_K_ON_GPU:
+            return on_cpu(queries, k)
+        with lock:  # an index on a GPU serves one call at a time
+            return on_gpus.search(queries, k)
 
     return find
 
