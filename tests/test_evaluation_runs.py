@@ -155,7 +155,7 @@ def test_an_evaluation_is_a_run_whose_log_holds_every_answer(place: Place) -> No
 def test_an_evaluation_that_goes_on_generates_only_what_its_log_lacks(place: Place) -> None:
     few = place.evaluate("eval.temperature=1", limit=5).settings["search"]
     assert len(place.asked) == 5
-    cost = ("rollout.max_num_seqs=3", "search.max_failed=0.5")  # what may change
+    cost = ("rollout.max_num_seqs=3", "eval.max_failed=0.5")  # what may change
     rest = place.evaluate("eval.temperature=1", *cost, runs=[few.run]).settings["search"]
     assert (len(place.asked), rest.run) == (7, few.run)
     twice = place.evaluate("eval.temperature=1", n=2, runs=[few.run]).settings["search"]

@@ -116,7 +116,7 @@ def test_a_search_that_fails_is_asked_once_more_and_then_costs_its_question(
         ]
 
     monkeypatch.setattr(in_process, "outcomes_of", failing)
-    out, allowed = tmp_path / "out.jsonl", settings(index, "search.max_failed=0.2")
+    out, allowed = tmp_path / "out.jsonl", settings(index, "eval.max_failed=0.2")
     made = make_demonstrations(allowed, "passages", [str(asked)], out, Workspace(tmp_path))
     assert set(turns_of(out)) == ({"first", "second"} if times == 1 else {"second"})
     assert made.left_out["made", "a search failed"] == times - 1

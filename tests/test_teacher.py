@@ -65,7 +65,7 @@ def server(teacher):
 def options(url: str, *more: str) -> list[str]:
     sets = [
         "rollout.engine=openai", f"rollout.openai.url={url}", "rollout.openai.retries=0",
-        "data.max_response_length=1000", "rollout.max_turn_tokens=100", "search.max_failed=0.1", *more,
+        "data.max_response_length=1000", "rollout.max_turn_tokens=100", "eval.max_failed=0.1", *more,
     ]  # fmt: skip
     return [part for setting in sets for part in ("--set", setting)]
 

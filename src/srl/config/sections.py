@@ -278,10 +278,9 @@ class Search(Section):
     """Time-out of a request, and of a call of a plugin in rollout.tools, in seconds."""
     retries: Annotated[Natural, Key(resumes=True)] = 3
     """Retries after a failed request."""
-    max_failed: Annotated[Share, Key(f"{TRAINING} eval made", resumes=True)] = 0.05
+    max_failed: Annotated[Share, Key(TRAINING, resumes=True)] = 0.05
     """Largest share of a step's episodes that failed searches, rewards and engine faults may cost, also of
-    the episodes of a validation or test; above it the run stops. An evaluation above it ends with exit code
-    1."""
+    the episodes of a validation or test; above it the run stops."""
 
     @property
     def cassette_use(self) -> tuple[str, str] | None:
@@ -740,6 +739,8 @@ class Eval(Section):
     """Questions per test, drawn in the same way. null: all."""
     temperature: Annotated[NonNegative, Key(GENERATING, verl=f"{ROLLOUT}.val_kwargs.temperature")] = 0.0
     """Sampling temperature. 0: greedy."""
+    max_failed: Annotated[Share, Key("eval made")] = 0.01
+    """Largest share of questions that may be lost to faults; above it the exit code is 1."""
 
 
 class Cluster(Section):

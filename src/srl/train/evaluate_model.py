@@ -306,7 +306,7 @@ def check_failures(report: ModelReport, limit: float) -> None:
             found = evaluation.failed
             raise CheckFailed(
                 f"{found.what} failed in {episodes:.1%} of the episodes and {searches:.1%} of the searches, "
-                f"more than search.max_failed={limit:g} ({found.fault})"
+                f"more than eval.max_failed={limit:g} ({found.fault})"
             )
 
 

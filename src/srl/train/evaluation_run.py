@@ -28,7 +28,7 @@ from srl.workspace import EVALUATION, Workspace
 FILE = "evaluation.json"
 PAUSE_S = 0.25
 """Seconds between two writes to the log."""
-_MAY_DIFFER = (*CHANGEABLE, "rollout.engine", "rollout.deterministic",
+_MAY_DIFFER = (*CHANGEABLE, "rollout.engine", "rollout.deterministic", "eval.max_failed",
                "model.path", "model.device", "search.index", "data.corpus", "cluster")  # fmt: skip
 """Keys, and a section, that do not decide what is answered, or whose content is compared instead."""
 

@@ -73,7 +73,7 @@ def make_demonstrations(
     questions = load_questions(tuple(files), config, codec, note, limit)
     check_some_left(questions, files)
     with counted("demonstrations", len(questions)) as count:
-        found = process.run_async(_all(make, questions, search, config.search.max_failed, count))
+        found = process.run_async(_all(make, questions, search, config.eval.max_failed, count))
     made, left_out = list[Question](), Counter[tuple[str, str]]()
     for question, turns in zip(questions, found, strict=True):
         if isinstance(turns, str):

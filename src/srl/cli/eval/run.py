@@ -104,7 +104,7 @@ def run(
     them. --limit draws the same number of questions from each, the same each time; the table estimates the
     figures of the full sets.
 
-    The settings of the model's run apply if it comes from one. Exit code 1 if more than search.max_failed
+    The settings of the model's run apply if it comes from one. Exit code 1 if more than eval.max_failed
     of the questions were lost to faults. With --set rollout.engine=openai a server generates, at
     rollout.openai.url; MODEL then gives settings and tokenizer only.
 
@@ -142,7 +142,7 @@ def run(
         runs=[workspace.find_run(name) for name in runs or ()], backend=backend, note=note,
     )  # fmt: skip
     _show(report, as_json)
-    check_failures(report, settings.search.max_failed)
+    check_failures(report, settings.eval.max_failed)
 
 
 def _shard(text: str) -> tuple[int, int]:
