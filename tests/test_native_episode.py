@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tests.native_models import FAMILIES, NativeEngine, codec_of, family_codec, 
 from tests.scripts import PAGE, QUESTION, TableSearch
 from tests.tiny_models import tiny_model
 from tests.training import tokenizer
+from transformers import AddedToken
 
 from srl.browse.messages import messages
 from srl.browse.transcript import spans
@@ -231,6 +233,17 @@ def test_words_that_the_vocabulary_lacks_are_no_tokens_of_the_template(kind):
     strange = Passage("p", '"Velmar"\nZyzzyva \U0001f319 Ünïcödé')
     trajectory = play(codec, [CALL, ANSWER], TableSearch([strange]))
     assert (len(trajectory.segments), len(trajectory.searches)) == (4, 1)
+
+
+def test_runs_of_spaces_that_are_added_tokens_stay_in_a_passage(codec):
+    base = copy.deepcopy(codec.tokenizer)
+    base.add_tokens([AddedToken(text, normalized=False) for text in ("  ", "   ", "\n\n", "\t\t")])
+    spaced = codec_of(FAMILIES["qwen2.5"].template, base=base)
+    rock = Passage("p", '"Velmar"\nA  rock   in\n\nthe\t\tsea  <think>')
+    trajectory = play(spaced, [CALL, ANSWER], TableSearch([rock]))
+    assert trajectory.end == "answered"
+    assert "A  rock   in\n\nthe\t\tsea  &lt;think>" in trajectory.segments[2].text
+    assert base.convert_tokens_to_ids("  ") in trajectory.segments[2].token_ids
 
 
 def test_demonstrations_with_tags_are_said_in_the_models_way(codec):

@@ -18,8 +18,9 @@ from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.rollout.native import Native
 from srl.rollout.tools import MOST_CHARS, Guarded, tools_of
 from srl.rollout.turns import SearchCall
+from srl.store.records import Record, part_tables
 from srl.testing import check_tool, checks
-from srl.trajectory import FAULTS, Search, SearchStatus, Trajectory, rejected, returned
+from srl.trajectory import FAULTS, Hit, Passage, Search, SearchStatus, Trajectory, rejected, returned
 
 TEXT = {"type": "string"}
 
@@ -50,6 +51,15 @@ class Raises(Echo):
 class Hangs(Echo):
     async def call(self, arguments: Any, seen: Any) -> Any:
         await asyncio.Event().wait()
+
+
+class GivesUp(Echo):
+    async def call(self, arguments: Any, seen: Any) -> Any:
+        raise asyncio.CancelledError
+
+
+def hit(passage_id: Any = "a", score: Any = 0.5) -> Search:
+    return Search("q", (Hit(Passage(passage_id, "text"), score),))
 
 
 @pytest.fixture(scope="module")
@@ -89,23 +99,41 @@ def test_text_of_a_tool_forges_nothing(codec):
     assert (trajectory.end, trajectory.answer) == ("answered", "Ossa Trell")
 
 
+BROKEN_CALLS: dict[str, tuple[Any, str]] = {
+    "raises": (Raises(), "failed"),
+    "gives up": (GivesUp(), "failed"),
+    "hangs": (Hangs(), "timed_out"),
+    "junk": (Outcome("text"), "failed"),
+    "another status": (Outcome(Search("q", status="odd")), "failed"),  # type: ignore[arg-type]
+    "a query that is a number": (Outcome(Search(5)), "failed"),  # type: ignore[arg-type]
+    "an id that is a number": (Outcome(hit(passage_id=5)), "failed"),
+    "a score in words": (Outcome(hit(score="high")), "failed"),
+}
+
+
 @pytest.mark.parametrize("both", [False, True], ids=["alone", "with a search"])
-@pytest.mark.parametrize("status", [*get_args(SearchStatus), "raises", "hangs", "junk", "another status"])
-def test_a_fault_of_a_tool_is_not_the_policys_mistake(codec, status, both):
-    special = {
-        "raises": (Raises(), "failed"),
-        "hangs": (Hangs(), "timed_out"),
-        "junk": (Outcome("text"), "failed"),
-        "another status": (Outcome(Search("q", status="odd")), "failed"),  # type: ignore[arg-type]
-        "ok": (Echo(), "ok"),
-    }
-    tool, expected = special.get(status) or (Outcome(Search("q", status=status, error="why")), status)
-    trajectory = play(codec, tool, both=both)
+@pytest.mark.parametrize("name", [*get_args(SearchStatus), *BROKEN_CALLS])
+def test_a_fault_of_a_tool_is_not_the_policys_mistake(codec, name, both):
+    status: Any = name
+    tool, expected = BROKEN_CALLS.get(name) or (Outcome(Search("q", status=status, error="why")), name)
+    trajectory = play(codec, Echo() if name == "ok" else tool, both=both)
     call = trajectory.searches[-1]
     assert (call.tool, call.status, len(trajectory.searches)) == ("echo", expected, 1 + both)
     assert trajectory.valid == (expected not in FAULTS)
     assert trajectory.end == ("answered" if trajectory.valid else "failed")
     assert expected in ("ok", "empty") or (0 < len(call.error) <= 300 and "\n" not in call.error)
+    part_tables("run", 0, "train", [Record(trajectory)], {})
+
+
+def test_a_stopped_run_stops_a_call():
+    async def stopped() -> None:
+        call = asyncio.create_task(Guarded(Hangs(), 60).call({}, ()))
+        await asyncio.sleep(0)
+        call.cancel()
+        await call
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(stopped())
 
 
 def test_a_long_text_is_cut_before_anything_looks_at_it(codec):

@@ -86,6 +86,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
         "  actor_rollout_ref.rollout.multi_turn.tool_config_path=$CONF/tool.yaml \\\n"
         "  actor_rollout_ref.actor.policy_loss.loss_mode=gspo data.val_batch_size=null > log.txt 2>&1 &\n",
         {"cluster.rollout": "sglang", "data.train_files": ("towns_x",), "rollout.max_turns": 3,
+         "rollout.protocol": "native", "rollout.call_format": "hermes", "rollout.max_calls": 1,
          "actor.policy_loss.loss_mode": "gspo", "rollout.max_turn_tokens": 512},
     ),
 }  # fmt: skip
@@ -265,6 +266,7 @@ def test_optimiser_steps_of_a_rollout_are_counted_there_and_here(tmp_path, more,
     )
 
 
+TOOLS = "actor_rollout_ref.rollout.multi_turn.enable=true\nactor_rollout_ref.rollout.multi_turn"
 MEANINGS = {
     "actor_rollout_ref.actor.kl_loss_type=mse": ("actor.kl_loss_type", "k2"),
     "actor_rollout_ref.actor.kl_loss_type=k3+": ("actor.kl_loss_type", "k3+"),
@@ -282,6 +284,14 @@ MEANINGS = {
     "reward_model.reward_kwargs.overlong_buffer_cfg.enable=true": ("reward.overlong_buffer.enable", True),
     "actor_rollout_ref.rollout.multi_turn.max_user_turns=3": ("rollout.max_turns", 3),
     "actor_rollout_ref.rollout.multi_turn.max_user_turns=0": ("rollout.max_turns", 4),
+    f"{TOOLS}.max_parallel_calls=3": ("rollout.max_calls", 3),
+    f"{TOOLS}.format=qwen3_coder": ("rollout.call_format", "qwen-xml"),
+    f"{TOOLS}.format=gpt-oss": ("rollout.call_format", "auto"),
+    "actor_rollout_ref.rollout.multi_turn.format=hermes": ("rollout.protocol", "tags"),
+    "+data.apply_chat_template_kwargs.enable_thinking=false": (
+        "model.chat_template_kwargs",
+        {"enable_thinking": False},
+    ),
     "actor_rollout_ref.actor.optim.clip_grad=0.5": ("actor.grad_clip", 0.5),
     "actor_rollout_ref.rollout.val_kwargs.temperature=0.6": ("eval.temperature", 0.0),
     "data.train_files=\"[a.parquet,'b c.parquet']\"": ("data.train_files", ("a.parquet", "b c.parquet")),
@@ -344,7 +354,7 @@ def test_key_of_verls_alone_is_kept_for_its_engine(tmp_path):
 @pytest.mark.parametrize("dialect", [SEARCH_R1, VERL])
 def test_each_name_of_theirs_leads_to_a_key_of_ours(dialect):
     names = names_of(dialect)
-    assert {ours for ours in [*names.values(), *DEFAULTS] if place(ours.split("."))[0] != "leaf"} == set()
+    assert {ours for ours in [*names.values(), *DEFAULTS] if place(ours.split("."))[1] is None} == set()
     assert len(names) > 80
 
 
@@ -385,6 +395,7 @@ def test_verls_own_configuration_is_all_defaults(tmp_path):
         search_r1("actor_rollout_ref.actor.fsdp_config.fsdp_size=8",
                   "actor_rollout_ref.rollout.enforce_eager=True"),
         verl("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "search.nothing=1",
+             "data.apply_chat_template_kwargs.enable_thinking=false",
              "actor_rollout_ref.rollout.free_cache_engine=false",
              "+actor_rollout_ref.rollout.engine_kwargs.vllm.disable_log_stats=true",
              "+actor_rollout_ref.my_own=3", "actor_rollout_ref.actor.policy_loss.loss_mode=gspo"),

@@ -13,7 +13,7 @@ from typing import Any, Protocol, get_args, runtime_checkable
 from srl.errors import UserError
 from srl.rollout.turns import Tool
 from srl.safe import one_line, quoted
-from srl.trajectory import Passage, Search, SearchStatus
+from srl.trajectory import Hit, Passage, Search, SearchStatus
 
 MOST_CHARS = 100_000
 """Of a text that a tool returns; what follows is cut off before anything looks at it."""
@@ -49,7 +49,10 @@ class Guarded:
                 outcome = _cut(await self._tool.call(arguments, seen))
         except TimeoutError:
             outcome = Search(query, status="timed_out", error=f"no answer within {self._timeout_s:g} s")
-        except Exception as error:  # a plugin may raise anything; an episode must get an outcome
+        except (Exception, asyncio.CancelledError) as error:  # a plugin may raise anything
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the run is stopped
             why = f"{self.name} raised {type(error).__name__}: {error}"
             outcome = Search(query, status="failed", error=quoted(why, _LONGEST_ERROR))
         return replace(outcome, latency_s=perf_counter() - began)
@@ -59,8 +62,12 @@ def _cut(outcome: Search) -> Search:
     """The outcome with no more text than an episode looks at. Raises TypeError where it is none."""
     if not isinstance(outcome, Search) or outcome.status not in get_args(SearchStatus):
         raise TypeError(f"{outcome!r:.80} is no srl.trajectory.Search")
+    texts = [outcome.query, outcome.error, outcome.index_digest, outcome.retriever]
+    texts += [text for hit in outcome.hits for text in (hit.passage.id, hit.passage.contents)]
+    if strange := [text for text in texts if not isinstance(text, str)]:
+        raise TypeError(f"{strange[0]!r:.80} is no text")
     hits = [
-        replace(hit, passage=Passage(hit.passage.id, hit.passage.contents[:MOST_CHARS]))
+        Hit(Passage(hit.passage.id, hit.passage.contents[:MOST_CHARS]), float(hit.score))
         for hit in outcome.hits
     ]
     return replace(outcome, hits=tuple(hits), error=one_line(outcome.error[:MOST_CHARS], _LONGEST_ERROR))

@@ -45,6 +45,8 @@ VALUES: dict[str, dict[Any, Any]] = {
     "trainer.test_freq": {-1: 0},
 }
 """Their values of keys of ours, besides verl's names of values in the table."""
+CALL_FORMATS = {"hermes": "hermes", "qwen3_coder": "qwen-xml", "llama3_json": "llama-json"}
+"""Our formats of calls by their names."""
 NAMES: dict[str, dict[str, str]] = {
     SEARCH_R1: {
         f"{ACTOR}.state_masking": "actor.mask_observations",
@@ -170,6 +172,9 @@ def import_file(path: Path | str) -> Imported:
     path = Path(path)
     theirs = _read(path)
     names = names_of(theirs.dialect)
+    for name in [name for name, ours in names.items() if _is_mapping(ours)]:
+        below = [key for key in theirs.settings if key.startswith(f"{name}.")]
+        names |= {key: f"{names[name]}{key.removeprefix(name)}" for key in below}
     _resolve(theirs, path, names)
     theirs.ours = {key: pair[theirs.dialect == VERL] for key, pair in DEFAULTS.items()}
     for name, ours in names.items():
@@ -201,6 +206,12 @@ def names_of(dialect: str) -> dict[str, str]:
     if dialect == SEARCH_R1:
         of_table.pop(f"{ACTOR}.clip_ratio_c")
     return {name: ours for name, ours in {**OLDER, **of_table, **NAMES[dialect]}.items() if ours}
+
+
+def _is_mapping(ours: str) -> bool:
+    """Whether a key of ours holds whatever keys a user writes."""
+    kind, field = place(ours.split("."))
+    return kind == "free" and field is not None
 
 
 def _converted(path: Path, name: str, ours: str, value: Any) -> Any:
@@ -375,6 +386,16 @@ def _verl(theirs: Conversion) -> None:
         ours["rollout.max_turns"] = min(limits)
     ours["rollout.max_turn_tokens"] = ours["data.max_response_length"]
     tool = theirs.get(f"{turns}.tool_config_path")
+    if tool or theirs.get(f"{turns}.enable") is True or theirs.get(f"{turns}.function_tool_path"):
+        form, calls = theirs.get(f"{turns}.format", "hermes"), theirs.get(f"{turns}.max_parallel_calls", 1)
+        ours |= {"rollout.protocol": "native", "rollout.max_calls": calls}
+        ours["rollout.call_format"] = CALL_FORMATS.get(str(form), "auto")
+        notes.append(
+            "the policy calls tools as its chat template has them (rollout.protocol=native); prompts are "
+            "those of the template tools, not the file's"
+        )
+        if form not in CALL_FORMATS:
+            notes.append(f"{turns}.format={form}: srl reads {', '.join(CALL_FORMATS)}; auto may refuse it")
     why = f"{tool} is not read" if tool else "the source does not say what to search"
     notes.append(f"{why}: set search.url or search.index, or rollout.search=false")
     mode = theirs.get(f"{ACTOR}.policy_loss.loss_mode", "vanilla")
