@@ -98,15 +98,15 @@ def sides(
     """
     query = "SELECT DISTINCT phase, step FROM raw.trajectories WHERE run_id = ? ORDER BY phase, step"
     logged = [connection.execute(query, [run_id]).fetchall() for run_id, _ in chosen]
-    for wanted in PHASES if phase is None else (phase,):
+    for common in PHASES if phase is None else (phase,):
         pair = [
-            Side(run_id, wanted, max(steps))
+            Side(run_id, common, max(steps))
             for (run_id, step), places in zip(chosen, logged, strict=True)
-            if (steps := [at for of, at in places if of == wanted and step in (None, at)])
+            if (steps := [at for name, at in places if name == common and step in (None, at)])
         ]
         if len(pair) == 2:
             if pair[0] == pair[1]:
-                raise UserError(f"both are {wanted} step {pair[0].step} of {pair[0].run_id}", hint="name two")
+                raise UserError(f"both are {common} step {pair[0].step} of {pair[0].run_id}", hint="name two")
             return pair[0], pair[1]
     hint = "`srl inspect trajectories` lists the steps of a run"
     raise UserError(f"both have no {phase or 'phase'} at these steps in common", key="--phase", hint=hint)
@@ -132,8 +132,8 @@ def diff(connection: duckdb.DuckDBPyConnection, a: Side, b: Side) -> Diff:
     return Diff(
         a, b, len(left) - len(pairs), len(right) - len(pairs), _set_diff("all", pairs),
         [_set_diff(name, by_source[name]) for name in sorted(by_source)],
-        (sum(worse), interval([float(one) for one in worse], clusters)),
-        (sum(better), interval([float(one) for one in better], clusters)),
+        (sum(worse), interval([float(flag) for flag in worse], clusters)),
+        (sum(better), interval([float(flag) for flag in better], clusters)),
         sum(before["asks"] != after["asks"] for before, after in pairs),
         sorted(changes, key=lambda row: (row["em_b"] - row["em_a"] or 2, row["question_id"])),
     )  # fmt: skip
@@ -166,8 +166,8 @@ def _questions(connection: duckdb.DuckDBPyConnection, side: Side) -> dict[tuple[
 
 
 def _set_diff(name: str, pairs: Sequence[tuple[Question, Question]]) -> SetDiff:
-    before, after = [one["em"] for one, _ in pairs], [other["em"] for _, other in pairs]
-    test = paired_test(before, after, [one["cluster"] for one, _ in pairs])
+    before, after = [first["em"] for first, _ in pairs], [second["em"] for _, second in pairs]
+    test = paired_test(before, after, [first["cluster"] for first, _ in pairs])
     return SetDiff(name, len(pairs), sum(before) / len(pairs), sum(after) / len(pairs), test)
 
 
@@ -175,9 +175,9 @@ def _change(before: Question, after: Question) -> dict[str, Any]:
     """A row: the question, what changed, and of both sides EM, first answer, verdict, queries and id."""
     row = {name: before[name] for name in ("question_id", "question", "data_source", "golden_answers")}
     row |= {"change": _kind(before["em"], after["em"]), "queries_changed": before["asks"] != after["asks"]}
-    for letter, one in (("a", before), ("b", after)):
+    for letter, side in (("a", before), ("b", after)):
         names = ("em", "samples", "answer", "verdict", "queries", "id")
-        row |= {f"{name}_{letter}": one[name] for name in names}
+        row |= {f"{name}_{letter}": side[name] for name in names}
     return row
 
 

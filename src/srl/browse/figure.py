@@ -50,10 +50,12 @@ def save_figure(panels: Sequence[Sequence[Series]], path: Path) -> None:
 def _panel(axes, series: Sequence[Series]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for one in series:
-        mark = "o" if len(one.steps) <= _MANY else None
-        axes.plot(one.steps, one.values, marker=mark, markersize=3.5, linewidth=1.6, label=_plain(one.label))
-    for step in {step for one in series for step, _ in one.marks}:
+    for line in series:
+        mark = "o" if len(line.steps) <= _MANY else None
+        axes.plot(
+            line.steps, line.values, marker=mark, markersize=3.5, linewidth=1.6, label=_plain(line.label)
+        )
+    for step in {step for line in series for step, _ in line.marks}:
         axes.axvline(step, color="0.5", linewidth=0.8, linestyle=":")
     axes.set(xlabel="step", ylabel=_plain(series[0].metric))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))

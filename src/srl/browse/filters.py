@@ -100,15 +100,15 @@ def facets(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Facets:
     where, parameters = replace(chosen, **dict.fromkeys(FACETS)).where()
     columns = ", ".join(f'"{column}"' for column in FACETS.values())
     query = f"SELECT {columns}, count(*) FROM trajectories WHERE {where} GROUP BY ALL"
-    wanted = {place: getattr(chosen, name) for place, name in enumerate(FACETS)}
+    conditions = {place: getattr(chosen, name) for place, name in enumerate(FACETS)}
     total, counts = 0, [Counter[Any]() for _ in FACETS]
     for *values, count in connection.execute(query, parameters).fetchall():
-        missed = [place for place, want in wanted.items() if want is not None and values[place] != want]
+        missed = [place for place, want in conditions.items() if want is not None and values[place] != want]
         total += 0 if missed else count
-        for place in wanted:
+        for place in conditions:
             if missed in ([], [place]):
                 counts[place][values[place]] += count
-    ranked = [sorted(some.items(), key=lambda pair: (-pair[1], str(pair[0]))) for some in counts]
+    ranked = [sorted(counter.items(), key=lambda pair: (-pair[1], str(pair[0]))) for counter in counts]
     return Facets(total, dict(zip(FACETS, ranked, strict=True)))
 
 

@@ -38,17 +38,17 @@ def group(connection: duckdb.DuckDBPyConnection, row: Mapping[str, Any]) -> list
     """The group of the trajectory `row`: all samples of its question in its step, in their order."""
     where = " AND ".join(f"{name} = ?" for name in KEYS)
     samples = transcripts(connection, where, [row[name] for name in KEYS])
-    return sorted(samples, key=lambda shown: shown.row["sample"])
+    return sorted(samples, key=lambda sample: sample.row["sample"])
 
 
-def summary(shown: Transcript) -> dict[str, Any]:
+def summary(transcript: Transcript) -> dict[str, Any]:
     """A sample in one row: scores, the mean and the range of its advantages, answer and queries."""
-    values = [value for step in shown.steps for value in step.advantages]
-    return {name: shown.row[name] for name in _COPIED} | {
+    values = [value for step in transcript.steps for value in step.advantages]
+    return {name: transcript.row[name] for name in _COPIED} | {
         "advantage": fmean(values) if values else None,
         "lowest_advantage": min(values, default=None),
         "highest_advantage": max(values, default=None),
-        "queries": [search.query for search in shown.record.trajectory.searches],
+        "queries": [search.query for search in transcript.record.trajectory.searches],
     }
 
 

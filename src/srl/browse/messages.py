@@ -60,21 +60,21 @@ def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Condition, out
     return count
 
 
-def messages(made: Trajectory) -> list[dict[str, Any]]:
+def messages(trajectory: Trajectory) -> list[dict[str, Any]]:
     """The prompt's messages, then one for each segment, with its text as it is; native calls and what they
     return are in OpenAI's form."""
-    if made.protocol != "tags":
-        return [*map(dict, made.question.prompt), *_with_calls(made)]
-    rendered = "".join(one.text for one in made.segments if one.kind == "prompt")
-    after = [one for one in made.segments if one.kind != "prompt"]
-    said = [{"role": ROLES[one.kind], "content": one.text} for one in after]
-    return with_passages(made.question.prompt or (), rendered) + said
+    if trajectory.protocol != "tags":
+        return [*map(dict, trajectory.question.prompt), *_with_calls(trajectory)]
+    rendered = "".join(segment.text for segment in trajectory.segments if segment.kind == "prompt")
+    after = [segment for segment in trajectory.segments if segment.kind != "prompt"]
+    turns = [{"role": ROLES[segment.kind], "content": segment.text} for segment in after]
+    return with_passages(trajectory.question.prompt or (), rendered) + turns
 
 
-def _with_calls(made: Trajectory) -> Iterator[dict[str, Any]]:
-    inside_thought, form = made.think_is_open, FORMATS[made.protocol]
-    for segment in made.segments[1:]:
-        results = [search for search in made.searches if search.turn == segment.turn]
+def _with_calls(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
+    inside_thought, form = trajectory.think_is_open, FORMATS[trajectory.protocol]
+    for segment in trajectory.segments[1:]:
+        results = [search for search in trajectory.searches if search.turn == segment.turn]
         ids = [f"call_{segment.turn}_{number}" for number in range(len(results))]
         if not segment.is_policy:
             inside_thought = segment.text.rstrip().endswith("<think>")
@@ -83,7 +83,7 @@ def _with_calls(made: Trajectory) -> Iterator[dict[str, Any]]:
                 content = shown_result(search, with_ids)
                 yield {"role": "tool", "name": search.tool, "tool_call_id": call_id, "content": content}
             continue
-        said = form.read(segment.text, inside_thought, [search.tool for search in results])
+        turn = form.read(segment.text, inside_thought, [search.tool for search in results])
         calls = [
             {
                 "id": call_id,
@@ -92,29 +92,29 @@ def _with_calls(made: Trajectory) -> Iterator[dict[str, Any]]:
             }
             for search, call_id in zip(results, ids, strict=True)
         ]
-        thought = said.thought.strip().removeprefix("<think>").removesuffix("</think>").strip()
+        thought = turn.thought.strip().removeprefix("<think>").removesuffix("</think>").strip()
         yield {
-            "role": "assistant", "content": said.text.strip(), "reasoning_content": thought or None,
+            "role": "assistant", "content": turn.text.strip(), "reasoning_content": thought or None,
             "tool_calls": calls or None,
         }  # fmt: skip
 
 
-def declared(made: Trajectory) -> str | None:
+def declared(trajectory: Trajectory) -> str | None:
     """The tools of an episode as JSON, in OpenAI's form: search, and what it called of open and find; None
     where it talks by tags."""
-    if made.protocol == "tags":
+    if trajectory.protocol == "tags":
         return None
-    names = sorted({search.retriever for search in made.searches} - {""})
-    called = {search.tool for search in made.searches}
-    others = [schema(each.name, each.description, each.parameters)
+    names = sorted({search.retriever for search in trajectory.searches} - {""})
+    called = {search.tool for search in trajectory.searches}
+    page_tools = [schema(each.name, each.description, each.parameters)
               for each in (OpenCall, FindCall) if each.name in called]  # fmt: skip
-    return json.dumps([schema("search", SearchCall.description, search_parameters(names)), *others])
+    return json.dumps([schema("search", SearchCall.description, search_parameters(names)), *page_tools])
 
 
-def searches_of_prompt(made: Trajectory) -> tuple[Search, ...]:
+def searches_of_prompt(trajectory: Trajectory) -> tuple[Search, ...]:
     """The search that was made before the first turn, for a prompt with the passages (`{information}`)."""
-    retrieved = any(INFORMATION in message["content"] for message in made.question.prompt or ())
-    return tuple(made.searches[:1]) if retrieved else ()
+    retrieved = any(INFORMATION in message["content"] for message in trajectory.question.prompt or ())
+    return tuple(trajectory.searches[:1]) if retrieved else ()
 
 
 def with_passages(prompt: Sequence[Mapping[str, str]], rendered: str) -> list[dict[str, str]]:

@@ -20,9 +20,9 @@ _SHOWN_AS = {"none": "not shown: it did not fit", "part": "shown without its mid
 _TITLE = 60
 
 
-def render(console: Console, shown: Transcript) -> None:
+def render(console: Console, transcript: Transcript) -> None:
     """Print the transcript."""
-    row = shown.row
+    row = transcript.row
     head = Text(f"trajectory {row['id']}", style="bold").append(
         f" of {safe(row['run_id'])}", style="not bold"
     )
@@ -32,7 +32,7 @@ def render(console: Console, shown: Transcript) -> None:
         style = ("green" if row["verdict"] == "correct" else "red") if name == "answer" else ""
         console.print(line.append(one_line(value), style=f"not dim {style}".strip()), soft_wrap=True)
     searched = 0
-    for step in shown.steps:
+    for step in transcript.steps:
         console.print()
         console.print(Text(_heading(step), style="bold" if step.segment.is_policy else "dim"), soft_wrap=True)
         _print_body(console, step, row["golden_answers"])
@@ -44,8 +44,8 @@ def render(console: Console, shown: Transcript) -> None:
 
 def _heading(step: Step) -> str:
     segment = step.segment
-    who = "prompt" if segment.kind == "prompt" else f"turn {segment.turn + 1}: {segment.kind}"
-    heading = f"── {who}, {count(len(segment.token_ids), 'token')}"
+    writer = "prompt" if segment.kind == "prompt" else f"turn {segment.turn + 1}: {segment.kind}"
+    heading = f"── {writer}, {count(len(segment.token_ids), 'token')}"
     if not segment.is_policy:
         return f"{heading}, masked"
     numbers = {"advantage": describe(step.advantages), "return": describe(step.returns)}

@@ -54,18 +54,18 @@ def token_texts(tokenizer: Tokenizer | None, ids: Sequence[int], text: str) -> l
     return pieces if "".join(without) == text else None
 
 
-def _pieces(tokenizer: Tokenizer, ids: Sequence[int], named: Mapping[int, str]) -> list[str]:
-    """The text of each token after those before it; of those `named` their names."""
+def _pieces(tokenizer: Tokenizer, ids: Sequence[int], names: Mapping[int, str]) -> list[str]:
+    """The text of each token after those before it; of those in `names` their names."""
     pieces: list[str] = []
     before: list[int] = []
     open_ids: list[int] = []
     for token in ids:
-        if token in named:
-            pieces.append(named[token])
+        if token in names:
+            pieces.append(names[token])
             continue
         open_ids.append(token)
-        known = tokenizer.decode(before, skip_special_tokens=False)
-        piece = tokenizer.decode([*before, *open_ids], skip_special_tokens=False)[len(known) :]
+        context = tokenizer.decode(before, skip_special_tokens=False)
+        piece = tokenizer.decode([*before, *open_ids], skip_special_tokens=False)[len(context) :]
         if piece.endswith("\N{REPLACEMENT CHARACTER}") and len(open_ids) < _LONGEST:
             pieces.append("")
             continue
@@ -74,10 +74,10 @@ def _pieces(tokenizer: Tokenizer, ids: Sequence[int], named: Mapping[int, str]) 
     return pieces
 
 
-def token_rows(shown: Transcript, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
+def token_rows(transcript: Transcript, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
     """A row for each token of a trajectory, in order; what the log does not have is None."""
     table: list[dict[str, Any]] = []
-    for step in shown.steps:
+    for step in transcript.steps:
         segment = step.segment
         pieces = token_texts(tokenizer, segment.token_ids, segment.text)
         numbers = {

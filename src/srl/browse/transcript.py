@@ -124,9 +124,9 @@ def facts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "error", row["error"]
 
 
-def count(amount: int, one: str, many: str = "") -> str:
+def count(amount: int, noun: str, many: str = "") -> str:
     """A number with its noun: `1 turn`, `2 turns`."""
-    return f"{amount} {one if amount == 1 else many or f'{one}s'}"
+    return f"{amount} {noun if amount == 1 else many or f'{noun}s'}"
 
 
 def marked(text: str, golds: Sequence[str]) -> Iterator[tuple[str, bool]]:
@@ -220,27 +220,27 @@ def spans(text: str, think_is_open: bool = False, protocol: str = "tags") -> tup
     kind: SpanKind = "thought" if think_is_open else "other"
     start = 0
     for tag in _TAG.finditer(text):
-        closes, of = bool(tag[1]), _KINDS[tag[2]]
-        if closes and of != kind:
+        closes, tag_kind = bool(tag[1]), _KINDS[tag[2]]
+        if closes and tag_kind != kind:
             continue
         end = tag.end() if closes else tag.start()
         split.append(Span(kind, text[start:end]))
-        kind, start = "other" if closes else of, end
+        kind, start = "other" if closes else tag_kind, end
     split.append(Span(kind, text[start:]))
     return tuple(span for span in split if span.text)
 
 
 def _spans_of_calls(text: str, think_is_open: bool, protocol: str) -> Iterator[Span]:
     """The last message, which calls nothing, is the answer."""
-    said = FORMATS[protocol].read(text, think_is_open, _TOOLS)
-    yield Span("thought", said.thought)
-    start = len(said.thought)
-    for raw in dict.fromkeys(call.raw for call in said.calls):
+    turn = FORMATS[protocol].read(text, think_is_open, _TOOLS)
+    yield Span("thought", turn.thought)
+    start = len(turn.thought)
+    for raw in dict.fromkeys(call.raw for call in turn.calls):
         place = text.index(raw, start)
         yield Span("other", text[start:place])
         yield Span("search", raw)
         start = place + len(raw)
-    yield Span("other" if said.calls else "answer", text[start:])
+    yield Span("other" if turn.calls else "answer", text[start:])
 
 
 def describe(values: Sequence[float]) -> str:

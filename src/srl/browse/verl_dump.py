@@ -72,12 +72,12 @@ def import_dump(directory: Path, log: LogWriter, phase: Phase = "train") -> int:
 
 def _record(row: Mapping[str, Any], step: int, phase: Phase) -> Record:
     prompt, score = str(row["input"]), row["score"]
-    made = Trajectory(_question(prompt, row["gts"]), step=step, phase=phase)
-    made.segments.append(Segment("prompt", (), prompt, 0))
-    _read_output(made, str(row["output"]))
+    trajectory = Trajectory(_question(prompt, row["gts"]), step=step, phase=phase)
+    trajectory.segments.append(Segment("prompt", (), prompt, 0))
+    _read_output(trajectory, str(row["output"]))
     more = row.keys() - {"input", "output", "gts", "score", "step"}
     parts = {name: float(row[name]) for name in sorted(more) if isinstance(row[name], int | float)}
-    return Record(made, None if score is None else Score(float(score), parts))
+    return Record(trajectory, None if score is None else Score(float(score), parts))
 
 
 def _question(prompt: str, gts: Any) -> Question:
@@ -92,27 +92,27 @@ def _question(prompt: str, gts: Any) -> Question:
     return Question(f"verl/{identity}", text, tuple(map(str, golds)), "verl", prompt=(message,))
 
 
-def _read_output(made: Trajectory, output: str) -> None:
+def _read_output(trajectory: Trajectory, output: str) -> None:
     """Segments, searches and answer of what follows the prompt."""
     turn, queries = 0, list[str]()
     for is_read, part in _parts(output):
         if is_read:
-            made.segments.append(Segment("observation", (), part, turn))
+            trajectory.segments.append(Segment("observation", (), part, turn))
             hits = _hits(part)
-            made.searches += [
+            trajectory.searches += [
                 Search(query, hits, "ok" if hits else "empty", turn=turn, shown=len(hits))
                 for query in queries
             ]
-            made.valid_searches += len(queries)
+            trajectory.valid_searches += len(queries)
             turn, queries = turn + 1, []
         elif part:
-            made.segments.append(Segment("policy", (), part, turn))
+            trajectory.segments.append(Segment("policy", (), part, turn))
             action, queries = parse_action(part), _calls(part)
-            made.valid_actions += int(action is not None or bool(queries))
+            trajectory.valid_actions += int(action is not None or bool(queries))
             if action is not None and action.kind == "search":
                 queries = [action.content]
             elif action is not None and action.kind == "answer":
-                made.answer, made.end = action.content, "answered"
+                trajectory.answer, trajectory.end = action.content, "answered"
 
 
 def _parts(output: str) -> Iterator[tuple[bool, str]]:

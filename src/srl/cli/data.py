@@ -31,15 +31,16 @@ def list_sources(json: Json = False) -> None:
 
     if json:
         names = [field.name for field in fields(Source) if field.name != "format"]
-        output.print_json([{name: getattr(one, name) for name in names} for one in SOURCES.values()])
+        output.print_json([{name: getattr(source, name) for name in names} for source in SOURCES.values()])
         return
     output.table(
         ("source", "holds", "by name from", "licence", "what"),
         [
-            (one.name, "corpus" if one.is_corpus else "questions", one.hub or "-", one.licence, one.what)
-            for one in SOURCES.values()
+            (source.name, "corpus" if source.is_corpus else "questions", source.hub or "-", source.licence,
+             source.what)
+            for source in SOURCES.values()
         ],
-    )
+    )  # fmt: skip
 
 
 @app.command()
@@ -108,21 +109,21 @@ def prepare(
         only = questions_where(Workspace.resolve().find_run(from_log), where)
     large = any(each.source.is_corpus for each in inputs)
     with output.progress("passages written") if large else nullcontext() as update:
-        made = run(
+        prepared = run(
             inputs, out, template=template, limit=limit, validation=parse_amounts(val or []),
             contexts=contexts, passage_words=passage_words, only=only, overwrite=overwrite, progress=update,
         )  # fmt: skip
-    for text in made.notes:
+    for text in prepared.notes:
         output.note(text)
     if json:
-        output.print_json(made)
+        output.print_json(prepared)
         return
-    for split, count in made.questions.items():
+    for split, count in prepared.questions.items():
         output.line(f"{out / split}.parquet  {count:,} questions")
-    if made.passages:
-        merged = f", {made.merged:,} more were the same" if made.merged else ""
-        parts = f", some of them parts of {made.split:,} long ones" if made.split else ""
-        output.line(f"{out / CORPUS}  {made.passages:,} passages{parts}{merged}")
+    if prepared.passages:
+        merged = f", {prepared.merged:,} more were the same" if prepared.merged else ""
+        parts = f", some of them parts of {prepared.split:,} long ones" if prepared.split else ""
+        output.line(f"{out / CORPUS}  {prepared.passages:,} passages{parts}{merged}")
 
 
 @app.command()

@@ -58,37 +58,37 @@ def coverage(
     passages, total = _passages(corpus or [], index or [], default)
     notes: list[str] = []
     with output.progress("passages read", total) as progress:
-        covered = cover(questions, passages, notes.append, progress)
+        coverages = cover(questions, passages, notes.append, progress)
     parts: dict[tuple[str, str], list[Coverage]] = {}
     for question in questions:
-        parts.setdefault((question.split, question.data_source), []).append(covered[question.id])
+        parts.setdefault((question.split, question.data_source), []).append(coverages[question.id])
     if len(parts) > 1:
-        parts["all", "all"] = list(covered.values())
+        parts["all", "all"] = list(coverages.values())
     shares = {
-        part: {name: Share.of(getattr(each, name) for each in of) for name in _MEASURES}
-        for part, of in parts.items()
+        part: {name: Share.of(getattr(each, name) for each in part_coverages) for name in _MEASURES}
+        for part, part_coverages in parts.items()
     }
     for text in notes:
         output.note(f"note: {text}")
     if as_json:
         missing = [
-            {"id": one.id, "question": one.text, "golden_answers": one.golden_answers, "split": one.split}
-            | asdict(covered[one.id])
-            for one in questions
-            if covered[one.id].answerable is False
-        ]
+            {"id": question.id, "question": question.text, "golden_answers": question.golden_answers,
+             "split": question.split, **asdict(coverages[question.id])}
+            for question in questions
+            if coverages[question.id].answerable is False
+        ]  # fmt: skip
         output.print_json({
             "parts": [
                 {"split": split, "data_source": source, "questions": len(parts[split, source])}
-                | {name: share._asdict() | {"share": share.value} for name, share in of.items()}
-                for (split, source), of in shares.items()
+                | {name: share._asdict() | {"share": share.value} for name, share in part_shares.items()}
+                for (split, source), part_shares in shares.items()
             ],
             "notes": notes, "missing": missing,
         })  # fmt: skip
         return
     rows = [
-        (*part, f"{len(parts[part]):,}", *(_cell(share, len(parts[part])) for share in of.values()))
-        for part, of in shares.items()
+        (*part, f"{len(parts[part]):,}", *(_cell(share, len(parts[part])) for share in part_shares.values()))
+        for part, part_shares in shares.items()
     ]
     output.table(("split", "source", "questions", *_MEASURES.values()), rows)
 

@@ -109,12 +109,12 @@ def demonstrations(
     )
 
 
-def _show(made: Demonstrations, json: bool) -> None:
+def _show(result: Demonstrations, json: bool) -> None:
     """What was written by data source, and why others were left out."""
     if json:
-        output.print_json(made.as_json())
+        output.print_json(result.as_json())
         return
-    output.line(f"{made.file}  {made.written.total():,} demonstrations")
-    rows = [(source, f"{count:,}", "written") for source, count in sorted(made.written.items())]
-    rows += [(source, f"{count:,}", reason) for (source, reason), count in made.left_out.most_common()]
+    output.line(f"{result.file}  {result.written.total():,} demonstrations")
+    rows = [(source, f"{count:,}", "written") for source, count in sorted(result.written.items())]
+    rows += [(source, f"{count:,}", reason) for (source, reason), count in result.left_out.most_common()]
     output.table(("source", "number", ""), rows)

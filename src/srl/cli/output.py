@@ -144,12 +144,12 @@ def table(
     left_out = [name for name in columns if name in least] if terminal_width() < _WIDE_ENOUGH else []
     overflow: Literal["ellipsis", "fold"] = "ellipsis" if one_line else "fold"
     grid = Table(box=None, pad_edge=False, header_style="bold")
-    kept = [place for place, name in enumerate(columns) if name not in left_out]
-    for place in kept:
+    places = [place for place, name in enumerate(columns) if name not in left_out]
+    for place in places:
         whole = place == 0 or all(_is_number(row[place]) for row in cells[1:])
         grid.add_column(Text(columns[place], no_wrap=one_line), no_wrap=whole, overflow="ellipsis")
     for row in cells[1:]:
-        grid.add_row(*(Text(row[place], no_wrap=one_line, overflow=overflow) for place in kept))
+        grid.add_row(*(Text(row[place], no_wrap=one_line, overflow=overflow) for place in places))
     stdout().print(grid)
     if left_out:
         note(f"no room for {', '.join(left_out)}; a wider terminal or a pipe shows all")
@@ -230,17 +230,17 @@ def progress(
 
 @contextmanager
 def _lines(description: str, total: int | None, start: int, passing: bool) -> Iterator[Count]:
-    began = told = monotonic()
+    began = noted_s = monotonic()
     last = start
 
     def share(done: int) -> str:
         return f"{done:,} of {total:,}" if total else f"{done:,}"
 
     def count(done: int, so_far: str = "") -> None:
-        nonlocal told, last
+        nonlocal noted_s, last
         last, now = done, monotonic()
-        if now - told >= _EVERY_S:
-            told = now
+        if now - noted_s >= _EVERY_S:
+            noted_s = now
             from srl.browse.formatting import duration
 
             left = (now - began) * (total - done) / (done - start) if total and done > start else 0
@@ -268,8 +268,8 @@ def _bar(description: str, total: int | None, start: int, passing: bool) -> Iter
         task = bar.add_task(shown, total=total, completed=start)
 
         def count(done: int, so_far: str = "") -> None:
-            named = shown if total or not done else f"{shown} {done:,}"
-            bar.update(task, completed=done, description=f"{named}, {safe(so_far)}" if so_far else named)
+            label = shown if total or not done else f"{shown} {done:,}"
+            bar.update(task, completed=done, description=f"{label}, {safe(so_far)}" if so_far else label)
 
         yield count
 

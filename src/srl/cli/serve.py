@@ -120,16 +120,16 @@ def _named(texts: list[str]) -> dict[str, Path]:
 
     Where nothing is left of a name, it is `index`. Raises UserError for a name that comes twice.
     """
-    named: dict[str, Path] = {}
+    directories: dict[str, Path] = {}
     for text in texts:
         name, sign, rest = text.partition("=")
         if not sign or Path(text).is_dir():
             name, rest = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(text).absolute().name).strip("-._"), text
         name = name or "index"
-        if name in named:
+        if name in directories:
             raise UserError(f"--index {text}: duplicate name {name!r}", hint=f"--index NAME={rest}")
-        named[name] = Path(rest)
-    return named
+        directories[name] = Path(rest)
+    return directories
 
 
 def _settings_of(index: str, names: Iterable[str], settings: list[str]) -> list[str]:

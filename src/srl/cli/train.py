@@ -91,9 +91,9 @@ def train(
             raise UserError(f"{flags} before {command} has no effect: its options follow its name")
         return
     if resume:
-        kept = [flag for name, flag in typed.items() if name not in _WITH_RESUME]
-        if kept:
-            raise UserError(f"{', '.join(kept)}: a resumed run keeps its configuration; leave it out")
+        options = [flag for name, flag in typed.items() if name not in _WITH_RESUME]
+        if options:
+            raise UserError(f"{', '.join(options)}: a resumed run keeps its configuration; leave it out")
         _resume(run, steps, sets or [], as_json)
         return
     exclude({"--dry-run": dry_run, "--print-config": print_config}, "one prints the plan, the other the keys")
@@ -269,9 +269,9 @@ def _start(resolved: Any, algo: str | None, backend: str, as_json: bool) -> None
     elif not (is_demo or config.model.path or config.sft.log):
         output.note(f"warning: {resolved.preset} without a model trains the demo's model; give --model")
     workspace = Workspace.resolve()
-    named = algo if algo in (SFT, RFT) else config.algorithm.name
+    name = algo if algo in (SFT, RFT) else config.algorithm.name
     summary = _runs().start(
-        config, backend=backend, preset=resolved.preset, algo=named, workspace=workspace, terminal=_terminal()
+        config, backend=backend, preset=resolved.preset, algo=name, workspace=workspace, terminal=_terminal()
     )
     _tell(summary, as_json, workspace)
 

@@ -54,14 +54,14 @@ class Demonstrations:
 
 
 def save_demonstrations(
-    path: Path, made: Sequence[Question], left_out: Counter[tuple[str, str]]
+    path: Path, demonstrations: Sequence[Question], left_out: Counter[tuple[str, str]]
 ) -> Demonstrations:
     """Write demonstrations, and tell what became of the others. Raises CheckFailed where there is none."""
-    if not made:
+    if not demonstrations:
         reasons = "; ".join(f"{source}: {count:,}: {why}" for (source, why), count in left_out.most_common(3))
         raise CheckFailed(f"there is no demonstration to write ({reasons})")
-    write_demonstrations(path, made)
-    return Demonstrations(path, Counter(question.data_source for question in made), left_out)
+    write_demonstrations(path, demonstrations)
+    return Demonstrations(path, Counter(question.data_source for question in demonstrations), left_out)
 
 
 def write_demonstrations(path: Path, questions: Iterable[Question]) -> None:
@@ -86,22 +86,22 @@ def read_demonstrations(path: Path) -> list[Question]:
 
     Raises UserError with file and line, also for a demonstration that an earlier line has.
     """
-    found: dict[str, Question] = {}
+    questions: dict[str, Question] = {}
     for index, (line, row) in enumerate(read_jsonl(path)):
         record = Record(path, f":{line}", index, row)
         question, number = _demonstration(record, f"{path.stem}/{line}"), 1
         name = question.id
-        while (earlier := found.get(name)) is not None:
+        while (earlier := questions.get(name)) is not None:
             if earlier.metadata["turns"] == question.metadata["turns"] and earlier.text == question.text:
                 raise record.error(
                     "a demonstration that no earlier line has", f"that of {question.id!r} again"
                 )
             number += 1
             name = f"{question.id}#{number}"
-        found[name] = replace(question, id=name)
-    if not found:
+        questions[name] = replace(question, id=name)
+    if not questions:
         raise UserError(f"{path}: expected demonstrations, found none")
-    return list(found.values())
+    return list(questions.values())
 
 
 def are_demonstrations(path: Path) -> bool:

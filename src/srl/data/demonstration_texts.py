@@ -46,9 +46,9 @@ def names_in(text: str) -> str:
     return " ".join(word for word in words_of(text)[1:] if word[0].isupper() or word[0].isdigit())
 
 
-def known_words(text: str, known: Sequence[str]) -> list[str]:
-    """The words of `text` that a `known` text has too, up to their endings, and those that name nothing."""
-    have = {_without_ending(word) for each in known for word in words_of(each)}
+def known_words(text: str, texts: Sequence[str]) -> list[str]:
+    """The words of `text` that one of `texts` has too, up to their endings, and those that name nothing."""
+    have = {_without_ending(word) for each in texts for word in words_of(each)}
     return [
         word
         for word in words_of(text)
@@ -61,9 +61,9 @@ def _without_ending(word: str) -> str:
     return _ENDINGS.sub("", word.lower()) if len(word) > 3 else word.lower()
 
 
-def as_known(name: str, known: Sequence[str]) -> str | None:
-    """`name` as the first of the `known` texts that has it writes it."""
-    for text in known:
+def as_known(name: str, texts: Sequence[str]) -> str | None:
+    """`name` as the first of `texts` that has it writes it."""
+    for text in texts:
         if (span := find_text(name, text)) is not None:
             closes = name.endswith(")") and text[span[1] : span[1] + 1] == ")"
             return text[span[0] : span[1] + closes]
@@ -95,11 +95,11 @@ def sentences(text: str) -> list[str]:
     return [text[begin:end].strip() for begin, end in pairs]
 
 
-def best_sentence(found: Sequence[str], question: str, value: str) -> str | None:
+def best_sentence(candidates: Sequence[str], question: str, value: str) -> str | None:
     """Of the sentences that state `value` (any if it is empty), the one with most of the question's words."""
-    asked = _lower(content_words(question))
-    stating = [each for each in found if each and (not value or find_text(value, each) is not None)]
-    return max(stating, key=lambda each: len(asked & _lower(each)), default=None)
+    words = _lower(content_words(question))
+    stating = [each for each in candidates if each and (not value or find_text(value, each) is not None)]
+    return max(stating, key=lambda each: len(words & _lower(each)), default=None)
 
 
 def excerpt(sentence: str, question: str, value: str, limit: int = QUOTED_WORDS) -> str:
@@ -107,11 +107,11 @@ def excerpt(sentence: str, question: str, value: str, limit: int = QUOTED_WORDS)
     words = sentence.split()
     first, last = _place(sentence, value)
     limit = max(limit, last - first)
-    asked = _lower(content_words(question))
+    question_words = _lower(content_words(question))
     starts: Iterable[int] = [0]
     if value:
         starts = range(max(0, last - limit), min(first, max(0, len(words) - limit)) + 1)
-    start = max(starts, key=lambda at: len(asked & _lower(" ".join(words[at : at + limit]))))
+    start = max(starts, key=lambda at: len(question_words & _lower(" ".join(words[at : at + limit]))))
     return " ".join(words[start : start + limit]).rstrip(".;,: ")
 
 

@@ -87,8 +87,8 @@ def _search(way: Sequence[Hop], world: World, noise: Noise, rng: random.Random) 
         turns.append(follow(hop))
         last = further
     facts = world.facts[last.entity]
-    others = [Hop(last.entity, name, facts[name]) for name in facts if name != last.relation]
-    read = last if rng.random() < noise.right_field else rng.choice(others)
+    wrong_hops = [Hop(last.entity, name, facts[name]) for name in facts if name != last.relation]
+    read = last if rng.random() < noise.right_field else rng.choice(wrong_hops)
     return [*turns, conclude(read)]
 
 

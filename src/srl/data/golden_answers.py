@@ -67,10 +67,10 @@ def _answers(value: Any, depth: int = 0) -> Iterator[str]:
         for part in value:
             yield from _answers(part, depth + 1)
     elif isinstance(value, Mapping) and depth < 4:
-        named = [part for name, part in value.items() if str(name).lower() in _FIELDS]
-        if not named:
+        parts = [part for name, part in value.items() if str(name).lower() in _FIELDS]
+        if not parts:
             raise UnclearAnswers
-        for part in named:
+        for part in parts:
             yield from _answers(part, depth + 1)
     elif value is not None:
         raise UnclearAnswers

@@ -23,12 +23,12 @@ def download(source: Source, split: str = "") -> Path:
     """
     instead = f"give the file: srl data prepare {source.name}=FILE (published as {source.files})"
     if split not in source.hub_files:
-        there = (
+        hint = (
             f"there is {', '.join(source.hub_files)}; say which by {source.name}:SPLIT"
             if source.hub
             else instead
         )
-        raise UserError(f"{source.name} has no {split or 'file'} on the hub", hint=there)
+        raise UserError(f"{source.name} has no {split or 'file'} on the hub", hint=hint)
     hub = hub_library(f"downloading {source.name}", instead)
     import httpx
     from huggingface_hub.utils.logging import set_verbosity_error

@@ -51,7 +51,7 @@ class GoldPassages:
         self.names: set[str] = set()
         """The ids that questions name gold passages with."""
         self._gold: dict[str, _Gold] = {}  # by id
-        self._wanted: set[bytes] = set()
+        self._gold_keys: set[bytes] = set()
         self._titles: set[str] = set()
         self._ids: set[str] = set()
         self._by_key: dict[bytes, str] = {}
@@ -64,7 +64,7 @@ class GoldPassages:
         """Remember what a gold passage says, from wherever it is published."""
         if passage.id in self.names:
             self._gold[passage.id] = _Gold(passage_key(passage), title_key(passage.title), passage.title)
-            self._wanted.add(self._gold[passage.id].key)
+            self._gold_keys.add(self._gold[passage.id].key)
             self._titles.add(self._gold[passage.id].title)
 
     @property
@@ -74,13 +74,13 @@ class GoldPassages:
 
     def see(self, passage: Passage, key: bytes) -> bool:
         """Remember a passage of the corpus if it may be gold, and return whether it may."""
-        if named := passage.id in self.names:
+        if by_id := passage.id in self.names:
             self._ids.add(passage.id)
-        if wanted := key in self._wanted:
+        if by_text := key in self._gold_keys:
             self._by_key.setdefault(key, passage.id)
-        if titled := (title := title_key(passage.title)) in self._titles:
+        if by_title := (title := title_key(passage.title)) in self._titles:
             self._by_title.setdefault(title, []).append(passage.id)
-        return named or wanted or titled
+        return by_id or by_text or by_title
 
     def resolve(self, question: Question) -> Question:
         """The question with the ids that its gold passages have in the corpus.
@@ -88,24 +88,24 @@ class GoldPassages:
         The id of a passage that the corpus lacks stays as it is. Titles become ids if all of them are found,
         and a question that has ids alone gets their titles.
         """
-        if named := _ids(question):
-            found = {name: self._by_text(name) or self._by_title_of(name, question) for name in named}
-            question = renamed(question, {name: new for name, new in found.items() if new is not None})
-            return self._with_titles(question, named)
+        if names := _ids(question):
+            new_ids = {name: self._by_text(name) or self._by_title_of(name, question) for name in names}
+            question = renamed(question, {name: new for name, new in new_ids.items() if new is not None})
+            return self._with_titles(question, names)
         titles = _titles(question)
         ids = [self._titled(title_key(title), question.data_source) for title in titles]
         if None in ids or not titles:
             return question
-        known = {"supporting_titles": titles, "supporting_ids": list(dict.fromkeys(ids))}
-        return replace(question, metadata={**question.metadata, **known})
+        gold = {"supporting_titles": titles, "supporting_ids": list(dict.fromkeys(ids))}
+        return replace(question, metadata={**question.metadata, **gold})
 
-    def _with_titles(self, question: Question, named: Sequence[str]) -> Question:
-        """The question with the titles of its gold passages `named`, if nothing else tells of them."""
-        known = [self._gold[name].heading for name in named if name in self._gold]
-        others = {"supporting_titles", "supporting_facts", "question_decomposition", "evidences"}
-        if not all(known) or len(known) < len(named) or not others.isdisjoint(question.metadata):
+    def _with_titles(self, question: Question, names: Sequence[str]) -> Question:
+        """The question with the titles of its gold passages `names`, if nothing else tells of them."""
+        titles = [self._gold[name].heading for name in names if name in self._gold]
+        fields = {"supporting_titles", "supporting_facts", "question_decomposition", "evidences"}
+        if not all(titles) or len(titles) < len(names) or not fields.isdisjoint(question.metadata):
             return question
-        return replace(question, metadata={**question.metadata, "supporting_titles": known})
+        return replace(question, metadata={**question.metadata, "supporting_titles": titles})
 
     def _by_text(self, name: str) -> str | None:
         """The id in the corpus of the gold passage `name`, by its text."""
@@ -139,7 +139,7 @@ def _titles(question: Question) -> list[str]:
 
 def texts(value: object) -> list[str]:
     """The items of a list as texts; none of anything else."""
-    return [str(item) for item in value] if isinstance(value, list) else []
+    return [str(part) for part in value] if isinstance(value, list) else []
 
 
 def renamed(question: Question, names: Mapping[str, str]) -> Question:

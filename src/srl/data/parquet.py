@@ -98,8 +98,8 @@ def read_questions(path: Path | str, template: str | None = None) -> list[Questi
         raise UserError(f"{path}: expected questions, found none")
     if template is None:
         return list(questions.values())
-    chosen = template_of(template)
-    return [replace(question, prompt=chosen.messages(question.text)) for question in questions.values()]
+    rendering = template_of(template)
+    return [replace(question, prompt=rendering.messages(question.text)) for question in questions.values()]
 
 
 def _read_rows(path: Path) -> Iterator[tuple[Record, Question]]:
@@ -161,8 +161,8 @@ def _question(record: Record) -> Question:
     index = record.index if extra.get("index") is None else extra["index"]
     text = extra.get("question") or record.row.get("question")
     if not text:
-        asked = [message["content"] for message in prompt if message["role"] == "user"]
-        text = _QUESTION.split(asked[-1])[-1].strip() if asked else None
+        texts = [message["content"] for message in prompt if message["role"] == "user"]
+        text = _QUESTION.split(texts[-1])[-1].strip() if texts else None
     if not isinstance(text, str) or not text.strip():
         raise record.error("a question in extra_info, or after `Question:` in the prompt", "none")
     metadata = json.loads(extra["metadata"]) if isinstance(extra.get("metadata"), str) else {}

@@ -77,9 +77,9 @@ class _Composition:
     def drop(self, split: str, *others: str) -> None:
         """Drop the questions of a split that the others have too, and note their number."""
         everything = self.splits[split]
-        asked = (question for other in others for question in self.splits[other])
-        self.splits[split] = kept = without_repeats(everything, asked)
-        if dropped := len(everything) - len(kept):
+        questions = (question for other in others for question in self.splits[other])
+        self.splits[split] = remaining = without_repeats(everything, questions)
+        if dropped := len(everything) - len(remaining):
             self.notes.append(f"{dropped:,} questions dropped from {split}: also in {' or '.join(others)}")
 
 
@@ -127,28 +127,28 @@ def prepare(
     files = [(each, path) for each in inputs for path in _files(each)]
     replace = replaceable(KIND, "a directory of prepared data") if overwrite else None
     with atomic_directory(out, replace=replace) as folder:
-        made = _read(files, limit, only)
+        data = _read(files, limit, only)
         split = None if passage_words is None else Splitter(passage_words).split
-        merging = Merging(_gold(made, files), split)
-        passages = _passages(made, files, contexts, progress or (lambda count: None))
+        merging = Merging(_gold(data, files), split)
+        passages = _passages(data, files, contexts, progress or (lambda count: None))
         count = 0
         if first := next(passages, None):
             count = write_corpus(folder / CORPUS, chain([first], passages), merging.written)
-            made.change(merging.gold.resolve)
-        _set_aside(made, validation)  # by whole paragraphs, so before the parts of a split one are named
-        made.change(lambda question: name_parts(question, merging.gold_parts))
-        questions = {name: len(asked) for name, asked in made.splits.items() if asked}
+            data.change(merging.gold.resolve)
+        _set_aside(data, validation)  # by whole paragraphs, so before the parts of a split one are named
+        data.change(lambda question: name_parts(question, merging.gold_parts))
+        questions = {name: len(part) for name, part in data.splits.items() if part}
         for name in questions:
-            write_questions(folder / f"{name}.parquet", _rendered(made.splits[name], rendering, name))
+            write_questions(folder / f"{name}.parquet", _rendered(data.splits[name], rendering, name))
         if not questions and not count:
             raise UserError("nothing to write: the sources contain no questions and no passages")
         write_manifest(folder, KIND, {
             "template": template, "limit": limit, "validation": validation, "contexts": contexts,
-            "passage_words": passage_words, "sources": made.sources, "questions": questions,
-            "passages": count, "notes": made.notes, "merged": merging.merged, "split": merging.split,
+            "passage_words": passage_words, "sources": data.sources, "questions": questions,
+            "passages": count, "notes": data.notes, "merged": merging.merged, "split": merging.split,
             "files": files_in(folder),
         })  # fmt: skip
-    return Prepared(out, questions, count, tuple(made.notes), merging.merged, merging.split)
+    return Prepared(out, questions, count, tuple(data.notes), merging.merged, merging.split)
 
 
 def _files(each: Input) -> tuple[Path, ...]:
@@ -168,11 +168,11 @@ def _read(
     files: Sequence[tuple[Input, Path]], limit: int | None, only: Container[str] | None
 ) -> _Composition:
     """All questions, each in its split: that which was asked for, or its row says, or its file's name."""
-    made, rows = _Composition({}), Counter[tuple[str, str]]()
-    made.splits = {name: [] for name in SPLITS}
+    data, rows = _Composition({}), Counter[tuple[str, str]]()
+    data.splits = {name: [] for name in SPLITS}
     for each, path in files:
-        source, named = each.source, each.split or guess_split(path)
-        split = named or source.only_split or "train"
+        source, named_split = each.source, each.split or guess_split(path)
+        split = named_split or source.only_split or "train"
         skipped: Counter[str] = Counter()
         key = source.data_source, split
         questions: list[Question] = []
@@ -186,17 +186,17 @@ def _read(
         rows[key] += len(questions) + skipped.total()
         by_row = each.split is None and (source.format is None or is_training_parquet(path))
         for question in questions:
-            made.splits[(by_row and _own_split(question)) or split].append(question)
-        made.leave_out(path, skipped)
-        if questions and not named and not by_row:
+            data.splits[(by_row and _own_split(question)) or split].append(question)
+        data.leave_out(path, skipped)
+        if questions and not named_split and not by_row:
             typed = f"{source.name}:SPLIT={path.name}"
-            made.notes.append(
+            data.notes.append(
                 f"{path.name}: read as {split}, since its name has no split; say which: {typed}"
             )
         entry: dict[str, Any] = {"source": source.name, "licence": source.licence, "file": path.name}
         entry |= {"digest": digest_corpus(path), "skipped": dict(skipped)}
-        made.sources.append({**entry, "split": split, "questions": len(questions)} if questions else entry)
-    return made
+        data.sources.append({**entry, "split": split, "questions": len(questions)} if questions else entry)
+    return data
 
 
 def _own_split(question: Question) -> str:
@@ -205,10 +205,10 @@ def _own_split(question: Question) -> str:
     return own if own in SPLITS else ""
 
 
-def _gold(made: _Composition, files: Sequence[tuple[Input, Path]]) -> GoldPassages:
+def _gold(data: _Composition, files: Sequence[tuple[Input, Path]]) -> GoldPassages:
     """The gold passages that the questions name, with their texts: those of question files first."""
-    gold = GoldPassages(question for questions in made.splits.values() for question in questions)
-    for each, path in sorted(files, key=lambda named: named[0].source.is_corpus):
+    gold = GoldPassages(question for questions in data.splits.values() for question in questions)
+    for each, path in sorted(files, key=lambda pair: pair[0].source.is_corpus):
         if each.source.is_corpus and not gold.unknown:
             break
         for passage in each.source.passages(path, Counter()):
@@ -217,7 +217,7 @@ def _gold(made: _Composition, files: Sequence[tuple[Input, Path]]) -> GoldPassag
 
 
 def _passages(
-    made: _Composition, files: Sequence[tuple[Input, Path]], contexts: bool, progress: Callable[[int], None]
+    data: _Composition, files: Sequence[tuple[Input, Path]], contexts: bool, progress: Callable[[int], None]
 ) -> Iterator[Passage]:
     """All passages as a stream; `progress` is called with their number so far."""
     count = 0
@@ -228,20 +228,20 @@ def _passages(
             if count % 1000 == 0:
                 progress(count)
             yield passage
-        made.leave_out(path, skipped)
+        data.leave_out(path, skipped)
     progress(count)
 
 
-def _set_aside(made: _Composition, validation: float | Mapping[str, float]) -> None:
+def _set_aside(data: _Composition, validation: float | Mapping[str, float]) -> None:
     """Drop questions that a later split has too, and hold out a validation set of the others."""
-    made.drop("validation", "test")
-    made.drop("train", "validation", "test")
+    data.drop("validation", "test")
+    data.drop("train", "validation", "test")
     if validation:
-        if not made.splits["train"]:
+        if not data.splits["train"]:
             raise UserError("a validation set is split off training questions, and there are none")
-        made.splits["train"], held = split_off(made.splits["train"], validation)
-        made.splits["validation"] += held
-        made.drop("train", "validation")  # what the training questions had twice
+        data.splits["train"], validation_questions = split_off(data.splits["train"], validation)
+        data.splits["validation"] += validation_questions
+        data.drop("train", "validation")  # what the training questions had twice
 
 
 def _rendered(questions: Iterable[Question], rendering: Template, split: str) -> Iterator[Question]:

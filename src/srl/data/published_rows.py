@@ -99,8 +99,8 @@ class Record:
 
 def describe(value: object, length: int = 40) -> str:
     """A value for an error message: its type, and itself if it is short."""
-    shown = repr(value)
-    return f"{type(value).__name__} {shown}" if len(shown) <= length else type(value).__name__
+    text = repr(value)
+    return f"{type(value).__name__} {text}" if len(text) <= length else type(value).__name__
 
 
 def read_each(records: Iterable[Record], read: Callable[[Record], T]) -> Iterator[T]:

@@ -85,7 +85,7 @@ def read_format(
     questions.
     """
     form = replace(FLASHRAG, hops=form.hops) if is_flashrag(path) else form
-    seen: set[str] = set()
+    ids: set[str] = set()
 
     def read(record: Record) -> tuple[Record, Question | str]:
         return record, form.skipped(record) or form.question(record, data_source, split, start)
@@ -95,22 +95,22 @@ def read_format(
             if skipped is not None:
                 skipped[question] += 1
             continue
-        if question.id in seen:
+        if question.id in ids:
             raise record.error("an id that no earlier question has", repr(question.id))
-        seen.add(question.id)
+        ids.add(question.id)
         yield question
-    if not seen:
+    if not ids:
         raise UserError(f"{path}: expected questions, found none")
 
 
 def read_paragraphs(form: Format, path: Path, data_source: str) -> Iterator[Passage]:
     """The paragraphs that come with the questions of a published file, if any, each once."""
     form = FLASHRAG if is_flashrag(path) else form
-    seen: set[str] = set()
+    ids: set[str] = set()
     for passages in read_each(form.rows(path), lambda record: list(form.passages(record, data_source))):
         for passage in passages:
-            if passage.id not in seen:
-                seen.add(passage.id)
+            if passage.id not in ids:
+                ids.add(passage.id)
                 yield passage
 
 
@@ -180,7 +180,7 @@ def _support(record: Record, source: str) -> dict[str, Any]:
         return {"supporting_titles": titles}
     in_sentences = any(len(each.sentences) > 1 for each in paragraphs)
     first = {each.title: each for each in reversed(paragraphs)}
-    named: list[dict[str, str]] = []
+    named_facts: list[dict[str, str]] = []
     for title, *numbers in facts:
         fact = {"title": title}
         if (paragraph := first.get(title)) is not None:
@@ -188,10 +188,10 @@ def _support(record: Record, source: str) -> dict[str, Any]:
             number = numbers[0] if numbers else None
             if in_sentences and isinstance(number, int) and 0 <= number < len(paragraph.sentences):
                 fact["text"] = paragraph.sentences[number]
-        if fact not in named:
-            named.append(fact)
+        if fact not in named_facts:
+            named_facts.append(fact)
     ids = list(dict.fromkeys(ids))
-    return {"supporting_titles": titles, "supporting_ids": ids, "supporting_facts": named}
+    return {"supporting_titles": titles, "supporting_ids": ids, "supporting_facts": named_facts}
 
 
 def _hotpotqa(record: Record, source: str) -> dict[str, Any]:
@@ -214,8 +214,8 @@ def _two_wiki(record: Record, source: str) -> dict[str, Any]:
 def _flashrag(record: Record, source: str) -> dict[str, Any]:
     """FlashRAG: `metadata` as it is, but for its paragraphs, which go only to the corpus."""
     inner = _flashrag_metadata(record)
-    kept = {name: value for name, value in inner.row.items() if name not in ("context", "supporting_facts")}
-    return {**_support(inner, source), **kept}
+    extra = {name: value for name, value in inner.row.items() if name not in ("context", "supporting_facts")}
+    return {**_support(inner, source), **extra}
 
 
 def _flashrag_passages(record: Record, source: str) -> Iterator[Passage]:
@@ -261,9 +261,9 @@ def _musique(record: Record, source: str) -> dict[str, Any]:
     steps = []
     for step in record.items("question_decomposition"):
         inner = record.inner(step, "question_decomposition")
-        named = {"question": inner.text("question"), "answer": inner.text("answer")}
-        own = ids.get(step.get("paragraph_support_idx"))
-        steps.append({**named, "id": own} if own else named)
+        fields = {"question": inner.text("question"), "answer": inner.text("answer")}
+        passage_id = ids.get(step.get("paragraph_support_idx"))
+        steps.append({**fields, "id": passage_id} if passage_id else fields)
     return {**metadata, "question_decomposition": steps} if steps else metadata
 
 

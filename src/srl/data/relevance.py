@@ -89,8 +89,8 @@ def _question(record: Record) -> Question:
     if record.has("supporting_ids"):
         metadata = {**metadata, "supporting_ids": record.items("supporting_ids")}
     name = record.text(*_IDS) if record.has(*_IDS) else str(record.index)
-    asked = record.text(*_TEXTS)
-    return Question(name, asked, record.answers(answers[0]) if answers else (), metadata=metadata)
+    text = record.text(*_TEXTS)
+    return Question(name, text, record.answers(answers[0]) if answers else (), metadata=metadata)
 
 
 def _named(question: Question) -> dict[str, int]:
@@ -122,9 +122,9 @@ def _judged_by(
         names = ids
     matched = {own: judged[name] for own, name in zip(ids, names, strict=True) if name in judged}
     if not matched:
-        theirs = f"its ids are like {next(iter(judged))}, those of the questions like {ids[0]}"
-        raise UserError(f"{qrels} judges none of the questions in {path}: {theirs}")
+        examples = f"its ids are like {next(iter(judged))}, those of the questions like {ids[0]}"
+        raise UserError(f"{qrels} judges none of the questions in {path}: {examples}")
     if unknown := len(judged) - len(matched):
-        named = f"the {len(judged):,} questions in {qrels.name}"
-        notes.append(f"{unknown:,} of {named} are not in {path.name}")
+        total = f"the {len(judged):,} questions in {qrels.name}"
+        notes.append(f"{unknown:,} of {total} are not in {path.name}")
     return LabelledQuestions(questions, matched, tuple(notes))

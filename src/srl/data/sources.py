@@ -165,9 +165,9 @@ ALIASES = {"2wiki": "2wikimultihopqa", "hotpot": "hotpotqa", "natural-questions"
 
 def source_of(name: str) -> Source:
     """The source called `name` or by a short name (`2wiki`, `hotpot`). Raises UserError listing all names."""
-    found = SOURCES.get(ALIASES.get(name, name))
-    if found is None and Path(name).is_file():
+    entry = SOURCES.get(ALIASES.get(name, name))
+    if entry is None and Path(name).is_file():
         raise UserError(f"{name} is a file: name its source, such as questions={name} or corpus={name}")
-    if found is None:
+    if entry is None:
         raise UserError(f"no source {name!r}: there are {', '.join(SOURCES)}{nearest(name, list(SOURCES))}")
-    return found
+    return entry

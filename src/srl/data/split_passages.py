@@ -52,11 +52,11 @@ def _words(text: str) -> int:
 
 def name_parts(question: Question, parts: Mapping[str, Sequence[Passage]]) -> Question:
     """The question with a part in place of each gold passage that has `parts`, by its id."""
-    named = [name for name in texts(question.metadata.get("supporting_ids")) if name in parts]
-    if not named:
+    names = [name for name in texts(question.metadata.get("supporting_ids")) if name in parts]
+    if not names:
         return question
     stated = _Stated(question)
-    return renamed(question, {name: max(parts[name], key=stated.in_part).id for name in named})
+    return renamed(question, {name: max(parts[name], key=stated.in_part).id for name in names})
 
 
 class _Stated:

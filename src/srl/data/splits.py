@@ -30,8 +30,8 @@ def canonical_split(name: str) -> str:
 
 def guess_split(path: Path) -> str | None:
     """The split in a file's name, or None where it names none or several."""
-    found = {ALIASES.get(name, name) for name in _IN_NAME.findall(path.name.lower())}
-    return found.pop() if len(found) == 1 else None
+    splits = {ALIASES.get(name, name) for name in _IN_NAME.findall(path.name.lower())}
+    return splits.pop() if len(splits) == 1 else None
 
 
 def parse_amounts(texts: Sequence[str], option: str = "--val") -> float | dict[str, float]:
@@ -90,16 +90,16 @@ def split_off(
     else:
         parts = proportional(sizes, _number(amount, len(questions)))
     keys = {key for source, part in parts.items() for key in _held_out_keys(by_source[source], part)}
-    held = [replace(question, split="validation") for question in questions if _key(question) in keys]
+    validation = [replace(question, split="validation") for question in questions if _key(question) in keys]
     rest = [question for question in questions if _key(question) not in keys]
-    if not held or not rest:
-        what = "leaves none for training" if held else "sets none aside"
+    if not validation or not rest:
+        what = "leaves none for training" if validation else "sets none aside"
         raise UserError(
             f"a validation set of {sum(parts.values())} out of {len(questions)} questions {what} "
             "(those about one paragraph stay together)",
             hint="choose another size, or name a file of validation questions",
         )
-    return rest, held
+    return rest, validation
 
 
 def _number(amount: float, size: int) -> int:
@@ -135,14 +135,14 @@ def _key(question: Question) -> str:
 
 def _held_out_keys(keys: Counter[str], amount: int) -> set[str]:
     """Keys with `amount` questions or a few more; a hash, the same on every machine, orders them."""
-    held: set[str] = set()
+    held_out: set[str] = set()
     total = 0
     for key in sorted(keys, key=lambda key: blake2b(key.encode(), digest_size=7).digest()):
         if total >= amount:
             break
-        held.add(key)
+        held_out.add(key)
         total += keys[key]
-    return held
+    return held_out
 
 
 def without_repeats(questions: Iterable[Question], others: Iterable[Question]) -> list[Question]:
@@ -151,10 +151,10 @@ def without_repeats(questions: Iterable[Question], others: Iterable[Question]) -
     Words are compared without case, punctuation and the form of letters. An id that is a row number says
     nothing.
     """
-    asked: set[tuple[str, ...]] = set()
+    keys: set[tuple[str, ...]] = set()
     for question in others:
-        asked |= {_words(question), _own_id(question)}
-    return [question for question in questions if asked.isdisjoint((_words(question), _own_id(question)))]
+        keys |= {_words(question), _own_id(question)}
+    return [question for question in questions if keys.isdisjoint((_words(question), _own_id(question)))]
 
 
 def _words(question: Question) -> tuple[str, ...]:
@@ -165,8 +165,8 @@ def _words(question: Question) -> tuple[str, ...]:
 
 def _own_id(question: Question) -> tuple[str, ...]:
     """The data source and the id in its file; unlike any other question's for a row number."""
-    own = question.id.removeprefix(f"{question.data_source}/")
-    split, _, rest = own.partition("/")
-    own = rest if split in SPLITS else own  # not that of the question: one held out has its id of training
-    is_row = own.isdecimal() and len(own) < 10
-    return ("", question.id) if is_row else ("", question.data_source, own)
+    name = question.id.removeprefix(f"{question.data_source}/")
+    split, _, rest = name.partition("/")
+    name = rest if split in SPLITS else name  # not that of the question: one held out has its id of training
+    is_row = name.isdecimal() and len(name) < 10
+    return ("", question.id) if is_row else ("", question.data_source, name)

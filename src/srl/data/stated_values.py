@@ -31,20 +31,20 @@ def find_text(value: str, text: str) -> Span | None:
     value = value.strip()
     words = r"\W+".join(map(re.escape, re.findall(r"\w+", value)))
     for pattern, flags in ((re.escape(value), 0), (words, re.IGNORECASE)):
-        if pattern and (found := re.search(rf"(?<!\w){pattern}(?!\w)", text, flags)):
-            return found.span()
+        if pattern and (match := re.search(rf"(?<!\w){pattern}(?!\w)", text, flags)):
+            return match.span()
     return None
 
 
 def find_value(value: str, text: str) -> Span | None:
     """Where `text` states `value`: in its words, as the same date, or as the adjective of a country."""
-    if (found := find_text(value, text)) is not None:
-        return found
+    if (span := find_text(value, text)) is not None:
+        return span
     if (date := _DATE.search(value)) and date["month"]:
         return next((match.span() for match in _DATE.finditer(text) if _date(match) == _date(date)), None)
-    for other in next((names for names in _COUNTRIES if value in names), ()):
-        if (found := find_text(other, text)) is not None:
-            return found
+    for name in next((names for names in _COUNTRIES if value in names), ()):
+        if (span := find_text(name, text)) is not None:
+            return span
     if len(value) < 4 or not (value.isalpha() and value[0].isupper()):
         return None
     stem = value[: max(4, len(value) - 3)]  # what a country's name and its adjective have in common

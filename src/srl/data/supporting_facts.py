@@ -96,24 +96,24 @@ def facts_of(question: Question) -> Facts:
     return Facts(passages.lookups())
 
 
-def steps_of(given: object) -> list[Mapping[str, Any]]:
+def steps_of(value: object) -> list[Mapping[str, Any]]:
     """The steps of a decomposition, if all have a question and an answer."""
-    steps = given if isinstance(given, list) else []
+    steps = value if isinstance(value, list) else []
     whole = (
         isinstance(step, dict) and _are_texts(step.get("question"), step.get("answer")) for step in steps
     )
     return steps if all(whole) else []
 
 
-def triples_of(given: object) -> list[Triple]:
+def triples_of(value: object) -> list[Triple]:
     """The triples in a list, or in the columns `fact`, `relation` and `entity`."""
-    if isinstance(given, dict):
-        columns = [given.get(name) for name in ("fact", "relation", "entity")]
+    if isinstance(value, dict):
+        columns = [value.get(name) for name in ("fact", "relation", "entity")]
         same = (
             all(isinstance(column, list) for column in columns) and len({len(c or ()) for c in columns}) == 1
         )
-        given = [list(row) for row in zip(*columns, strict=True)] if same else []
-    rows = given if isinstance(given, list) else []
+        value = [list(row) for row in zip(*columns, strict=True)] if same else []
+    rows = value if isinstance(value, list) else []
     if not all(isinstance(row, list) and len(row) == 3 and _are_texts(*row) for row in rows):
         return []
     return [(row[0], row[1], row[2]) for row in rows]
@@ -143,14 +143,16 @@ class _Passages:
     def lookups(self) -> tuple[Lookup, ...]:
         """A lookup for each title; where there is an id for each, of that passage alone, since two may have
         the same title."""
-        found = tuple(map(self.lookup, self.titles))
+        lookups = tuple(map(self.lookup, self.titles))
         if not self.are_paired:
-            return found
-        return tuple(replace(each, ids=frozenset([name])) for each, name in zip(found, self.ids, strict=True))
+            return lookups
+        return tuple(
+            replace(each, ids=frozenset([name])) for each, name in zip(lookups, self.ids, strict=True)
+        )
 
     def lookup(self, title: str, subject: str = "", relation: str = "", value: str = "") -> Lookup:
         """The lookup of the passage with this title."""
-        ids = frozenset(name for name, of in self.title_of.items() if of == title and name in self.all_ids)
+        ids = frozenset(name for name in self.all_ids if self.title_of.get(name) == title)
         texts = tuple(fact["text"] for fact in self.facts if fact["title"] == title and fact.get("text"))
         return Lookup(title, ids or frozenset(self.all_ids), subject, relation, "", value, texts)
 
@@ -172,10 +174,10 @@ def _step(step: Mapping[str, Any], passages: _Passages) -> Lookup:
 def _chain(triples: Sequence[Triple]) -> list[Triple]:
     """The triples in the order in which each begins where the one before ends; none where they are not one
     chain."""
-    roots = [one for one in triples if not any(_same_name(one[0], other[2]) for other in triples)]
-    chain, left = roots[:1], [one for one in triples if one is not roots[0]] if len(roots) == 1 else []
+    roots = [link for link in triples if not any(_same_name(link[0], other[2]) for other in triples)]
+    chain, left = roots[:1], [link for link in triples if link is not roots[0]] if len(roots) == 1 else []
     while left:
-        following = next((one for one in left if _same_name(one[0], chain[-1][2])), None)
+        following = next((link for link in left if _same_name(link[0], chain[-1][2])), None)
         if following is None:
             return []
         chain.append(following)
@@ -185,8 +187,8 @@ def _chain(triples: Sequence[Triple]) -> list[Triple]:
 
 def _same_name(subject: str, value: str) -> bool:
     """Whether a triple begins where another ends; `Kanye` and `Kanye West` are one name."""
-    words, others = _folded(subject).split(), _folded(value).split()
-    return bool(words) and (words == others[: len(words)] or others == words[: len(others)] != [])
+    first, second = _folded(subject).split(), _folded(value).split()
+    return bool(first) and (first == second[: len(first)] or second == first[: len(second)] != [])
 
 
 def _title(triple: Triple, place: int, titles: Sequence[str]) -> str:
@@ -199,8 +201,8 @@ def _title(triple: Triple, place: int, titles: Sequence[str]) -> str:
     raise NoDemonstration("a triple of no gold passage")
 
 
-def _same_title(one: str, other: str) -> bool:
-    return _folded(one) == _folded(other)
+def _same_title(a: str, b: str) -> bool:
+    return _folded(a) == _folded(b)
 
 
 def _folded(title: str) -> str:

@@ -102,18 +102,18 @@ def document_records(path: Path) -> Iterator[Record]:
 
 def _documents(path: Path) -> Iterator[tuple[int, str]]:
     """The line number of each document, and its text with tags."""
-    held, start = "", 0
+    document, start = "", 0
     with _text(path) as file:
         for line, text in enumerate(file, start=1):
             for piece in _END.split(text):
-                if not held and "<doc>" not in piece.lower():
+                if not document and "<doc>" not in piece.lower():
                     continue
-                start = start if held else line
-                held += piece
+                start = start if document else line
+                document += piece
                 if piece.lower().endswith("</doc>"):
-                    yield start, held
-                    held = ""
-    if held:
+                    yield start, document
+                    document = ""
+    if document:
         raise UserError(f"{path}:{start}: expected </doc> for this <doc>, found the end of the file")
 
 

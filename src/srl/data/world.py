@@ -93,8 +93,8 @@ def _names(role: str) -> tuple[str, ...]:
 def _some_names(role: str, words: int | None, rng: random.Random) -> Sequence[str]:
     if words is None:
         return _names(role)
-    chosen = set(rng.sample(name_words(), words))
-    return [name for name in _names(role) if chosen.issuperset(name.split())]
+    name_sample = set(rng.sample(name_words(), words))
+    return [name for name in _names(role) if name_sample.issuperset(name.split())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,21 +176,21 @@ def questions(
     `metadata` has the number of hops, the way to the answer and the gold passages.
     """
     rng = random.Random(f"questions {role} {seed}")
-    found: dict[str, Question] = {}
-    while len(found) < count:
-        hops = 2 if len(found) < count * two_hop else 1
+    by_text: dict[str, Question] = {}
+    while len(by_text) < count:
+        hops = 2 if len(by_text) < count * two_hop else 1
         text, way = ask(world, hops, rng)
         if phrased and hops == 1 and rng.random() < phrased:
             text = f"What is {RELATIONS[way[0].relation].phrase.format(x=way[0].entity)} ?"
-        if text in found or way[-1].value in text:
+        if text in by_text or way[-1].value in text:
             continue
         metadata = {
             "hops": hops,
             "way": [[hop.entity, hop.relation, hop.value] for hop in way],
             "supporting_ids": [hop.entity.replace(" ", "_") for hop in way],
         }
-        found[text] = Question(
-            id=f"world/{role}/{len(found)}",
+        by_text[text] = Question(
+            id=f"world/{role}/{len(by_text)}",
             text=text,
             golden_answers=(way[-1].value,),
             data_source="world",
@@ -198,7 +198,7 @@ def questions(
             prompt=template("tiny").messages(text),
             metadata=metadata,
         )
-    ordered = list(found.values())
+    ordered = list(by_text.values())
     rng.shuffle(ordered)
     return ordered
 

@@ -55,19 +55,19 @@ def write_world(directory: Path, seed: int = 0, kind: str = "tiny") -> None:
     `corpus.jsonl` has the pages of all parts. `train`, `validation` and `test.parquet` each ask about a part
     of their own; `cold-start`, `clean` and `no-search.jsonl` are demonstrations on a fourth part.
     """
-    known = KINDS[kind]
-    worlds = {role: make_world(role, seed, words=known.words) for role in ("cold-start", *QUESTIONS)}
+    world_kind = KINDS[kind]
+    worlds = {role: make_world(role, seed, words=world_kind.words) for role in ("cold-start", *QUESTIONS)}
     with atomic_directory(directory) as folder:
         write_corpus(
             folder / "corpus.jsonl", (page for world in worlds.values() for page in world.passages())
         )
         for role, count in QUESTIONS.items():
             write_questions(folder / f"{role}.parquet", questions(worlds[role], role, seed, count))
-        _write_demonstrations(folder, worlds["cold-start"], known.cold_start, seed)
+        _write_demonstrations(folder, worlds["cold-start"], world_kind.cold_start, seed)
         write_manifest(folder, "world", {"seed": seed, "world": kind, "sizes": SIZES, "questions": QUESTIONS})
 
 
 def _write_demonstrations(folder: Path, world: World, cold_start: Noise, seed: int) -> None:
-    asked = questions(world, "cold-start", seed, DEMONSTRATED)
+    demonstrated = questions(world, "cold-start", seed, DEMONSTRATED)
     for name, noise in {"cold-start": cold_start, "clean": CLEAN, "no-search": None}.items():
-        write_demonstrations(folder / f"{name}.jsonl", demonstrations(asked, world, noise, seed))
+        write_demonstrations(folder / f"{name}.jsonl", demonstrations(demonstrated, world, noise, seed))

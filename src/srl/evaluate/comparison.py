@@ -91,15 +91,15 @@ def _read(log: duckdb.DuckDBPyConnection, run: Path) -> Evaluated:
         samples[result.question_id].append(result)
     if not samples:
         raise UserError(f"{run.name} is not an evaluation, or has no finished question yet")
-    questions = "SELECT DISTINCT question_id, data_source, question, golden_answers FROM trajectories"
-    asked = {
+    query = "SELECT DISTINCT question_id, data_source, question, golden_answers FROM trajectories"
+    questions = {
         name: (source, text, tuple(answers))
-        for name, source, text, answers in log.execute(f"{questions} WHERE phase = 'eval'").fetchall()
+        for name, source, text, answers in log.execute(f"{query} WHERE phase = 'eval'").fetchall()
     }
     first, config = about[0], json.loads(about[0]["config"])
     return Evaluated(
         first["run_id"], first["status"], first["model"], str(config.get("setting") or ""),
-        first["index_digest"], dict(samples), asked,
+        first["index_digest"], dict(samples), questions,
     )  # fmt: skip
 
 
@@ -176,11 +176,11 @@ def _notes(
         failed = sum(not sample.valid for name in common for sample in run.samples[name])
         if failed:
             notes.append(f"{name_of(number)}: {failed:,} episodes were lost to faults and count 0")
-    for one, other in combinations(range(len(runs)), 2):
-        digests = runs[one].index_digest, runs[other].index_digest
+    for first, second in combinations(range(len(runs)), 2):
+        digests = runs[first].index_digest, runs[second].index_digest
         if all(digests) and digests[0] != digests[1]:
-            both = f"{name_of(one)} and {name_of(other)}"
-            notes.append(f"{both} searched different indexes: {digests[0]:.12}, {digests[1]:.12}")
+            pair = f"{name_of(first)} and {name_of(second)}"
+            notes.append(f"{pair} searched different indexes: {digests[0]:.12}, {digests[1]:.12}")
     for source, names in groups.items():
         if too_few := too_few_clusters([runs[0].samples[name][0].cluster for name in names]):
             notes.append(f"{source} has no intervals: {too_few}")

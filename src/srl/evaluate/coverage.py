@@ -45,8 +45,8 @@ class Coverage:
     @property
     def answerable(self) -> bool | None:
         """Whether the corpus has all gold passages and an answer, as far as known; None if neither is."""
-        known = [value for value in (self.gold, self.answer) if value is not None]
-        return all(known) if known else None
+        labels = [value for value in (self.gold, self.answer) if value is not None]
+        return all(labels) if labels else None
 
 
 class Share(NamedTuple):
@@ -57,8 +57,8 @@ class Share(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[bool | None]) -> Share:
-        known = [value for value in values if value is not None]
-        return cls(sum(known), len(known))
+        labels = [value for value in values if value is not None]
+        return cls(sum(labels), len(labels))
 
     @property
     def value(self) -> float | None:
@@ -91,19 +91,19 @@ def coverage(
             progress(count)
     progress(count)
     sources = {question.data_source for question in questions if ids[question.id]}
-    own = {question.data_source for question in questions if not own_ids.isdisjoint(ids[question.id])}
-    for source in sorted(sources - own):
+    own_sources = {question.data_source for question in questions if not own_ids.isdisjoint(ids[question.id])}
+    for source in sorted(sources - own_sources):
         note(f"{source}: the corpus has none of its gold ids; gold passages count by title, if named")
-    covered = {}
+    coverages = {}
     for question in questions:
-        name, gold, there = question.id, ids[question.id], own_ids
-        if titles[name] and (question.data_source not in own or not gold):
-            gold, there = titles[name], {title for title in titles[name] if title_key(title) in own_titles}
-        missing = tuple(each for each in gold if each not in there)
+        name, gold, present = question.id, ids[question.id], own_ids
+        if titles[name] and (question.data_source not in own_sources or not gold):
+            gold, present = titles[name], {title for title in titles[name] if title_key(title) in own_titles}
+        missing = tuple(each for each in gold if each not in present)
         answer = not phrases.found.isdisjoint(answers[name]) if answers[name] else None
-        some = len(missing) < len(gold) if gold else None
-        covered[name] = Coverage(not missing if gold else None, answer, some, missing)
-    return covered
+        some_gold = len(missing) < len(gold) if gold else None
+        coverages[name] = Coverage(not missing if gold else None, answer, some_gold, missing)
+    return coverages
 
 
 def _gold(question: Question, key: str) -> tuple[str, ...]:

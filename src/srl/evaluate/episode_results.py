@@ -84,9 +84,11 @@ class EpisodeResult:
             sample=trajectory.sample,
             valid=trajectory.valid,
             end=trajectory.end,
-            answer_shown=any(contains_answer(text, golds) for item in searches for text in item.shown_texts),
+            answer_shown=any(
+                contains_answer(text, golds) for search in searches for text in search.shown_texts
+            ),
             evidence_recall=evidence_recall(
-                question, {item.id for item in passages}, {item.title for item in passages}
+                question, {passage.id for passage in passages}, {passage.title for passage in passages}
             ),
             searches=len(searches),
             valid_searches=trajectory.valid_searches,
@@ -106,7 +108,7 @@ class EpisodeResult:
 
 def results_of(episodes: Sequence[EpisodeResult] | Sequence[Trajectory]) -> list[EpisodeResult]:
     """The results of `episodes`, which may be results already."""
-    return [item if isinstance(item, EpisodeResult) else EpisodeResult.of(item) for item in episodes]
+    return [each if isinstance(each, EpisodeResult) else EpisodeResult.of(each) for each in episodes]
 
 
 def evidence_recall(question: Question, ids: Collection[str], titles: Collection[str]) -> float | None:
@@ -115,10 +117,10 @@ def evidence_recall(question: Question, ids: Collection[str], titles: Collection
     Of a question that names only titles, or beside them the ids of another corpus, it is the share of titles;
     None for one that names neither.
     """
-    supporting, named = supporting_ids(question), {title_key(title) for title in _titles(question)}
-    if supporting and not (named and _of_another_corpus(supporting, ids)):
+    supporting, gold_titles = supporting_ids(question), {title_key(title) for title in _titles(question)}
+    if supporting and not (gold_titles and _of_another_corpus(supporting, ids)):
         return recall_at_k(list(ids), supporting)
-    return recall_at_k([title_key(title) for title in titles], named) if named else None
+    return recall_at_k([title_key(title) for title in titles], gold_titles) if gold_titles else None
 
 
 def _of_another_corpus(supporting: Collection[str], ids: Collection[str]) -> bool:
@@ -182,10 +184,10 @@ def read_results(connection: duckdb.DuckDBPyConnection, phase: Phase = "eval") -
     faults = ", ".join(f"'{status}'" for status in sorted(FAULTS))
     cursor = connection.execute(_QUERY.format(faults=faults), {"phase": phase})
     names = [column[0] for column in cursor.description or ()]
-    found: list[EpisodeResult] = []
+    results: list[EpisodeResult] = []
     while batch := cursor.fetchmany(_BATCH):
-        found += [_of_row(dict(zip(names, row, strict=True))) for row in batch]
-    return found
+        results += [_of_row(dict(zip(names, row, strict=True))) for row in batch]
+    return results
 
 
 def _of_row(row: Mapping[str, Any]) -> EpisodeResult:

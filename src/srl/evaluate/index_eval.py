@@ -141,7 +141,7 @@ def evaluate_index(
         progress(start + len(batch))
     seconds = perf_counter() - began
     if labels == "judgements":
-        rankings = {name: [passage for passage, _ in found] for name, found in hits.items()}
+        rankings = {name: [passage for passage, _ in ranking] for name, ranking in hits.items()}
         values = ranking_measures(rankings, judged, depths)
         if index.passages is None and all(
             judged[name].keys().isdisjoint(ranking) for name, ranking in rankings.items()
@@ -151,8 +151,8 @@ def evaluate_index(
         values = answer_measures(answer_ranks, depths)
     documents = {each.id: document_of(each.metadata) or (each.id,) for each in questions}
     metrics = {
-        measure: estimate(list(of.values()), [documents[name] for name in of])
-        for measure, of in values.items()
+        measure: estimate(list(by_question.values()), [documents[name] for name in by_question])
+        for measure, by_question in values.items()
     }
     if too_few := too_few_clusters(list(documents.values())):
         notes.append(f"no interval: {too_few}")
@@ -168,18 +168,18 @@ def evaluate_index(
 def _measurable(labelled: LabelledQuestions, labels: Labels) -> tuple[list[Question], list[str]]:
     """The questions with the labels, and notes about the others."""
     if labels == "judgements":
-        kept = [each for each in labelled.questions if relevant_of(labelled.judged.get(each.id, {}))]
+        questions = [each for each in labelled.questions if relevant_of(labelled.judged.get(each.id, {}))]
         lack = "without a relevant passage"
     else:
-        kept = [each for each in labelled.questions if findable(each.golden_answers)]
+        questions = [each for each in labelled.questions if findable(each.golden_answers)]
         lack = "without an answer that a passage could contain (no answer, or only yes or no)"
-    if not kept:
+    if not questions:
         raise UserError(
             f"none of the {len(labelled.questions):,} questions can be measured: all are {lack}",
             hint="give judgements with --qrels, or questions with supporting_ids or golden_answers",
         )
-    left_out = len(labelled.questions) - len(kept)
-    return kept, [f"{left_out:,} questions left out: {lack}"] if left_out else []
+    left_out = len(labelled.questions) - len(questions)
+    return questions, [f"{left_out:,} questions left out: {lack}"] if left_out else []
 
 
 def _lacking(index: Searchable, judged: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -257,7 +257,7 @@ def compare_indexes(a: IndexEvaluation, b: IndexEvaluation) -> IndexComparison:
     overlaps = {name: overlap_at(a.hits[name], b.hits[name], OVERLAP_DEPTH) for name in a.documents}
     measures = {}
     for name in a.values:
-        before, after = ([of.values[name][question] for question in a.documents] for of in (a, b))
+        before, after = ([side.values[name][question] for question in a.documents] for side in (a, b))
         measures[name] = MeasureDiff(
             a.metrics[name], b.metrics[name], paired_test(before, after, clusters),
             sum(new > old for old, new in zip(before, after, strict=True)),

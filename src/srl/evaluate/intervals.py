@@ -65,13 +65,13 @@ def interval(
     are those of the questions in the mean, 1 on average. None where there are fewer than `MIN_CLUSTERS`
     effective clusters. Raises ValueError for values outside [0, 1], and for none.
     """
-    found = ClusterSums.of(values, clusters, weights)
+    totals = ClusterSums.of(values, clusters, weights)
     if not 0 <= min(values) <= max(values) <= 1:
         raise ValueError(f"an interval of values from 0 to 1, found {min(values):g} to {max(values):g}")
     binary = all(value in (0, 1) for value in values)
-    if found.independent and (binary or found.effective < MIN_CLUSTERS):
-        return wilson_interval(found.mean, found.effective, confidence)
-    return interval_of_clusters(found, confidence) if found.effective >= MIN_CLUSTERS else None
+    if totals.independent and (binary or totals.effective < MIN_CLUSTERS):
+        return wilson_interval(totals.mean, totals.effective, confidence)
+    return interval_of_clusters(totals, confidence) if totals.effective >= MIN_CLUSTERS else None
 
 
 def difference_interval(
@@ -83,27 +83,27 @@ def difference_interval(
     do not make it too narrow. For changes of -1, 0 and 1 it is the interval of Bonett and Price (2012),
     Adjusted Wald confidence interval for a difference of binomial proportions based on paired data.
     """
-    found = ClusterSums.of(changes, clusters)
-    if not found.independent and found.effective < MIN_CLUSTERS:
+    totals = ClusterSums.of(changes, clusters)
+    if not totals.independent and totals.effective < MIN_CLUSTERS:
         return None
-    more = ClusterSums(np.append(found.sums, (1.0, -1.0)), np.append(found.sizes, (1.0, 1.0)))
+    more = ClusterSums(np.append(totals.sums, (1.0, -1.0)), np.append(totals.sizes, (1.0, 1.0)))
     half = student_t(more.degrees, confidence) * sqrt(more.variance)
     return Interval(max(-1.0, more.mean - half), min(1.0, more.mean + half))
 
 
-def interval_of_clusters(found: ClusterSums, confidence: float = 0.95) -> Interval:
+def interval_of_clusters(totals: ClusterSums, confidence: float = 0.95) -> Interval:
     """Wilson's interval, with Student's t in place of z, for the effective number of questions.
 
     That is the number of independent questions whose mean would vary as much, p(1-p) / s². Where all values
     are 0 or all are 1 it is the effective number of clusters, as if each had one question. Source: Dean and
     Pagano (2015), Evaluating confidence interval methods for binomial proportions in clustered surveys.
     """
-    share, seen = found.mean, found.variance
+    share, spread = totals.mean, totals.variance
     if share in (0.0, 1.0):
-        trials = found.effective
+        trials = totals.effective
     else:
-        trials = share * (1 - share) / seen if seen > 0 else found.count
-    return _score_interval(share, trials, student_t(found.degrees, confidence))
+        trials = share * (1 - share) / spread if spread > 0 else totals.count
+    return _score_interval(share, trials, student_t(totals.degrees, confidence))
 
 
 def student_t(degrees: float, confidence: float = 0.95) -> float:
@@ -210,11 +210,11 @@ def too_few_clusters(clusters: Sequence[Hashable]) -> str:
     )
 
 
-def in_words(held: Sequence[float] | None, digits: int = 3, sign: str = "") -> str:
+def in_words(bounds: Sequence[float] | None, digits: int = 3, sign: str = "") -> str:
     """`0.123 to 0.456`; `-` for no interval. `sign="+"` shows the sign of both ends."""
-    if held is None or isnan(held[0]):
+    if bounds is None or isnan(bounds[0]):
         return "-"
-    return f"{held[0]:{sign}.{digits}f} to {held[1]:{sign}.{digits}f}"
+    return f"{bounds[0]:{sign}.{digits}f} to {bounds[1]:{sign}.{digits}f}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,8 @@ def paired_p(changes: Sequence[float], clusters: Sequence[Hashable] | None = Non
     every run. It keeps its level with any number of clusters. Smucker, Allan and Carterette (2007) recommend
     it for comparing retrievers.
     """
-    found = np.asarray(changes, float)
-    sums = found if clusters is None else np.bincount(cluster_numbers(clusters), found)
+    values = np.asarray(changes, float)
+    sums = values if clusters is None else np.bincount(cluster_numbers(clusters), values)
     sizes, counts = np.unique(np.abs(sums).round(9), return_counts=True)
     sizes, counts = sizes[sizes > 0], counts[sizes > 0]
     reached = abs(float(sums.sum())) - 1e-6
@@ -73,13 +73,13 @@ def _random_swaps(sizes: NDArray[np.float64], counts: NDArray[np.int64], reached
 
     Of `counts` equal sizes only the number with a positive sign matters, which is binomial.
     """
-    rng, found, left = np.random.default_rng(0), 0, _PERMUTATIONS
+    rng, extremes, left = np.random.default_rng(0), 0, _PERMUTATIONS
     while left:
         rows = min(left, max(_AT_ONCE // len(sizes), 1))
         positive = rng.binomial(counts, 0.5, (rows, len(sizes)))
-        found += int((np.abs((2 * positive - counts) @ sizes) >= reached).sum())
+        extremes += int((np.abs((2 * positive - counts) @ sizes) >= reached).sum())
         left -= rows
-    return found
+    return extremes
 
 
 def holm(ps: Sequence[float]) -> list[float]:

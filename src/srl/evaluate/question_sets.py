@@ -53,15 +53,15 @@ def draw(sets: Mapping[str, Sequence[str]], limit: int | None = None, seed: int 
     sizes = {name: len(ids) for name, ids in sets.items()}
     if limit is not None and limit < len(sets):
         raise UserError(f"{limit} questions of {len(sets)} sets: a set needs one at least", key="limit")
-    taken, total = dict.fromkeys(sorted(sizes), 0), sum(sizes.values())
+    quotas, total = dict.fromkeys(sorted(sizes), 0), sum(sizes.values())
     for _ in range(total if limit is None else min(limit, total)):
-        taken[min((name for name in taken if taken[name] < sizes[name]), key=taken.__getitem__)] += 1
+        quotas[min((name for name in quotas if quotas[name] < sizes[name]), key=quotas.__getitem__)] += 1
 
     def number(name: str) -> bytes:
         """The random number of a question, the same on every machine."""
         return blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
 
-    return Sample(sizes, {name: sorted(ids, key=number)[: taken[name]] for name, ids in sets.items()})
+    return Sample(sizes, {name: sorted(ids, key=number)[: quotas[name]] for name, ids in sets.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def question_set_rows(results: Iterable[EpisodeResult], sample: Sample) -> list[
             name,
             sum(len(sample.drawn[part]) for part in share),
             sum(sample.sizes[part] for part in share),
-            {measure: estimate(of, sample, share, clusters) for measure, of in values.items()},
+            {measure: estimate(means, sample, share, clusters) for measure, means in values.items()},
         )
         for name, share in shares.items()
     ]
@@ -138,16 +138,17 @@ def estimate(
     drawn = {name: [values[question] for question in sample.drawn[name]] for name in share}
     ids = [question for name in share for question in sample.drawn[name]]
     mean = sum(weight * fmean(drawn[name]) for name, weight in share.items())
-    held = interval(
+    bounds = interval(
         [values[question] for question in ids],
         [clusters.get(question, (question,)) for question in ids],
-        weights=[share[name] * len(ids) / len(of) for name, of in drawn.items() for _ in of],
+        weights=[share[name] * len(ids) / len(part) for name, part in drawn.items() for _ in part],
     )
     factors = {
-        name: share[name] ** 2 * (1 - len(of) / sample.sizes[name]) / len(of) for name, of in drawn.items()
+        name: share[name] ** 2 * (1 - len(part) / sample.sizes[name]) / len(part)
+        for name, part in drawn.items()
     }
     if not any(factors.values()):
-        return SampleEstimate(mean, held, Interval(mean, mean))
+        return SampleEstimate(mean, bounds, Interval(mean, mean))
     spread = sum(factor * variance(drawn[name]) for name, factor in factors.items() if len(drawn[name]) > 1)
     questions = mean * (1 - mean) / spread if spread else 1 / sum(factors.values())
-    return SampleEstimate(mean, held, wilson_interval(mean, questions))
+    return SampleEstimate(mean, bounds, wilson_interval(mean, questions))

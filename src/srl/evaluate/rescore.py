@@ -115,9 +115,9 @@ def _score_all(
     file: Path,
 ) -> int:
     """Write the scores of all trajectories that are not `done`, after `before`; how many they are."""
-    known = {name for (name,) in log.execute("SELECT id FROM trajectories").fetchall()}
-    scored, missing = 0, known - done
-    if not known:
+    ids = {name for (name,) in log.execute("SELECT id FROM trajectories").fetchall()}
+    scored, missing = 0, ids - done
+    if not ids:
         raise UserError("the log has no episodes yet")
     if not missing:
         return 0

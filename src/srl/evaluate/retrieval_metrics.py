@@ -34,12 +34,12 @@ def ranking_measures(
     library = imported("ir_measures")
     names = {library.R @ depth: f"recall@{depth}" for depth in depths}
     names |= {library.nDCG @ 10: "nDCG@10", library.RR: "MRR", library.AP: "MAP"}
-    asked = [question for question in judged if relevant_of(judged[question])]
-    values = {name: dict.fromkeys(asked, 0.0) for name in names.values()}
-    grades = {question: dict(judged[question]) for question in asked}
-    run = {question: _scores(rankings.get(question, ())) for question in asked}
-    for found in library.iter_calc(list(names), grades, run):
-        values[names[found.measure]][found.query_id] = float(found.value)
+    questions = [question for question in judged if relevant_of(judged[question])]
+    values = {name: dict.fromkeys(questions, 0.0) for name in names.values()}
+    grades = {question: dict(judged[question]) for question in questions}
+    run = {question: _scores(rankings.get(question, ())) for question in questions}
+    for metric in library.iter_calc(list(names), grades, run):
+        values[names[metric.measure]][metric.query_id] = float(metric.value)
     return values
 
 

@@ -93,8 +93,8 @@ def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) 
             opened = open_retriever(retriever, directory)
         index = Index(directory, manifest, opened)
     except (OSError, ValueError, EOFError, KeyError) as error:
-        said = f"{type(error).__name__}: {error}".replace("\n", " ")
-        raise UserError(f"{directory} cannot be opened: {said}", hint="copy or build it again") from error
+        cause = f"{type(error).__name__}: {error}".replace("\n", " ")
+        raise UserError(f"{directory} cannot be opened: {cause}", hint="copy or build it again") from error
     if index.passages is not None and len(index.passages) != manifest.passages:
         raise UserError(
             f"{directory}: expected {manifest.passages:,} passages, found {len(index.passages):,}"
@@ -157,6 +157,6 @@ def _options(directory: Path, manifest: Manifest, options: Mapping[str, Any]) ->
                 key=f"retriever.{name}.{option}",
                 hint="leave the option out, or build the index again with it",
             )
-    made = validated(f"retriever.{name}", model, {**built, **options})
-    runtime = runtime_options(model) & made.model_fields_set
-    return {**built, **made.model_dump(mode="json", include=runtime)}
+    parameters = validated(f"retriever.{name}", model, {**built, **options})
+    runtime = runtime_options(model) & parameters.model_fields_set
+    return {**built, **parameters.model_dump(mode="json", include=runtime)}

@@ -87,18 +87,18 @@ def plan_pull(name: str, out: Path, revision: str | None = None, endpoint: str |
     if dataset is None:
         names = ", ".join(HUB_DATASETS)
         raise UserError(f"no index {name!r} to pull: there are {names}{nearest(name, list(HUB_DATASETS))}")
-    listed = _snapshot(dataset, out, revision, endpoint, dry_run=True)
-    if absent := set(dataset.files) - {each.filename for each in listed}:
+    files = _snapshot(dataset, out, revision, endpoint, dry_run=True)
+    if absent := set(dataset.files) - {each.filename for each in files}:
         raise UserError(f"{dataset.repository} lacks {', '.join(sorted(absent))} at this revision")
     whole = bool(dataset.joined) and (out / dataset.joined).is_file()
-    missing = 0 if whole else sum(each.file_size for each in listed if each.will_download)
-    sizes = {each.filename: each.file_size for each in listed}
+    missing = 0 if whole else sum(each.file_size for each in files if each.will_download)
+    sizes = {each.filename: each.file_size for each in files}
     needed = missing + sum(sizes[part] for part in dataset.files[1:] if not whole)  # which are joined
     free = shutil.disk_usage(next(each for each in (out, *out.absolute().parents) if each.exists())).free
     if needed > free:
         what = f"{name} needs {in_gb(needed)} more on the disk of {out}, which has {in_gb(free)} free"
         raise UserError(what, hint="make room, or give a directory on a larger disk with --out")
-    return Pull(dataset, out, listed[0].commit_hash, sizes, missing)
+    return Pull(dataset, out, files[0].commit_hash, sizes, missing)
 
 
 def run_pull(pull: Pull, endpoint: str | None = None) -> None:
@@ -111,8 +111,8 @@ def run_pull(pull: Pull, endpoint: str | None = None) -> None:
         return
     _snapshot(pull.dataset, pull.out, pull.commit, endpoint)
     if pull.dataset.joined:
-        first, *rest = (pull.out / name for name in pull.dataset.files)
-        for part in rest:
+        first, *parts = (pull.out / name for name in pull.dataset.files)
+        for part in parts:
             with open(first, "ab") as whole, open(part, "rb") as file:
                 shutil.copyfileobj(file, whole, 1 << 20)
             part.unlink()
@@ -133,8 +133,8 @@ def _snapshot(
             allow_patterns=list(dataset.files) or None, ignore_patterns=_NOT_DOWNLOADED, dry_run=dry_run,
         )  # fmt: skip
     except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError, RuntimeError) as error:
-        at = f" at {revision}" if revision else ""
-        what = f"the hub did not give {dataset.repository}{at}: {hub_reason(error)}"
+        suffix = f" at {revision}" if revision else ""
+        what = f"the hub did not give {dataset.repository}{suffix}: {hub_reason(error)}"
         raise UserError(what, hint="the same command goes on with the files that are missing") from error
 
 

@@ -164,10 +164,10 @@ def outcomes_of(retriever: RetrieverBase, queries: list[str], k: int) -> list[li
     if not queries:
         return []
     try:
-        found = list(retriever.outcomes(queries, k))
-        if len(found) != len(queries):
-            raise ValueError(f"the retriever gave {len(found)} answers to {len(queries)} queries")
-        return found
+        outcomes = list(retriever.outcomes(queries, k))
+        if len(outcomes) != len(queries):
+            raise ValueError(f"the retriever gave {len(outcomes)} answers to {len(queries)} queries")
+        return outcomes
     except Exception as error:
         if len(queries) > 1:
             return [outcome for query in queries for outcome in outcomes_of(retriever, [query], k)]

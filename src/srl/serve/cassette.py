@@ -126,8 +126,8 @@ class Recorder:
             for retriever, digest in self.digests.items():
                 recorded = cassette.digests.get(retriever, "")
                 if digest and recorded and digest != recorded:
-                    of = f" of {retriever}" if retriever else ""
-                    what = f"{path} was recorded with the index {recorded[:12]}{of}, not {digest[:12]}"
+                    suffix = f" of {retriever}" if retriever else ""
+                    what = f"{path} was recorded with the index {recorded[:12]}{suffix}, not {digest[:12]}"
                     raise UserError(what, key=KEY)
             self._append({"session": cassette.sessions + 1})
 
@@ -155,13 +155,13 @@ class Recorder:
     async def lacks_documents(self) -> str:
         return await lacks_documents(self._search)
 
-    def _record(self, recorded: Search) -> None:
-        passages = {_key(hit.passage): hit.passage for hit in recorded.hits}
+    def _record(self, search: Search) -> None:
+        passages = {_key(hit.passage): hit.passage for hit in search.hits}
         new = [key for key in passages if key not in self._numbers]
         self._numbers |= {key: place for place, key in enumerate(new, len(self._numbers))}
-        hits = [(self._numbers[_key(hit.passage)], float(hit.score)) for hit in recorded.hits]
+        hits = [(self._numbers[_key(hit.passage)], float(hit.score)) for hit in search.hits]
         line = {"episode": current_episode.get(), "hits": hits}
-        line |= {name: getattr(recorded, name) for name in _FIELDS}
+        line |= {name: getattr(search, name) for name in _FIELDS}
         self._append(*({"passage": passages[key].row()} for key in new), line)
 
     async def connect(self) -> None:
@@ -223,11 +223,11 @@ class Replay:
         for session, episode, search in cassette.searches:
             if self.digests.get(search.retriever) == "":  # not known when the recording began
                 self.digests[search.retriever] = search.index_digest
-            of = (search.tool, search.retriever, search.query)
-            self._outcomes["", *of].append(search)
+            key = (search.tool, search.retriever, search.query)
+            self._outcomes["", *key].append(search)
             # Of an episode that ran again after a resume, only the outcomes of its last run count.
             if episode and session == last[episode]:
-                self._outcomes[episode, *of].append(search)
+                self._outcomes[episode, *key].append(search)
         self._played: Counter[tuple[str, str, str, str]] = Counter()
 
     @property

@@ -86,19 +86,19 @@ class _Probes:
         await self._try("answers with documents and scores", self._answers(), required=True)
         if self._findings[0].passed is not False:
             first, topk, scored = self._queries[:1], self._topk, {"return_scores": True}
-            alone, one = self._batch[:1], {"queries": first, **scored}
+            alone, request = self._batch[:1], {"queries": first, **scored}
             await self._try("orders hits by score", self._ordered(), required=True)
             await self._try("answers a query alone as in a batch", self._alone(), required=True)
             for name, body, expected in (
                 ("return_scores: false gives bare documents", {"queries": first, "topk": topk}, alone),
                 ("query: one text", {"query": first[0], "topk": topk, **scored}, alone),
-                ("top_k", {**one, "top_k": 1}, None),
-                ("k", {**one, "k": 1}, None),
-                ("topk_retrieval, topk_rerank", {**one, "topk_retrieval": 10, "topk_rerank": 1}, None),
+                ("top_k", {**request, "top_k": 1}, None),
+                ("k", {**request, "k": 1}, None),
+                ("topk_retrieval, topk_rerank", {**request, "topk_retrieval": 10, "topk_rerank": 1}, None),
             ):
                 await self._try(name, self._like(body, expected))
-            both = {"queries": [*first, ""], "topk": topk, **scored}
-            await self._try("an empty query fails no batch", self._like(both, [*alone, []]))
+            mixed = {"queries": [*first, ""], "topk": topk, **scored}
+            await self._try("an empty query fails no batch", self._like(mixed, [*alone, []]))
             await self._try("a bad request gets a 4xx", self._refuses())
             await self._try("/health", self._health())
         return ServerCheck(self._url, self._findings, self._digest)
@@ -142,7 +142,7 @@ class _Probes:
                 raise _Unclear
             _expect(len(hits[0]) == 1, f"{len(hits[0])} hits, expected 1")
             return
-        names = [[[hit.passage.id for hit in of] for of in each] for each in (hits, expected)]
+        names = [[[hit.passage.id for hit in row] for row in each] for each in (hits, expected)]
         _expect(names[0] == names[1], f"returned {names[0]}, but {names[1]} in the batch")
         gaps = [abs(a.score - b.score) for a, b in zip(chain(*hits), chain(*expected), strict=True)]
         _expect("return_scores" not in body or max(gaps, default=0.0) <= 1e-3, "the scores differ")
@@ -156,9 +156,9 @@ class _Probes:
     async def _health(self) -> None:
         response = await self._send("GET", page_url(self._url, "health"))
         _expect(response.status_code == 200, f"HTTP {response.status_code}")
-        said = json.loads(response.content)
-        _expect(isinstance(said, dict) and bool(said), "the answer is not a JSON object")
-        self._digest = self._digest or read_digest(said.get("index_digest"))
+        health = json.loads(response.content)
+        _expect(isinstance(health, dict) and bool(health), "the answer is not a JSON object")
+        self._digest = self._digest or read_digest(health.get("index_digest"))
 
     async def _hits(self, body: dict[str, Any]) -> list[list[Hit]]:
         """The hits of an answer in the form that the body asks for."""

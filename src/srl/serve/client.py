@@ -122,16 +122,16 @@ class HttpSearch:
         """
         looks = await asyncio.gather(*map(self._look, self.urls))
         problems = [problem for _, problem in looks if problem]
-        named = [(url, digest) for url, (digest, _) in zip(self.urls, looks, strict=True) if digest]
+        digests = [(url, digest) for url, (digest, _) in zip(self.urls, looks, strict=True) if digest]
         expected = self.index_digest or self._expected
-        if named and not expected:  # most servers are right
-            expected = Counter(digest for _, digest in named).most_common(1)[0][0]
+        if digests and not expected:  # most servers are right
+            expected = Counter(digest for _, digest in digests).most_common(1)[0][0]
         problems += [
-            _wrong_index(url, digest, expected) for url, digest in named if not digest.startswith(expected)
+            _wrong_index(url, digest, expected) for url, digest in digests if not digest.startswith(expected)
         ]
         if problems:
             raise UserError(" · ".join(problems))
-        self.index_digest = named[0][1] if named else ""
+        self.index_digest = digests[0][1] if digests else ""
         return self.index_digest
 
     async def _look(self, url: str) -> tuple[str, str]:
@@ -144,8 +144,8 @@ class HttpSearch:
             async with asyncio.timeout(self._timeout_s):
                 health = await exchange(client, "GET", health_url(url))
             if health.status_code == 200:
-                said = json.loads(health.content)
-                digest = read_digest(said.get("index_digest")) if isinstance(said, dict) else ""
+                page = json.loads(health.content)
+                digest = read_digest(page.get("index_digest")) if isinstance(page, dict) else ""
         except (ValueError, RecursionError):
             pass  # a server without a health page of ours
         except Exception as error:  # a library may raise anything
@@ -154,12 +154,12 @@ class HttpSearch:
         queries = [] if digest else [_QUERY]
         body = write_request(queries, self._topk)
         try:
-            _, said_digest = await post(client, url, body, len(queries), self._topk, self._timeout_s)
+            _, search_digest = await post(client, url, body, len(queries), self._topk, self._timeout_s)
         except RequestFault as fault:
             if fault.cause != "busy":
                 return "", f"{url} answers, but no searches: {fault}"
-            said_digest = ""
-        return digest or said_digest, ""
+            search_digest = ""
+        return digest or search_digest, ""
 
     async def search(self, query: str) -> Search:
         """The outcome of one query; never raises.
@@ -247,8 +247,8 @@ class HttpSearch:
                         break
                     continue
                 return [
-                    Search(query, tuple(of), "ok" if of else "empty", 0.0, sent, "", digest)
-                    for query, of in zip(queries, hits, strict=True)
+                    Search(query, tuple(query_hits), "ok" if query_hits else "empty", 0.0, sent, "", digest)
+                    for query, query_hits in zip(queries, hits, strict=True)
                 ]
             waits = [fault for fault in faults if fault.is_retryable]
             raise min(waits, key=lambda fault: fault.retry_after_s or 0.0) if waits else faults[-1]

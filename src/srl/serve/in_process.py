@@ -72,8 +72,8 @@ class LocalSearch:
         return "a live retriever has no documents" if self._live else ""
 
     async def _answer(self, queries: list[str]) -> list[Search]:
-        found = await self._ask_live(queries) if self._live else self._outcomes(queries)
-        return [self._outcome(query, one) for query, one in zip(queries, found, strict=True)]
+        outcomes = await self._ask_live(queries) if self._live else self._outcomes(queries)
+        return [self._outcome(query, outcome) for query, outcome in zip(queries, outcomes, strict=True)]
 
     async def _ask_live(self, queries: list[str]) -> list[list[Hit] | Fault]:
         loop = asyncio.get_running_loop()
@@ -85,9 +85,9 @@ class LocalSearch:
     def _outcomes(self, queries: list[str]) -> list[list[Hit] | Fault]:
         return outcomes_of(self._retriever, queries, self._topk)
 
-    def _outcome(self, query: str, found: list[Hit] | Fault) -> Search:
-        if isinstance(found, Fault):
-            why = " ".join(str(found).split())
-            return Search(query, status=found.status, error=why, index_digest=self.index_digest)
-        status: SearchStatus = "ok" if found else "empty"
-        return Search(query, tuple(found), status, index_digest=self.index_digest)
+    def _outcome(self, query: str, outcome: list[Hit] | Fault) -> Search:
+        if isinstance(outcome, Fault):
+            why = " ".join(str(outcome).split())
+            return Search(query, status=outcome.status, error=why, index_digest=self.index_digest)
+        status: SearchStatus = "ok" if outcome else "empty"
+        return Search(query, tuple(outcome), status, index_digest=self.index_digest)

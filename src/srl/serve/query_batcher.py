@@ -48,8 +48,8 @@ class QueryBatcher:
         start, cleaned = perf_counter(), clean(query)
         if error := rejection(cleaned, self._max_query_chars):
             return Search(query, status="rejected", error=error, attempts=0, index_digest=index_digest)
-        found = await self._ask(cleaned)
-        return replace(found, query=query, latency_s=perf_counter() - start)
+        outcome = await self._ask(cleaned)
+        return replace(outcome, query=query, latency_s=perf_counter() - start)
 
     async def _ask(self, query: str) -> Search:
         loop = asyncio.get_running_loop()

@@ -114,16 +114,16 @@ def _check_status(url: str, code: int, headers: Mapping[str, str], answer: bytes
     """Raises RequestFault for every HTTP status but 200."""
     if code == 200:
         return
-    said = refusal(code, answer, 120)
+    reason = refusal(code, answer, 120)
     if code in (413, 422) and queries == 1:
-        raise RequestFault("rejected", f"the server refused the query: {said}", "request")
+        raise RequestFault("rejected", f"the server refused the query: {reason}", "request")
     if code == 401:
-        said += f"; set the environment variable {TOKEN_VARIABLE} to the server's token"
+        reason += f"; set the environment variable {TOKEN_VARIABLE} to the server's token"
     cause: Cause = (
         "busy" if code in _BUSY else "setup" if code in _SETUP else "answer" if code >= 500 else "request"
     )
     wait_s = retry_after(headers.get("Retry-After", "")) if code in _BUSY else None
-    raise RequestFault(_STATUSES.get(code, "failed"), f"{url}: {said}", cause, wait_s)
+    raise RequestFault(_STATUSES.get(code, "failed"), f"{url}: {reason}", cause, wait_s)
 
 
 def bearer_token() -> str:
@@ -139,14 +139,14 @@ def new_client(
     A proxy of the environment is not used for this machine, also where other servers are reached by it.
     """
     hosts = {httpx.URL(url).host for url in urls}
-    here = {host for host in hosts if is_loopback(host)}
-    direct = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in here}
+    loopback = {host for host in hosts if is_loopback(host)}
+    direct = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in loopback}
     return httpx.AsyncClient(
         transport=transport,
         headers={"Authorization": f"Bearer {token}"} if token else None,
         timeout=None,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
-        trust_env=here != hosts,
+        trust_env=loopback != hosts,
         mounts=direct,
         follow_redirects=True,
     )

@@ -66,8 +66,8 @@ class SearchRequest(BaseModel):
         return self.queries if self.query is None else [self.query]
 
     def hits_per_query(self, default: int) -> int:
-        asked = (self.topk, self.top_k, self.k, self.topk_rerank, self.topk_retrieval)
-        return next((k for k in asked if k is not None), default)
+        depths = (self.topk, self.top_k, self.k, self.topk_rerank, self.topk_retrieval)
+        return next((k for k in depths if k is not None), default)
 
 
 class PagesRequest(BaseModel):
@@ -92,7 +92,7 @@ def read_answer(body: bytes, queries: int, topk: int) -> list[list[Hit]]:
     return [[_hit(hit) for hit in hits[:topk]] for hits in result]
 
 
-def _result(body: bytes, wanted: int) -> list[Any]:
+def _result(body: bytes, queries: int) -> list[Any]:
     """The list `result` of an answer. Raises ValueError."""
     try:
         answer = json.loads(body)
@@ -101,8 +101,8 @@ def _result(body: bytes, wanted: int) -> list[Any]:
     result = answer.get("result") if isinstance(answer, dict) else None
     if not isinstance(result, list):
         raise ValueError('the answer is not {"result": […]}')
-    if len(result) != wanted:
-        raise ValueError(f"the answer has {len(result)} results for {wanted} queries")
+    if len(result) != queries:
+        raise ValueError(f"the answer has {len(result)} results for {queries} queries")
     return result
 
 
@@ -144,9 +144,9 @@ def _passage(document: Any) -> Passage:
     return Passage.of({**texts, "id": str(name), "contents": contents})
 
 
-def read_digest(said: object) -> str:
+def read_digest(value: object) -> str:
     """The index digest that a server sent; empty if it sent none. Raises ValueError if it is no digest."""
-    digest = "" if said is None else str(said)
+    digest = "" if value is None else str(value)
     if digest and not re.fullmatch("[0-9a-f]{1,128}", digest):
         raise ValueError(f"the server sent the index digest {quoted(digest, 40)!r}")
     return digest

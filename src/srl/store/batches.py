@@ -25,11 +25,11 @@ def batches(
     without `tokens`, segments have texts alone.
     """
     query = f"SELECT DISTINCT run_id, phase, step FROM trajectories WHERE {where} ORDER BY ALL"
-    here = "run_id = ? AND phase = ? AND step = ?"
+    same_step = "run_id = ? AND phase = ? AND step = ?"
     for place in connection.execute(query, list(parameters)).fetchall():
-        query = f"SELECT id FROM trajectories WHERE ({where}) AND {here} ORDER BY position, id"
+        query = f"SELECT id FROM trajectories WHERE ({where}) AND {same_step} ORDER BY position, id"
         ids = [name for (name,) in connection.execute(query, [*parameters, *place]).fetchall()]
         for start in range(0, len(ids), SIZE):
-            some = [*place, ids[start : start + SIZE]]
-            chosen = f"{here} AND id IN (SELECT unnest(?))"
-            yield read_with_rows(connection, chosen, some, "ids" if tokens else "texts")
+            arguments = [*place, ids[start : start + SIZE]]
+            condition = f"{same_step} AND id IN (SELECT unnest(?))"
+            yield read_with_rows(connection, condition, arguments, "ids" if tokens else "texts")

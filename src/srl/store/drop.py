@@ -33,9 +33,9 @@ def drop_steps(directory: Path, drop: Callable[[int, str], bool], worker: str | 
 
 def _without_steps(table: pa.Table, dropped: Collection[tuple[int, str]]) -> pa.Table:
     for phase in {phase for _, phase in dropped}:
-        steps = pa.array([step for step, of in dropped if of == phase], pa.int32())
-        there = pc.and_(pc.equal(table["phase"], phase), pc.is_in(table["step"], steps))
-        table = table.filter(pc.invert(there))
+        steps = pa.array([step for step, step_phase in dropped if step_phase == phase], pa.int32())
+        is_dropped = pc.and_(pc.equal(table["phase"], phase), pc.is_in(table["step"], steps))
+        table = table.filter(pc.invert(is_dropped))
     return table
 
 
@@ -43,9 +43,9 @@ def drop_trajectories(directory: Path, ids: Set[str]) -> None:
     """Drop the trajectories with these ids, of all writers; `steps` count fewer trajectories."""
     sweep(directory)
     for part in live_parts(directory):
-        there = ids & set(pq.read_table(part.file("trajectories"), columns=["id"])["id"].to_pylist())
-        if there:
-            merge_parts(directory, [part], part.worker, _Without(there))
+        dropped = ids & set(pq.read_table(part.file("trajectories"), columns=["id"])["id"].to_pylist())
+        if dropped:
+            merge_parts(directory, [part], part.worker, _Without(dropped))
 
 
 class _Without:

@@ -61,10 +61,10 @@ def _locked(path: Path) -> IO[str]:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
             file.seek(0)
-            who = file.read() or "another process"
+            holder = file.read() or "another process"
             file.close()
             raise UserError(
-                f"{path.parent} is being changed by {who}", hint="wait for it to end, or stop it"
+                f"{path.parent} is being changed by {holder}", hint="wait for it to end, or stop it"
             ) from error
         except OSError:  # a file system without locks
             pass

@@ -120,7 +120,7 @@ def _patiently(
         try:
             if check:
                 left_out |= _damage(logs)
-            done = action(logs, left_out)
+            result = action(logs, left_out)
         except (UserError, duckdb.Error, pa.ArrowException, OSError) as error:
             cause = error.__cause__ if isinstance(error.__cause__, duckdb.Error) else error
             if isinstance(cause, _OF_A_QUERY) and not isinstance(cause, DamagedError):
@@ -132,9 +132,9 @@ def _patiently(
             elif tries == 0 or not isinstance(cause, duckdb.IOException | FileNotFoundError):
                 raise
         else:
-            for said in left_out.values():
-                warn(said)
-            return done
+            for message in left_out.values():
+                warn(message)
+            return result
 
 
 def _logs(paths: Sequence[Path | str]) -> list[Path]:

@@ -174,7 +174,7 @@ def _segment_rows(record: Record) -> Iterator[Row]:
         }
         if segment.is_policy:
             values = {name: getattr(record, name) for name in PER_TOKEN}
-            row |= {name: of[start:stop] for name, of in values.items() if of is not None}
+            row |= {name: numbers[start:stop] for name, numbers in values.items() if numbers is not None}
             row["logprobs"] = segment.logprobs
             if "entropies" in row:
                 row["entropies"] = np.asarray(row["entropies"], np.float16).astype(np.float32)
@@ -184,7 +184,7 @@ def _segment_rows(record: Record) -> Iterator[Row]:
 
 def _search_rows(trajectory: Trajectory, once: _Once) -> Iterator[Row]:
     golds = trajectory.question.golden_answers
-    asked: set[str] = set()
+    queries: set[str] = set()
     for position, search in enumerate(trajectory.searches):
         shown = search.shown_texts
         texts = [*shown, *(hit.passage.contents for hit in search.hits[len(shown) :])]
@@ -206,9 +206,9 @@ def _search_rows(trajectory: Trajectory, once: _Once) -> Iterator[Row]:
             "returned": len(hits),
             "gold_rank": next((rank for rank, hit in enumerate(hits, start=1) if hit["has_answer"]), None),
             "judged": bool(golds),
-            "repeated": query in asked,
+            "repeated": query in queries,
         }
-        asked.add(query)
+        queries.add(query)
 
 
 def _json(value: object) -> str:
@@ -228,9 +228,9 @@ def _utf8(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
-        return {key: _utf8(item) for key, item in value.items()}
+        return {key: _utf8(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_utf8(item) for item in value)
+        return type(value)(_utf8(part) for part in value)
     return value
 
 
@@ -260,17 +260,17 @@ def read_with_rows(
     reads: Reads = "all",
 ) -> list[tuple[Record, Row]]:
     """The records of `read_records`, each with its row of the table `trajectories`."""
-    found = rows(connection, f"FROM trajectories WHERE {where} ORDER BY {RECORD_ORDER}", parameters)
+    trajectories = rows(connection, f"FROM trajectories WHERE {where} ORDER BY {RECORD_ORDER}", parameters)
     empty = {"all": (), "ids": PER_TOKEN, "texts": ("logprobs", *PER_TOKEN)}[reads]
     replaced = [f"NULL::FLOAT[] AS {name}" for name in empty]
     replaced += ["[]::INTEGER[] AS token_ids"] if reads == "texts" else []
     columns = f"* REPLACE ({', '.join(replaced)})" if replaced else "*"
-    segments = _children(connection, "segments", found, columns)
-    searches = _children(connection, "searches", found)
-    keys = [(row["run_id"], row["id"]) for row in found]
+    segments = _children(connection, "segments", trajectories, columns)
+    searches = _children(connection, "searches", trajectories)
+    keys = [(row["run_id"], row["id"]) for row in trajectories]
     return [
         (_record(row, segments.get(key, []), searches.get(key, [])), row)
-        for row, key in zip(found, keys, strict=True)
+        for row, key in zip(trajectories, keys, strict=True)
     ]
 
 
@@ -309,8 +309,8 @@ def rows(
     parameters: Sequence[object] | Mapping[str, object] = (),
 ) -> list[Row]:
     """The rows of a query as dicts by column name."""
-    given = dict(parameters) if isinstance(parameters, Mapping) else list(parameters)
-    cursor = connection.execute(query, given)
+    arguments = dict(parameters) if isinstance(parameters, Mapping) else list(parameters)
+    cursor = connection.execute(query, arguments)
     names = [column[0] for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
@@ -334,9 +334,9 @@ def _trajectory(row: Row, segments: Iterable[Row], searches: Iterable[Row]) -> T
         prompt=tuple(json.loads(row["prompt"])),
         metadata=json.loads(row["metadata"]),
     )
-    own = {name: row[name] for name in ("step", "phase", *_OF_TRAJECTORY[1:])}
+    fields = {name: row[name] for name in ("step", "phase", *_OF_TRAJECTORY[1:])}
     return Trajectory(
-        question, [_segment(one) for one in segments], [_search(one) for one in searches], **own
+        question, [_segment(row) for row in segments], [_search(row) for row in searches], **fields
     )
 
 

@@ -50,9 +50,9 @@ def drop_rescores(log: Path, gone: Callable[[int, str, str], bool]) -> None:
     for file in rescore_files(log):
         rescores = read_rescores(file)
         keys = zip(*(rescores[name].to_pylist() for name in ("step", "phase", "trajectory_id")), strict=True)
-        left = rescores.filter(pa.array([not gone(*key) for key in keys], pa.bool_()))
-        if left.num_rows == 0:
+        remaining = rescores.filter(pa.array([not gone(*key) for key in keys], pa.bool_()))
+        if remaining.num_rows == 0:
             file.unlink()
-        elif left.num_rows < rescores.num_rows:
+        elif remaining.num_rows < rescores.num_rows:
             with writing_rescores(file) as write:
-                write(left)
+                write(remaining)

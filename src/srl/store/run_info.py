@@ -56,9 +56,9 @@ def begin(log: Path, run: RunInfo, written: datetime | None, launcher: Process |
 
 def check_name(log: Path, run_id: str, manifest: Mapping[str, Any]) -> None:
     """Raises UserError for the log of a run that has another name: a directory that was copied or renamed."""
-    if (known := manifest["run"]["run_id"]) != run_id:
+    if (name := manifest["run"]["run_id"]) != run_id:
         raise UserError(
-            f"{log.parent} has the log of the run {known}, and a log cannot have two names",
+            f"{log.parent} has the log of the run {name}, and a log cannot have two names",
             hint="give the directory that name again, or start a new run from its checkpoint: "
             f"srl train --model {log.parent}",
         )

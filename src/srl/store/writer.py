@@ -80,8 +80,8 @@ class LogWriter:
         self._lock = LogLock(self.directory)
         if worker == _MAIN:
             self._begin(launcher)
-        mine = [part for part in live_parts(self._parts) if part.worker == worker]
-        self._earlier = set[tuple[int, str]]() if adds else set().union(*(part.steps() for part in mine))
+        own_parts = [part for part in live_parts(self._parts) if part.worker == worker]
+        self._earlier = set[tuple[int, str]]() if adds else set().union(*(part.steps() for part in own_parts))
         self._count()
 
     def _begin(self, launcher: Process | None) -> None:

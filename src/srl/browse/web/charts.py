@@ -84,22 +84,22 @@ def verdict_charts(phases: Mapping[str, tuple[Sequence[int], Mapping[str, Sequen
 
 def _curves(name: str, bands: Mapping[str, Sequence[Series]]) -> Chart:
     """A chart of `bands`: by their labels, runs that are drawn in one colour."""
-    every = [one for runs in bands.values() for one in runs]
-    values = [value for one in every for value in one.values]
+    every = [run for runs in bands.values() for run in runs]
+    values = [value for run in every for value in run.values]
     axes, at = _frame(
-        min(one.steps[0] for one in every),
-        max(one.steps[-1] for one in every),
+        min(run.steps[0] for run in every),
+        max(run.steps[-1] for run in every),
         _ticks(min(values), max(values)),
     )
     drawn, lines = "", []
     for place, (label, runs) in enumerate(bands.items()):
         several = len(runs) > 1
-        parts = [_line(at, one.steps, one.values, "run" if several else "mean", one.label) for one in runs]
+        parts = [_line(at, run.steps, run.values, "run" if several else "mean", run.label) for run in runs]
         last = f"{runs[0].values[-1]:.3f} at step {runs[0].steps[-1]}"
-        by_step = [dict(zip(one.steps, one.values, strict=True)) for one in runs]
+        by_step = [dict(zip(run.steps, run.values, strict=True)) for run in runs]
         steps = sorted(set.intersection(*map(set, by_step)))
         if several and steps:
-            columns = [[one[step] for one in by_step] for step in steps]
+            columns = [[points[step] for points in by_step] for step in steps]
             mean, low, high = ([pick(column) for column in columns] for pick in (fmean, min, max))
             outline = " ".join([*map(at, steps, high), *reversed([*map(at, steps, low)])])
             parts.insert(0, f'<polygon class="band" points="{outline}"/>')
@@ -170,10 +170,10 @@ def _by_seed(series: Sequence[Series], configs: Mapping[str, str]) -> dict[str, 
     """
     settings = {run_id: _settings(json.loads(config)) for run_id, config in configs.items()}
     groups: dict[tuple[str, str], list[Series]] = {}
-    for one in series:
-        own = settings.get(one.run_id)
-        same = one.run_id if own is None else json.dumps(own, sort_keys=True)
-        groups.setdefault((same, one.phase), []).append(one)
+    for run in series:
+        setting = settings.get(run.run_id)
+        same = run.run_id if setting is None else json.dumps(setting, sort_keys=True)
+        groups.setdefault((same, run.phase), []).append(run)
     alike: dict[str, list[list[Series]]] = {}
     for runs in groups.values():
         name, _, phase = runs[0].label.partition(" ")
@@ -182,9 +182,9 @@ def _by_seed(series: Sequence[Series], configs: Mapping[str, str]) -> dict[str, 
     bands: dict[str, list[Series]] = {}
     for label, some in alike.items():
         configured = [settings.get(runs[0].run_id, {}) for runs in some]
-        for runs, own in zip(some, configured, strict=True):
-            differ = [key for key in own if any(other.get(key) != own[key] for other in configured)]
-            keys = ", ".join(f"{key.rpartition('.')[2]} {own[key]}" for key in differ[:_KEYS])
+        for runs, setting in zip(some, configured, strict=True):
+            differ = [key for key in setting if any(other.get(key) != setting[key] for other in configured)]
+            keys = ", ".join(f"{key.rpartition('.')[2]} {setting[key]}" for key in differ[:_KEYS])
             name = f"{label} ({keys})" if keys else label
             bands[f"{name}, {runs[0].label}" if name in bands else name] = runs
     return bands

@@ -65,7 +65,9 @@ def tokens(step: Step, kind: Heat, texts: Sequence[str] | None, largest: float) 
     }  # fmt: skip
     coloured = []
     for place, token in enumerate(segment.token_ids):
-        numbers = [f"{name} {signed(of[place])}" for name, of in columns.items() if len(of) > place]
+        numbers = [
+            f"{name} {signed(column[place])}" for name, column in columns.items() if len(column) > place
+        ]
         colour = _colour(kind, values[place], largest) if len(values) > place else "h0"
         text = texts[place] if texts is not None else f"{token} "
         coloured.append(Token(text, colour, "; ".join([f"token {token}", *numbers])))

@@ -91,17 +91,17 @@ class Pages:
         if not self._runs():
             why = f"no runs in {self._workspace.runs} yet: start one with `srl train`"
             return Page("problem.html", {"why": why}, live=True)
-        wanted = request.query_params.get("q", "")
+        query = request.query_params.get("q", "")
 
         def read(log: Log) -> Values:
-            table = [row for row in runs(log) if wanted.lower() in row["run_id"].lower()]
+            table = [row for row in runs(log) if query.lower() in row["run_id"].lower()]
             drawn = [row["run_id"] for row in table if row["algo"] != "eval"][-_DRAWN:]
             configs = dict(log.execute("SELECT run_id, config FROM runs").fetchall())
             panels = {
-                name: [one for one in series if one.run_id in drawn]
+                name: [curve for curve in series if curve.run_id in drawn]
                 for name, series in curves(log, OVERVIEW).items()
             }
-            return {"rows": table[::-1], "charts": charts(panels, configs), "q": wanted}
+            return {"rows": table[::-1], "charts": charts(panels, configs), "q": query}
 
         return self._page("runs.html", [self._workspace.runs], read, live=True)
 
@@ -126,15 +126,15 @@ class Pages:
     def trajectories(self, request: Request) -> Page:
         """The trajectories of a run that match the conditions in the address."""
         run, path = self._chosen(request)
-        given = request.query_params
-        chosen, sort = _filter(given), given.get("sort") or "-step"
-        after, before = given.get("after") or None, given.get("before") or None
+        query = request.query_params
+        chosen, sort = _filter(query), query.get("sort") or "-step"
+        after, before = query.get("after") or None, query.get("before") or None
 
         def read(log: Log) -> Values:
             return {
                 "page": page(log, chosen.where(), sort, SIZE, after=after, before=before),
                 "facets": facets(log, chosen), "facet_names": FACETS, "run": run, "sort": sort,
-                "sorts": SORTS, "conditions": _conditions(given), "is_first": not (after or before),
+                "sorts": SORTS, "conditions": _conditions(query), "is_first": not (after or before),
             }  # fmt: skip
 
         return self._page("trajectories.html", [path], read, live=not (after or before))
@@ -142,18 +142,18 @@ class Pages:
     def trajectory(self, request: Request) -> Page:
         """One transcript, with the colours of a value, its group and its neighbours in the listing."""
         run, path = self._chosen(request)
-        given = request.query_params
-        chosen, sort = _filter(given), given.get("sort") or "-step"
+        query = request.query_params
+        chosen, sort = _filter(query), query.get("sort") or "-step"
 
         def read(log: Log) -> Values:
             shown = transcript(log, request.path_params["id"])
             previous, following = neighbours(log, chosen.where(), sort, shown.row)
             available = kinds(shown.steps)
-            heat: Heat | None = next((kind for kind in available if kind == given.get("heat")), None)
+            heat: Heat | None = next((kind for kind in available if kind == query.get("heat")), None)
             [model] = log.execute("SELECT model FROM runs").fetchone() or [""]
             return turns(shown, heat, tokenizer_of(path, model or "") if heat else None) | {
-                "run": run, "row": shown.row, "group": [summary(one) for one in group(log, shown.row)],
-                "previous": previous, "next": following, "conditions": _conditions(given), "heat": heat,
+                "run": run, "row": shown.row, "group": [summary(sample) for sample in group(log, shown.row)],
+                "previous": previous, "next": following, "conditions": _conditions(query), "heat": heat,
                 "available": {kind: LEGENDS[kind] for kind in available},
                 "legend": legend(heat) if heat else [],
             }  # fmt: skip
@@ -166,62 +166,62 @@ class Pages:
 
         def read(log: Log) -> Values:
             samples = group(log, transcript(log, request.path_params["id"]).row)
-            shown = [(one, summary(one)) for one in samples]
-            words = in_words([own for _, own in shown])
-            return {"run": run, "row": samples[0].row, "shown": shown, "words": words}
+            pairs = [(sample, summary(sample)) for sample in samples]
+            words = in_words([summary_row for _, summary_row in pairs])
+            return {"run": run, "row": samples[0].row, "shown": pairs, "words": words}
 
         return self._page("group.html", [path], read)
 
     def question(self, request: Request) -> Page:
         """One question in every step of the chosen runs, of all by default."""
-        wanted, names = request.query_params.get("id", ""), request.query_params.getlist("run")
+        question_id, names = request.query_params.get("id", ""), request.query_params.getlist("run")
         paths = [self._named(name) for name in names] or [self._workspace.runs]
-        known = [*self._runs()]
+        run_names = [*self._runs()]
 
         def read(log: Log) -> Values:
-            table = history(log, wanted)
+            table = history(log, question_id)
             if not table:
-                raise MissingError(f"no trajectory of the question {wanted!r} in these runs")
-            return {"id": wanted, "rows": table, "most": MOST, "known": known, "chosen": names}
+                raise MissingError(f"no trajectory of the question {question_id!r} in these runs")
+            return {"id": question_id, "rows": table, "most": MOST, "known": run_names, "chosen": names}
 
-        if not known:
+        if not run_names:
             raise MissingError("no runs yet")
         return self._page("question.html", paths, read)
 
     def compare(self, request: Request) -> Page:
         """Two steps, of one run or two: which questions flipped, which queries changed."""
-        given, known = request.query_params, [*self._runs()]
-        if not known:
+        query, names = request.query_params, [*self._runs()]
+        if not names:
             raise MissingError("no runs to compare yet")
-        name_b = given.get("b") or known[-1]
-        name_a = given.get("a") or name_b
-        phase, show = given.get("phase") or None, given.get("show") or ""
-        chosen = [(name_a, _number(given, "step_a")), (name_b, _number(given, "step_b"))]
-        start = _number(given, "from") or 0
+        name_b = query.get("b") or names[-1]
+        name_a = query.get("a") or name_b
+        phase, show = query.get("phase") or None, query.get("show") or ""
+        chosen = [(name_a, _number(query, "step_a")), (name_b, _number(query, "step_b"))]
+        start = _number(query, "from") or 0
         if show not in ("", *CHANGES):
             raise UserError(f"no list {show!r}: there are {', '.join(CHANGES)}")
 
         def read(log: Log) -> Values:
             if chosen[0] == chosen[1] and chosen[0][1] is None:
                 chosen[0] = (name_a, _earliest(log, phase))
-            found = diff(log, *sides(log, chosen, phase))
-            lists = {name: [row for row in found.changes if fits(row)] for name, fits in CHANGES.items()}
+            result = diff(log, *sides(log, chosen, phase))
+            lists = {name: [row for row in result.changes if fits(row)] for name, fits in CHANGES.items()}
             opened = show or next((name for name, some in lists.items() if some), "flipped")
             more = start + SIZE if len(lists[opened]) > start + SIZE else None
             return {
-                "found": found, "rows": lists[opened][start : start + SIZE], "more": more, "show": opened,
+                "found": result, "rows": lists[opened][start : start + SIZE], "more": more, "show": opened,
                 "counts": {name: len(some) for name, some in lists.items()},
-                "known": known, "phases": PHASES,
+                "known": names, "phases": PHASES,
             }  # fmt: skip
 
         return self._page("compare.html", list(dict.fromkeys(map(self._named, (name_a, name_b)))), read)
 
     def sql(self, request: Request) -> Page:
         """A query on the log, whose rows open trajectories."""
-        query, known = request.query_params.get("q", "").strip(), [*self._runs()]
-        run = request.query_params.get("run") or (known[-1] if known else "")
-        values: Values = {"q": query, "run": run, "known": known, "answer": None, "why": "", "warnings": []}
-        if query and known:
+        query, names = request.query_params.get("q", "").strip(), [*self._runs()]
+        run = request.query_params.get("run") or (names[-1] if names else "")
+        values: Values = {"q": query, "run": run, "known": names, "answer": None, "why": "", "warnings": []}
+        if query and names:
             paths = [self._workspace.runs] if run == "all" else [self._named(run)]
             try:
                 answer = _limited(paths, query, values["warnings"].append)
@@ -278,9 +278,9 @@ def _earliest(log: Log, phase: str | None) -> int | None:
     return next((first[name] for name in ([phase] if phase else PHASES) if name in first), None)
 
 
-def _number(given: Mapping[str, str], name: str) -> int | None:
+def _number(query: Mapping[str, str], name: str) -> int | None:
     """A whole number in the address, None if it is not there. Raises UserError."""
-    text = given.get(name) or ""
+    text = query.get(name) or ""
     if text and not (text.isascii() and text.isdigit()):
         raise UserError(f"{name} {text}: expected a whole number")
     with parsing(name):
@@ -309,13 +309,13 @@ def _place(record: Mapping[str, Any], run: str) -> tuple[str, str] | None:
     return None
 
 
-def _conditions(given: Mapping[str, str]) -> dict[str, str]:
+def _conditions(query: Mapping[str, str]) -> dict[str, str]:
     """The conditions of a listing that the address has, to be carried on by links."""
     names = [field.name for field in fields(Filter)]
-    return {name: given[name] for name in (*names, "sort") if given.get(name)}
+    return {name: query[name] for name in (*names, "sort") if query.get(name)}
 
 
-def _filter(given: Mapping[str, str]) -> Filter:
+def _filter(query: Mapping[str, str]) -> Filter:
     """The conditions of a listing in an address. Raises UserError."""
-    conditions: Values = {name: text for name, text in _conditions(given).items() if name != "sort"}
-    return Filter(**conditions | {"hops": _number(given, "hops")})
+    conditions: Values = {name: text for name, text in _conditions(query).items() if name != "sort"}
+    return Filter(**conditions | {"hops": _number(query, "hops")})

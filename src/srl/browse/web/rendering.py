@@ -55,23 +55,23 @@ def standalone(template: str, values: Mapping[str, Any]) -> Iterator[str]:
     yield from environment().get_template(template).generate(whole)
 
 
-def turns(shown: Transcript, heat: Heat | None = None, tokenizer: Any = None) -> dict[str, Any]:
+def turns(transcript: Transcript, heat: Heat | None = None, tokenizer: Any = None) -> dict[str, Any]:
     """The segments of a transcript, with the tokens of the policy's if they are coloured by `heat`."""
-    largest = largest_advantage(shown.steps)
+    largest = largest_advantage(transcript.steps)
     listed, as_ids = [], False
-    for step in shown.steps:
+    for step in transcript.steps:
         coloured = None
         if heat and step.segment.is_policy:
             texts = token_texts(tokenizer, step.segment.token_ids, step.segment.text)
             as_ids = as_ids or texts is None
             coloured = tokens(step, heat, texts, largest)
-        listed.append({"step": step, "tokens": coloured, "searches": _searches(step, shown)})
-    return {"turns": listed, "as_ids": as_ids, "golds": shown.row["golden_answers"]}
+        listed.append({"step": step, "tokens": coloured, "searches": _searches(step, transcript)})
+    return {"turns": listed, "as_ids": as_ids, "golds": transcript.row["golden_answers"]}
 
 
-def _searches(step: Step, shown: Transcript) -> list[dict[str, Any]]:
+def _searches(step: Step, transcript: Transcript) -> list[dict[str, Any]]:
     """The searches of a step, with each hit's passage and whether it was shown and has the answer."""
-    golds, listed = shown.row["golden_answers"], []
+    golds, listed = transcript.row["golden_answers"], []
     for search in step.searches:
         texts = dict(enumerate(search.shown_texts, start=1))
         hits = [
@@ -97,7 +97,7 @@ def _marked(text: str, golds: Sequence[str]) -> Markup:
     """The text with the golden answers in it marked."""
     pieces = marked(str(_shown(text)), golds)
     return Markup().join(
-        Markup("<mark>{}</mark>").format(one) if gold else escape(one) for one, gold in pieces
+        Markup("<mark>{}</mark>").format(piece) if gold else escape(piece) for piece, gold in pieces
     )
 
 

@@ -68,10 +68,10 @@ def _groups(log: duckdb.DuckDBPyConnection, chosen: Sequence[Mapping[str, Any]])
         places = ", ".join([f"({', '.join('?' * len(KEYS))})"] * len(batch))
         condition = f"({', '.join(KEYS)}) IN ({places})"
         listed = transcripts(log, condition, [value for key in batch for value in key])
-        listed.sort(key=lambda one: one.row["sample"])
+        listed.sort(key=lambda sample: sample.row["sample"])
         for key in batch:
-            samples = [one for one in listed if tuple(one.row[name] for name in KEYS) == key]
-            summaries = [summary(one) for one in samples]
+            samples = [sample for sample in listed if tuple(sample.row[name] for name in KEYS) == key]
+            summaries = [summary(sample) for sample in samples]
             yield {
                 "samples": summaries, "words": in_words(summaries),
                 "shown": [pair for pair in zip(samples, summaries, strict=True) if pair[1]["id"] in ids],

@@ -52,25 +52,25 @@ def compare(
     directories = list(dict.fromkeys(workspace.find_run(name).resolve() for name in runs))
     if not 2 <= len(directories) <= _MOST or len(directories) < len(runs):
         raise UserError(f"{len(directories)} different runs to compare, expected 2 to {_MOST}", key="RUN")
-    found = compare_runs([read_evaluation(Path(run)) for run in directories])
-    for text in found.notes:
+    result = compare_runs([read_evaluation(Path(run)) for run in directories])
+    for text in result.notes:
         output.note(f"note: {text}")
     if as_json:
         about = [
             {"run": run.run, "model": run.model, "setting": run.setting, "left_out": more}
-            for run, more in zip(found.runs, found.left_out, strict=True)
+            for run, more in zip(result.runs, result.left_out, strict=True)
         ]
-        facts = {"questions": found.questions, "runs": about, "tests": found.tests}
-        output.print_json(facts | {"rows": found.rows})
+        facts = {"questions": result.questions, "runs": about, "tests": result.tests}
+        output.print_json(facts | {"rows": result.rows})
         return
-    for number, (run, more) in enumerate(zip(found.runs, found.left_out, strict=True)):
+    for number, (run, more) in enumerate(zip(result.runs, result.left_out, strict=True)):
         what = ", ".join(filter(None, (run.model, run.setting)))
-        left = f"; {more:,} further questions are left out" if more else ""
-        output.line(f"{'- ' * markdown}{name_of(number)}: {run.run} ({what}){left}")
-    output.line(f"{'- ' * markdown}{found.questions:,} questions that all runs have")
-    letters = {run.run: name_of(number) for number, run in enumerate(found.runs)}
+        suffix = f"; {more:,} further questions are left out" if more else ""
+        output.line(f"{'- ' * markdown}{name_of(number)}: {run.run} ({what}){suffix}")
+    output.line(f"{'- ' * markdown}{result.questions:,} questions that all runs have")
+    letters = {run.run: name_of(number) for number, run in enumerate(result.runs)}
     cells, before = [], None
-    for row in found.rows:
+    for row in result.rows:
         head = [row.source, f"{row.questions:,}", row.measure]
         shown = ["", "", ""] if head == before and not markdown else head
         cells.append([*shown, *_figures(row, letters[row.run])])
@@ -82,7 +82,7 @@ def compare(
     else:
         output.table(_HEADS, cells)
     output.line(
-        f"p: paired randomisation test, corrected for {found.tests} tests (Holm); n.s.: not significant, p "
+        f"p: paired randomisation test, corrected for {result.tests} tests (Holm); n.s.: not significant, p "
         f"above {LEVEL}"
     )
 

@@ -43,13 +43,13 @@ def rescore(
         from srl.evaluate.intervals import in_words
         from srl.evaluate.rescore import rescore as compute
     workspace = Workspace.resolve()
-    found = compute(workspace.find_run(run), reward)
-    before = f"; {found.before:,} were before" if found.before else ""
-    note(f"{found.scored:,} trajectories of {found.run} rescored by {found.rewards}{before}")
+    result = compute(workspace.find_run(run), reward)
+    before = f"; {result.before:,} were before" if result.before else ""
+    note(f"{result.scored:,} trajectories of {result.run} rescored by {result.rewards}{before}")
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(result))
         return
-    measures = list(found.rows[0].measures) if found.rows else []
+    measures = list(result.rows[0].measures) if result.rows else []
     heads = [part for name in ("EM", *measures) for part in (name, "95% interval")]
     rows = [
         [
@@ -60,8 +60,8 @@ def rescore(
                 for text in (f"{each.mean:.3f}", in_words(each.interval))
             ),
         ]
-        for row in found.rows
+        for row in result.rows
     ]  # fmt: skip
     table(["phase", "step", "episodes", *heads], rows)
     query = "SELECT rewards, phase, measure, avg(value) FROM rescores GROUP BY ALL"
-    note(f"query it: {workspace.command('inspect', 'sql', query, '--run', found.run)}")
+    note(f"query it: {workspace.command('inspect', 'sql', query, '--run', result.run)}")

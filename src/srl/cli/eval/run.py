@@ -169,13 +169,13 @@ def _show(report: ModelReport, as_json: bool) -> None:
     note(f"{report.model}: {report.questions:,} questions{drawn}{samples}")
     heads = [_HEADS.get(name, name) for name in report.settings]
     table(["questions drawn" if is_part else "", *heads], _rows(report))
-    for head, found in zip(heads, report.settings.values(), strict=True):
-        if (seconds := mean_seconds(found.results)) is not None:
+    for head, evaluation in zip(heads, report.settings.values(), strict=True):
+        if (seconds := mean_seconds(evaluation.results)) is not None:
             note(f"{head}: {seconds:.3g} s an episode, beside those that ran at the same time")
-    for head, found in zip(heads, report.settings.values(), strict=True):
+    for head, evaluation in zip(heads, report.settings.values(), strict=True):
         if is_part or len(report.sample.drawn) > 1:
-            note(f"{report.model}, {head}: {found.run.name}")
-            table(*_sets_table(_sets(report, found)))
+            note(f"{report.model}, {head}: {evaluation.run.name}")
+            table(*_sets_table(_sets(report, evaluation)))
     if usage := report.usage:
         failed = f" ({usage['failed_requests']:,.0f} failed)" if usage["failed_requests"] else ""
         tokens = f"{usage['prompt_tokens']:,.0f} tokens in, {usage['completion_tokens']:,.0f} out"
@@ -201,8 +201,8 @@ def _rows(report: ModelReport) -> list[list[str]]:
         if name in names and (lost or name not in _LOST):
             rows.append(_row(head, name, columns))
             start = f"{name}/retriever="
-            by = sorted(one for one in names if one.startswith(start))
-            rows += [_row(f"  by {one.removeprefix(start)}", one, columns) for one in by]
+            by = sorted(metric for metric in names if metric.startswith(start))
+            rows += [_row(f"  by {metric.removeprefix(start)}", metric, columns) for metric in by]
     return rows
 
 
@@ -211,11 +211,11 @@ def _row(head: str, name: str, columns: Sequence[Evaluation]) -> list[str]:
     return [head, *("" if value is None else f"{value:.3f}" for value in values)]
 
 
-def _sets(report: ModelReport, found: Evaluation) -> list[Row]:
+def _sets(report: ModelReport, evaluation: Evaluation) -> list[Row]:
     """A row for each set of questions, and the means, of one setting."""
     from srl.evaluate.question_sets import question_set_rows
 
-    return question_set_rows(found.results, report.sample)
+    return question_set_rows(evaluation.results, report.sample)
 
 
 def _sets_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -227,8 +227,8 @@ def _sets_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     headers = ["", "questions", *MEASURES.values(), *(["EM ± of the draw"] if drawn else [])]
     cells = []
     for row in rows:
-        found = [row.measures[measure] for measure in MEASURES]
-        measures = [f"{each.mean:.3f} ({in_words(each.interval)})" for each in found]
+        estimates = [row.measures[measure] for measure in MEASURES]
+        measures = [f"{each.mean:.3f} ({in_words(each.interval)})" for each in estimates]
         error = [f"{row.measures['em'].draw_error:.3f}"] if drawn else []
         cells.append([row.name, f"{row.used:,} of {row.size:,}", *measures, *error])
     return headers, cells
@@ -239,16 +239,16 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
 
     settings = {
         name: {
-            "run": found.run.name,
-            "generated": found.generated,
+            "run": evaluation.run.name,
+            "generated": evaluation.generated,
             "template": report.templates[name],
-            "em_interval": found.em_interval and list(found.em_interval),
-            "seconds": mean_seconds(found.results),
+            "em_interval": evaluation.em_interval and list(evaluation.em_interval),
+            "seconds": mean_seconds(evaluation.results),
             "gain_over_closed_book": report.gain_over_closed_book(name),
-            "metrics": {key.removeprefix("eval/"): value for key, value in found.metrics.items()},
-            "sets": _sets(report, found),
+            "metrics": {key.removeprefix("eval/"): value for key, value in evaluation.metrics.items()},
+            "sets": _sets(report, evaluation),
         }
-        for name, found in report.settings.items()
+        for name, evaluation in report.settings.items()
     }
     names = ("model", "questions", "temperature", "index_digest", "trained_with", "retriever_digests")
     return {

@@ -49,8 +49,8 @@ def check_search(settings: Config, baselines: Iterable[str] = (), typed: object 
     from srl.train.baselines import BASELINES
 
     search = settings.search
-    named = search.url or search.index or settings.data.corpus or search.replays
-    if settings.rollout.search and not named:
+    target = search.url or search.index or settings.data.corpus or search.replays
+    if settings.rollout.search and not target:
         raise UserError("nothing to search: give --index DIR or --url URL, or --set rollout.search=false")
     searching = [name for name in baselines if BASELINES[name].searches]
     if typed and not searching and not settings.rollout.search:
@@ -58,7 +58,7 @@ def check_search(settings: Config, baselines: Iterable[str] = (), typed: object 
             "warning: this model was trained without search, so --index and --url are not used; to let it "
             "search: --set rollout.search=true --set data.template=search-r1"
         )
-    if searching and not named:
+    if searching and not target:
         raise UserError(f"--baseline {searching[0]} has nothing to search: give --index DIR or --url URL")
 
 
@@ -66,5 +66,5 @@ def tell_changed_indexes(changed: Iterable[ChangedIndex], done: str, so: str) ->
     """Warn of the indexes that are not those of training: what is `done` with them, and `so` what."""
     from srl.cli.output import note
 
-    for other in changed:
-        note(f"warning: trained with {other.named} {other.before[:12]}, {done} {other.now[:12]}: {so}")
+    for index in changed:
+        note(f"warning: trained with {index.named} {index.before[:12]}, {done} {index.now[:12]}: {so}")

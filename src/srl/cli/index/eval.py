@@ -72,9 +72,9 @@ def evaluate(
 
     depths = _read_depths(k)
     labelled = read_labelled_questions(questions, qrels)
-    named = {name: _open(name, settings or []) for name in (against, index) if name is not None}
+    indexes = {name: _open(name, settings or []) for name in (against, index) if name is not None}
     evaluations: dict[str, IndexEvaluation] = {}
-    for name, opened in named.items():
+    for name, opened in indexes.items():
         with output.progress("asking questions", len(labelled.questions)) as progress:
             evaluations[name] = evaluate_index(
                 opened, labelled, depths, "answers" if answers else None, progress,
@@ -82,27 +82,29 @@ def evaluate(
             )  # fmt: skip
     for note in dict.fromkeys(note for each in evaluations.values() for note in each.notes):
         output.note(f"note: {note}")
-    found = evaluations[index]
+    result = evaluations[index]
     if per_question is not None:
-        _write(per_question, labelled, found)
-    comparison = None if against is None else compare_indexes(evaluations[against], found)
+        _write(per_question, labelled, result)
+    comparison = None if against is None else compare_indexes(evaluations[against], result)
     if as_json:
-        facts = {name: _facts(named[name], each) for name, each in evaluations.items()}
+        facts = {name: _facts(indexes[name], each) for name, each in evaluations.items()}
         more = {} if against is None else {"against": facts[against], "comparison": comparison}
         output.print_json(facts[index] | more)
     else:
         letters = [""] if against is None else ["A: ", "B: "]
-        for letter, opened in zip(letters, named.values(), strict=True):
+        for letter, opened in zip(letters, indexes.values(), strict=True):
             output.line(letter + _in_words(opened))
-        output.line(f"{found.measured:,} questions, the first {found.depth} hits, by {_LABELS[found.labels]}")
+        output.line(
+            f"{result.measured:,} questions, the first {result.depth} hits, by {_LABELS[result.labels]}"
+        )
         if comparison is None:
-            rows = [(name, f"{mean.mean:.4f}", mean.in_words(4)) for name, mean in found.metrics.items()]
+            rows = [(name, f"{mean.mean:.4f}", mean.in_words(4)) for name, mean in result.metrics.items()]
             output.table(("measure", "mean", "95% interval"), rows)
         else:
             _print(comparison, labelled)
-    if found.failed > _BEARABLE * found.measured:
+    if result.failed > _BEARABLE * result.measured:
         raise CheckFailed(
-            f"{found.failed:,} of {found.measured:,} searches failed; they count as empty results"
+            f"{result.failed:,} of {result.measured:,} searches failed; they count as empty results"
         )
 
 
@@ -126,23 +128,23 @@ def _open(name: str, settings: list[str]) -> Index | ServedIndex:
     return ServedIndex(name)
 
 
-def _facts(index: Any, found: IndexEvaluation) -> dict[str, Any]:
+def _facts(index: Any, result: IndexEvaluation) -> dict[str, Any]:
     if hasattr(index, "url"):
         about = {"url": index.url, "digest": index.digest or None}
     else:
         manifest = index.manifest.model_dump(include={"retriever", "options", "passages", "digest"})
         about = {"directory": index.directory, **manifest}
     names = ("labels", "measured", "failed", "depth", "metrics", "notes")
-    facts = {name: getattr(found, name) for name in names}
-    return {"index": about, "questions": found.asked, "seconds": found.seconds} | facts
+    facts = {name: getattr(result, name) for name in names}
+    return {"index": about, "questions": result.asked, "seconds": result.seconds} | facts
 
 
 def _in_words(index: Any) -> str:
     if hasattr(index, "url"):
         return str(index.url)
-    of = index.manifest
-    options = "".join(f" {name}={value}" for name, value in of.options.items())
-    return f"{index.directory} ({of.retriever}{options}, {of.passages:,} passages, {index.digest[:12]})"
+    about = index.manifest
+    options = "".join(f" {name}={value}" for name, value in about.options.items())
+    return f"{index.directory} ({about.retriever}{options}, {about.passages:,} passages, {index.digest[:12]})"
 
 
 def _print(comparison: IndexComparison, labelled: LabelledQuestions) -> None:
@@ -167,17 +169,17 @@ def _print(comparison: IndexComparison, labelled: LabelledQuestions) -> None:
     output.table(("id", "A", "B", "overlap", "question"), changed)
 
 
-def _write(path: Path, labelled: LabelledQuestions, found: IndexEvaluation) -> None:
+def _write(path: Path, labelled: LabelledQuestions, result: IndexEvaluation) -> None:
     """Write one JSON object per measured question."""
     from srl.files import atomic_file
 
     with atomic_file(path) as file:
-        for question in (each for each in labelled.questions if each.id in found.hits):
+        for question in (each for each in labelled.questions if each.id in result.hits):
             row = {
                 "id": question.id, "question": question.text,
-                "metrics": {name: of[question.id] for name, of in found.values.items()},
+                "metrics": {name: values[question.id] for name, values in result.values.items()},
                 "judged": dict(labelled.judged.get(question.id, {})),
-                "ranking": [passage for passage, _ in found.hits[question.id]],
-                "error": found.failures.get(question.id),
+                "ranking": [passage for passage, _ in result.hits[question.id]],
+                "error": result.failures.get(question.id),
             }  # fmt: skip
             file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -51,7 +51,7 @@ def diff(
     changes = [row for row in result.changes if queries or row["change"] != "same"]
     shown = changes[: limit or None]
     if json:
-        about = {one.name: getattr(result, one.name) for one in fields(result) if one.name != "changes"}
+        about = {part.name: getattr(result, part.name) for part in fields(result) if part.name != "changes"}
         output.print_rows([about, *shown])
         return
     _print_summary(result)
@@ -81,9 +81,9 @@ def _print_summary(result: Diff) -> None:
     output.line(f"other queries: {result.other_queries} ({result.other_queries / n:.1%})\n")
     several = result.sets if len(result.sets) > 1 else []
     rows = [
-        (of.data_source, of.questions, f"{of.em_a:.3f}", f"{of.em_b:.3f}", f"{of.test.difference:+.3f}",
-         in_words(of.test.interval, sign="+"), f"{of.test.p:.3g}")
-        for of in (*several, result.whole)
+        (row.data_source, row.questions, f"{row.em_a:.3f}", f"{row.em_b:.3f}", f"{row.test.difference:+.3f}",
+         in_words(row.test.interval, sign="+"), f"{row.test.p:.3g}")
+        for row in (*several, result.whole)
     ]  # fmt: skip
     output.table(("source", "questions", "EM of A", "EM of B", "B - A", "95% interval", "p"), rows)
 

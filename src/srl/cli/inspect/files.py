@@ -72,10 +72,10 @@ def export(
     check_new(out, overwrite)
 
     def write_chosen(log: duckdb.DuckDBPyConnection) -> int:
-        chosen, parameters = condition(where)
-        if not log.execute(f"SELECT id FROM trajectories WHERE {chosen} LIMIT 1", parameters).fetchall():
+        sql, parameters = condition(where)
+        if not log.execute(f"SELECT id FROM trajectories WHERE {sql} LIMIT 1", parameters).fetchall():
             raise UserError("no trajectory matches, so nothing is written", key="--where")
-        return write_messages(log, (chosen, parameters), out)
+        return write_messages(log, (sql, parameters), out)
 
     count = read(paths([run]), write_chosen)
     output.note(f"{count:,} trajectories")

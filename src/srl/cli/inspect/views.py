@@ -134,7 +134,7 @@ def show(
 def _show_group(trajectory: str, run: str, json: bool) -> None:
     from srl.browse.groups import HEADINGS, group_of, in_words, summary
 
-    samples = [summary(one) for one in read_holding(run, lambda path, log: group_of(log, trajectory))]
+    samples = [summary(sample) for sample in read_holding(run, lambda path, log: group_of(log, trajectory))]
     first = samples[0]
     if not json:
         place = f"{first['run_id']}, {first['phase']} step {first['step']}"
@@ -187,16 +187,16 @@ def curve(
         save_figure(panels, out)
         output.line(out)
         return
-    every = [one for series in panels for one in series]
+    every = [run for series in panels for run in series]
     if json:
         output.print_rows(every)
         return
     rows = []
-    for one in every:
-        best, fired = max(one.values), ", ".join(f"{names} at {step}" for step, names in one.marks)
-        first, last, most = (f"{value:.6g}" for value in (one.values[0], one.values[-1], best))
-        at = one.steps[one.values.index(best)]
-        rows.append((one.label, one.metric, bars(one.values), first, last, one.steps[-1], most, at, fired))
+    for run in every:
+        best, fired = max(run.values), ", ".join(f"{names} at {step}" for step, names in run.marks)
+        first, last, most = (f"{value:.6g}" for value in (run.values[0], run.values[-1], best))
+        at = run.steps[run.values.index(best)]
+        rows.append((run.label, run.metric, bars(run.values), first, last, run.steps[-1], most, at, fired))
     output.table(_CURVES, rows, one_line=True)
 
 

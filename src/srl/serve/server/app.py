@@ -73,13 +73,13 @@ def create_app(
     them or to loopback are allowed, and none from pages of other origins. Errors are `{"detail": one line}`.
     Raises UserError for an index name that does not fit in a URL.
     """
-    named = {"default": indexes} if isinstance(indexes, Index) else dict(indexes)
-    if not named:
+    by_name = {"default": indexes} if isinstance(indexes, Index) else dict(indexes)
+    if not by_name:
         raise UserError("no index to serve")
-    for name in named:
+    for name in by_name:
         if not _NAME.fullmatch(name):
             raise UserError(f"{name!r} is no index name: expected letters, digits, dots, dashes, underscores")
-    first = next(iter(named))
+    first = next(iter(by_name))
     metrics, cache = Metrics(), AnswerCache(cache_bytes)
     queues = {
         name: SearchQueue(
@@ -91,16 +91,16 @@ def create_app(
             cache=None if index.live else cache,
             report=partial(metrics.count_batch, name),
         )
-        for name, index in named.items()
+        for name, index in by_name.items()
     }
 
     async def retrieve(request: Request) -> Response:
         record: RequestRecord = request.state.record
         body = await read_body(request)
-        wanted = read_model(SearchRequest, body)
-        name = request.path_params.get("name") or wanted.index or first
+        search = read_model(SearchRequest, body)
+        name = request.path_params.get("name") or search.index or first
         index = index_named(name)
-        texts, k = wanted.texts, wanted.hits_per_query(topk)
+        texts, k = search.texts, search.hits_per_query(topk)
         record.index = name
         if len(texts) * k > MAX_HITS:
             raise HTTPException(422, f"{len(texts):,} queries × {k} hits; at most {MAX_HITS:,} hits")
@@ -109,25 +109,25 @@ def create_app(
         hits = iter(_hits(answered))
         in_place = [next(hits) if text else EncodedHits() for text in texts]
         unsearched = {place: "the query is empty" for place, text in enumerate(texts) if not text}
-        answer = write_answer(in_place, bool(wanted.return_scores), wanted.query is not None, unsearched)
+        answer = write_answer(in_place, bool(search.return_scores), search.query is not None, unsearched)
         return Response(answer, headers={DIGEST_HEADER: index.digest}, media_type="application/json")
 
     def index_named(name: str) -> Index:
-        if name not in named:
-            raise HTTPException(404, f"no index {name[:80]!r}; available: {', '.join(named)}")
-        return named[name]
+        if name not in by_name:
+            raise HTTPException(404, f"no index {name[:80]!r}; available: {', '.join(by_name)}")
+        return by_name[name]
 
     async def access(request: Request) -> Response:
-        wanted, name = read_model(PagesRequest, await read_body(request)), request.path_params.get("name")
-        indexes = named.values() if name is None else [index_named(name)]
-        pages = await to_thread(_write_pages, wanted.urls, indexes)
+        body, name = read_model(PagesRequest, await read_body(request)), request.path_params.get("name")
+        indexes = by_name.values() if name is None else [index_named(name)]
+        pages = await to_thread(_write_pages, body.urls, indexes)
         return Response(pages, media_type="application/json")
 
     async def health(request: Request) -> Response:
         name = request.path_params.get("name")
         if name is not None:
             return JSONResponse(describe(name))
-        return JSONResponse({**describe(first), "indexes": {each: describe(each) for each in named}})
+        return JSONResponse({**describe(first), "indexes": {each: describe(each) for each in by_name}})
 
     def describe(name: str) -> dict[str, Any]:
         """The index `name` for /health. A `live` retriever searches an external service, without passages."""
@@ -220,11 +220,11 @@ async def read_body(request: Request) -> bytes:
 def read_model(model: type[M], body: bytes) -> M:
     """A request, as JSON whatever its type says: curl calls it a form. Raises HTTPException."""
     try:
-        said = json.loads(body)
+        content = json.loads(body)
     except (ValueError, RecursionError):
         raise HTTPException(400, "the body is not JSON") from None
     try:
-        return model.model_validate(said)
+        return model.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))

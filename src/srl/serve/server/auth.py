@@ -41,8 +41,8 @@ class Guard:
         headers: Headers = scope["headers"]
         is_open = scope["path"] == "/health" or scope["path"].startswith("/health/")
         if self._token and not is_open and not self._has_token(headers):
-            said = "send the token of this server: Authorization: Bearer …"
-            return HTTPException(401, said, {"WWW-Authenticate": "Bearer"})
+            detail = "send the token of this server: Authorization: Bearer …"
+            return HTTPException(401, detail, {"WWW-Authenticate": "Bearer"})
         return None if self._hosts is None else self._foreign(headers, self._hosts)
 
     def _has_token(self, headers: Headers) -> bool:
@@ -50,20 +50,20 @@ class Guard:
         scheme, _, token = sent.partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
 
-    def _foreign(self, headers: Headers, ours: frozenset[str]) -> HTTPException | None:
+    def _foreign(self, headers: Headers, own_hosts: frozenset[str]) -> HTTPException | None:
         """Checks `Host` and `Origin`; a request without `Host` is of no browser."""
         hosts = [value.lower() for name, value in headers if name == b"host"]
         if len(hosts) > 1:
             return HTTPException(400, "more than one Host header")
         for host in hosts:
-            if not (is_loopback(_name(host)) or _name(host) in ours):
+            if not (is_loopback(_name(host)) or _name(host) in own_hosts):
                 return _refused("the host", host)
         for name, value in headers:
             scheme, _, authority = value.lower().partition(b"://")
             if name == b"origin" and not (
                 scheme in (b"http", b"https")
                 and authority
-                and ([authority] == hosts or _name(authority) in ours)
+                and ([authority] == hosts or _name(authority) in own_hosts)
             ):
                 return _refused("pages of", value)
         return None
