@@ -58,9 +58,9 @@ def curve(connection: duckdb.DuckDBPyConnection, metric: str | None = None) -> l
         return series
     if metric in names:
         raise UserError(f"{metric!r} has no finite value to draw", key="--metric")
-    listed = ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
+    examples = ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
     raise UserError(
-        f"no metric {metric!r}: there are {listed or 'none'}{nearest(metric, names)}", key="--metric"
+        f"no metric {metric!r}: there are {examples or 'none'}{nearest(metric, names)}", key="--metric"
     )
 
 
@@ -78,9 +78,9 @@ def curves(connection: duckdb.DuckDBPyConnection, metrics: Sequence[str]) -> dic
     for row in rows(connection, _FIRED):
         marks[row["run_id"]] += ((row["step"], row["names"]),)
     by_name: dict[str, list[Series]] = {name: [] for name in metrics}
-    listed = rows(connection, query, [list(metrics)])
-    phases = {name: {row["phase"] for row in listed if row["name"] == name} for name in metrics}
-    for row in listed:
+    table = rows(connection, query, [list(metrics)])
+    phases = {name: {row["phase"] for row in table if row["name"] == name} for name in metrics}
+    for row in table:
         run, phase, name = row["run_id"], row["phase"], row["name"]
         label = short_name(run) + (f" {phase}" if len(phases[name]) > 1 else "")
         values = tuple(row["steps"]), tuple(row["values"])

@@ -156,12 +156,12 @@ def _questions(connection: duckdb.DuckDBPyConnection, side: Side) -> dict[tuple[
     for row in rows(connection, _SAMPLES, {"run": side.run_id, "phase": side.phase, "step": side.step}):
         samples[row["question_id"], row["question"]].append(row)
     return {
-        key: some[0] | {
-            "em": float(sum(row["em"] * row["valid"] for row in some)) / len(some), "samples": len(some),
-            "asks": {" ".join(query.lower().split()) for row in some for query in row["queries"]},
-            "cluster": document_of(json.loads(some[0]["metadata"])) or (some[0]["question_id"],),
+        key: group[0] | {
+            "em": float(sum(row["em"] * row["valid"] for row in group)) / len(group), "samples": len(group),
+            "asks": {" ".join(query.lower().split()) for row in group for query in row["queries"]},
+            "cluster": document_of(json.loads(group[0]["metadata"])) or (group[0]["question_id"],),
         }
-        for key, some in samples.items()
+        for key, group in samples.items()
     }  # fmt: skip
 
 

@@ -78,8 +78,8 @@ def condition(text: str | None) -> Condition:
     """
     if text is None:
         return EVERY
-    chosen = quoted(f"SELECT run_id, step, id FROM trajectories WHERE ({text}\n)")
-    return f"(run_id, step, id) IN (FROM query({chosen}))", []
+    query = quoted(f"SELECT run_id, step, id FROM trajectories WHERE ({text}\n)")
+    return f"(run_id, step, id) IN (FROM query({query}))", []
 
 
 @dataclass(frozen=True, slots=True)

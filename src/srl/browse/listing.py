@@ -42,14 +42,14 @@ class Page:
 
 def page(
     connection: duckdb.DuckDBPyConnection,
-    chosen: Condition = EVERY,
+    condition: Condition = EVERY,
     sort: str = "-step",
     size: int | None = 50,
     *,
     after: str | None = None,
     before: str | None = None,
 ) -> Page:
-    """The `size` rows that match `chosen` and follow the cursor `after`, or precede `before`; else the first.
+    """The `size` rows that match `condition` and follow the cursor `after`, or precede `before`; else the first.
 
     All rows where `size` is None. `sort` is one of `SORTS`, with `-` before it for descending order; rows
     without a value are last. Raises UserError for another column, and for a cursor of another `sort`.
@@ -57,33 +57,33 @@ def page(
     column, descending = _column(sort)
     backwards = before is not None
     cursor = before if backwards else after
-    where, parameters = chosen
+    where, parameters = condition
     if cursor is not None:
-        condition, values = _beyond(column, descending, backwards, _read_cursor(cursor))
-        where, parameters = f"({where}) AND ({condition})", [*parameters, *values]
+        beyond, values = _beyond(column, descending, backwards, _read_cursor(cursor))
+        where, parameters = f"({where}) AND ({beyond})", [*parameters, *values]
     names = ", ".join(f'"{name}"' for name in COLUMNS)
     count = "" if size is None else f"LIMIT {size + 1}"
     order = _order(column, descending, backwards)
     query = f"SELECT {names} FROM trajectories WHERE {where} ORDER BY {order} {count}"
-    listed = rows(connection, query, parameters)
-    more, listed = size is not None and len(listed) > size, listed[:size]
+    table = rows(connection, query, parameters)
+    more, table = size is not None and len(table) > size, table[:size]
     if backwards:
-        listed.reverse()
-    first, last = (_cursor(listed[at], column) if listed else None for at in (0, -1))
+        table.reverse()
+    first, last = (_cursor(table[at], column) if table else None for at in (0, -1))
     return Page(
-        listed,
+        table,
         first if (more if backwards else after is not None) else None,
         last if backwards or more else None,
     )
 
 
 def neighbours(
-    connection: duckdb.DuckDBPyConnection, chosen: Condition, sort: str, row: dict[str, Any]
+    connection: duckdb.DuckDBPyConnection, condition: Condition, sort: str, row: dict[str, Any]
 ) -> tuple[str | None, str | None]:
-    """The ids before and after the trajectory `row` in the listing of `chosen`, None at its ends."""
+    """The ids before and after the trajectory `row` in the listing of `condition`, None at its ends."""
     cursor = _cursor(row, _column(sort)[0])
-    previous = page(connection, chosen, sort, 1, before=cursor).rows
-    following = page(connection, chosen, sort, 1, after=cursor).rows
+    previous = page(connection, condition, sort, 1, before=cursor).rows
+    following = page(connection, condition, sort, 1, after=cursor).rows
     return (previous[0]["id"] if previous else None), (following[0]["id"] if following else None)
 
 

@@ -37,10 +37,10 @@ _MESSAGE_WITH_CALLS = pa.struct(
 )  # fmt: skip
 
 
-def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Condition, out: Path) -> int:
-    """Write the trajectories `chosen` to the Parquet file `out`; returns their number."""
+def write_messages(connection: duckdb.DuckDBPyConnection, condition: Condition, out: Path) -> int:
+    """Write the trajectories that satisfy `condition` to the Parquet file `out`; returns their number."""
     none = connection.sql(f"SELECT {', '.join(COLUMNS)} FROM trajectories LIMIT 0").fetch_arrow_table()
-    where, parameters = chosen
+    where, parameters = condition
     query = f"SELECT 1 FROM trajectories WHERE ({where}) AND protocol <> 'tags' LIMIT 1"
     if connection.execute(query, parameters).fetchone():
         columns = [("messages", pa.list_(_MESSAGE_WITH_CALLS)), ("tools", pa.string())]
@@ -49,7 +49,7 @@ def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Condition, out
     rows_schema = pa.schema([*columns, *none.schema])
     count = 0
     with atomic_file(out, "wb") as file, pq.ParquetWriter(file, rows_schema, compression="zstd") as writer:
-        for batch in batches(connection, *chosen, tokens=False):
+        for batch in batches(connection, *condition, tokens=False):
             table = [
                 {"messages": messages(record.trajectory), "tools": declared(record.trajectory)}
                 | {name: row[name] for name in COLUMNS}
@@ -124,6 +124,6 @@ def with_passages(prompt: Sequence[Mapping[str, str]], rendered: str) -> list[di
     what stands there between the last information tags.
     """
     _, tag, after = rendered.rpartition("<information>")
-    shown, end, _ = after.partition("</information>")
-    read = f"{tag}{shown}{end}" if end else INFORMATION
+    passages, end, _ = after.partition("</information>")
+    read = f"{tag}{passages}{end}" if end else INFORMATION
     return [{**message, "content": message["content"].replace(INFORMATION, read, 1)} for message in prompt]

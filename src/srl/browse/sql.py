@@ -46,11 +46,11 @@ def sql(
         relation = connection.sql(query) if unsafe else _reading(connection, query)
         if relation is None:  # a statement without rows
             return Answer((), ())
-        chosen = relation if limit is None else relation.limit(limit)
-        shown = [_shown(place, str(kind), cell) for place, kind in enumerate(relation.types, start=1)]
-        places = ", ".join(f"#{place}" for place in range(1, len(shown) + 1))
+        first_rows = relation if limit is None else relation.limit(limit)
+        cells = [_shown(place, str(kind), cell) for place, kind in enumerate(relation.types, start=1)]
+        places = ", ".join(f"#{place}" for place in range(1, len(cells) + 1))
         columns = relation.project(places).columns  # a second `a` is called `a_1` there
-        return Answer(tuple(columns), tuple(chosen.project(", ".join(shown)).fetchall()))
+        return Answer(tuple(columns), tuple(first_rows.project(", ".join(cells)).fetchall()))
     except duckdb.IOException:  # the log may have been compacted meanwhile: `srl.store.reading` retries
         raise
     except duckdb.CatalogException as error:

@@ -81,8 +81,8 @@ def place_of(connection: duckdb.DuckDBPyConnection, prefix: str) -> dict[str, An
         raise NoTrajectoryError(f"no trajectory {prefix!r}")
     ids = list(dict.fromkeys(row["id"] for row in places))
     if len(ids) > 1:
-        listed = ", ".join(ids[:_LISTED]) + (", …" if len(ids) > _LISTED else "")
-        raise UserError(f"{prefix!r} matches {len(ids)} trajectories: {listed}", hint="type more of the id")
+        examples = ", ".join(ids[:_LISTED]) + (", …" if len(ids) > _LISTED else "")
+        raise UserError(f"{prefix!r} matches {len(ids)} trajectories: {examples}", hint="type more of the id")
     return places[0]
 
 
@@ -147,7 +147,7 @@ def marked(text: str, golds: Sequence[str]) -> Iterator[tuple[str, bool]]:
 def _pattern(golds: tuple[str, ...]) -> re.Pattern[str] | None:
     """What finds the golden answers, with any signs between their words; None if there is nothing to find."""
     words = [re.findall(r"\w+", gold) for gold in golds if findable([gold])]
-    texts = sorted((r"\W+".join(map(re.escape, some)) for some in words if some), key=len, reverse=True)
+    texts = sorted((r"\W+".join(map(re.escape, parts)) for parts in words if parts), key=len, reverse=True)
     return re.compile(rf"(?<!\w)(?:{'|'.join(texts)})(?!\w)", re.IGNORECASE) if texts else None
 
 

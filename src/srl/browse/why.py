@@ -221,12 +221,12 @@ def link_shares(was: Rates, now: Rates) -> dict[str, float]:
     if lost <= 0:
         return {}
     for name in LINKS:
-        others = [other for other in LINKS if other != name]
+        other_links = [other for other in LINKS if other != name]
         for size in range(len(LINKS)):
-            for restored in combinations(others, size):
+            for restored in combinations(other_links, size):
                 at = since | {other: before[other] for other in restored}
                 won = chain_em(at | {name: before[name]}) - chain_em(at)
-                shares[name] += won / lost / comb(len(others), size) / len(LINKS)
+                shares[name] += won / lost / comb(len(other_links), size) / len(LINKS)
     return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
 
 

@@ -107,10 +107,10 @@ def _files(data: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
     files, corpora = [path for path in data if not path.is_dir()], []
     for folder in (path for path in data if path.is_dir()):
-        own = [path for split in SPLITS if (path := folder / f"{split}.parquet").is_file()]
-        if not own:
+        parquets = [path for split in SPLITS if (path := folder / f"{split}.parquet").is_file()]
+        if not parquets:
             raise UserError(f"{folder}: expected {', '.join(SPLITS)}.parquet or some of them, found none")
-        files += own
+        files += parquets
         corpora += [path for path in [folder / CORPUS] if path.is_file()]
     return files, corpora
 

@@ -261,14 +261,14 @@ def _bar(description: str, total: int | None, start: int, passing: bool) -> Iter
     if total:
         left = bars.TextColumn("left"), bars.TimeRemainingColumn()
         columns = text, bars.BarColumn(), bars.MofNCompleteColumn(), elapsed, *left
-    shown = safe(description)
+    title = safe(description)
     with bars.Progress(
         *columns, console=stderr(), speed_estimate_period=300, transient=passing, redirect_stdout=False
     ) as bar:
-        task = bar.add_task(shown, total=total, completed=start)
+        task = bar.add_task(title, total=total, completed=start)
 
         def count(done: int, so_far: str = "") -> None:
-            label = shown if total or not done else f"{shown} {done:,}"
+            label = title if total or not done else f"{title} {done:,}"
             bar.update(task, completed=done, description=f"{label}, {safe(so_far)}" if so_far else label)
 
         yield count

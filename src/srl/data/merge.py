@@ -119,8 +119,8 @@ class GoldPassages:
     def _titled(self, title: str, source: str) -> str | None:
         """The one passage with this title; of several, the one from `source`."""
         several = self._by_title.get(title, [])
-        own = several if len(several) == 1 else [name for name in several if name.startswith(f"{source}/")]
-        return own[0] if len(own) == 1 else None
+        ids = several if len(several) == 1 else [name for name in several if name.startswith(f"{source}/")]
+        return ids[0] if len(ids) == 1 else None
 
 
 def _ids(question: Question) -> list[str]:

@@ -108,11 +108,11 @@ def _read_rows(path: Path) -> Iterator[tuple[Record, Question]]:
 
     def read(record: Record) -> tuple[Record, Question]:
         source = record.text("data_source") if record.row.get("data_source") else stem
-        own = record.text("split").lower() if record.row.get("split") else guess_split(path) or "train"
+        name = record.text("split").lower() if record.row.get("split") else guess_split(path) or "train"
         try:
-            split = canonical_split(own)
+            split = canonical_split(name)
         except UserError as error:
-            raise record.error("train, validation or test in 'split'", repr(own)) from error
+            raise record.error("train, validation or test in 'split'", repr(name)) from error
         question = FLASHRAG.question(record, source, split)
         for key in ("supporting_ids", "supporting_titles"):
             names = question.metadata.get(key, [])
@@ -126,9 +126,9 @@ def _read_rows(path: Path) -> Iterator[tuple[Record, Question]]:
 def _read_parquet(path: Path) -> Iterator[tuple[Record, Question]]:
     with open_parquet(path) as file:
         schema = file.schema_arrow
-    own = (schema.metadata or {}).get(b"srl_format")
-    if own is not None:
-        check_format(path, int(own) if own.isdigit() else own.decode(errors="replace"))
+    version = (schema.metadata or {}).get(b"srl_format")
+    if version is not None:
+        check_format(path, int(version) if version.isdigit() else version.decode(errors="replace"))
     if not {"data_source", "prompt"} <= set(schema.names):
         raise UserError(
             f"{path}: expected a training parquet with the columns data_source, prompt, reward_model and "

@@ -201,8 +201,8 @@ def _read(
 
 def _own_split(question: Question) -> str:
     """The split in the row, or an empty text."""
-    own = ALIASES.get(question.split.lower(), question.split.lower())
-    return own if own in SPLITS else ""
+    split = ALIASES.get(question.split.lower(), question.split.lower())
+    return split if split in SPLITS else ""
 
 
 def _gold(data: _Composition, files: Sequence[tuple[Input, Path]]) -> GoldPassages:

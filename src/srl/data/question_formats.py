@@ -63,8 +63,8 @@ class Format:
             answers = tuple(dict.fromkeys((*answers, *record.answers(self.more))))
         if not answers:
             raise record.error("at least one answer (published test sets often come without)", "none")
-        own = record.text(*self.id) if record.has(*self.id) else str(start + record.index)
-        name = own if own.startswith(f"{source}/") else f"{source}/{split}/{own}"
+        row_id = record.text(*self.id) if record.has(*self.id) else str(start + record.index)
+        name = row_id if row_id.startswith(f"{source}/") else f"{source}/{split}/{row_id}"
         hops = {} if self.hops is None else {"hops": self.hops}
         metadata = {**hops, **self.metadata(record, source)}
         return Question(name, record.text(*self.text), answers, source, split, metadata=metadata)

@@ -56,8 +56,8 @@ def read_labelled_questions(path: Path, qrels: Path | None = None) -> LabelledQu
         raise UserError(f"{path}: two questions have the id {name!r}; ids must be unique")
     if qrels is not None:
         return _judged_by(questions, read_qrels(qrels), path, qrels)
-    own = {question.id: _named(question) for question in questions}
-    return LabelledQuestions(questions, {name: passages for name, passages in own.items() if passages})
+    judgements = {question.id: _named(question) for question in questions}
+    return LabelledQuestions(questions, {name: passages for name, passages in judgements.items() if passages})
 
 
 def _questions(path: Path) -> Iterator[Question]:

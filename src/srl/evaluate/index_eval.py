@@ -190,14 +190,14 @@ def _lacking(index: Searchable, judged: Mapping[str, Mapping[str, int]]) -> list
     absent = sorted(passage for passage in relevant if index.passages.row(passage) is None)
     if not absent:
         return []
-    some = ", ".join(absent[:3]) + (", …" if len(absent) > 3 else "")
+    examples = ", ".join(absent[:3]) + (", …" if len(absent) > 3 else "")
     if len(absent) == len(relevant):
         raise UserError(
-            f"none of the {len(relevant):,} relevant passages ({some}) is in the index, whose ids are like "
-            f"{index.passages[0].id!r}",
+            f"none of the {len(relevant):,} relevant passages ({examples}) is in the index, whose ids are "
+            f"like {index.passages[0].id!r}",
             hint="measure the index of the corpus that was judged, or add --answers",
         )
-    return [f"{len(absent):,} of {len(relevant):,} relevant passages are not in the index ({some})"]
+    return [f"{len(absent):,} of {len(relevant):,} relevant passages are not in the index ({examples})"]
 
 
 def overlap_at(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]], k: int) -> float:

@@ -34,8 +34,8 @@ def summarise(
     values = [score.value for score in scores or () if not score.error]
     if values:
         metrics[f"{prefix}/score"] = fmean(values)
-    metrics[f"{prefix}/response_length/mean"] = fmean(each.tokens for each in results)
-    metrics[f"{prefix}/total_length/mean"] = fmean(each.total_tokens for each in results)
+    metrics[f"{prefix}/response_length/mean"] = fmean(result.tokens for result in results)
+    metrics[f"{prefix}/total_length/mean"] = fmean(result.total_tokens for result in results)
     return metrics | env_metrics(results, scores, f"{prefix}/env")
 
 
@@ -56,32 +56,34 @@ def answer_metrics(episodes: Episodes, prefix: str = "val") -> dict[str, float]:
         em_answer_shown         exact match where one was
     """
     results = _results(episodes)
-    completed = [each for each in results if each.valid]
+    completed = [result for result in results if result.valid]
     metrics: dict[str, float | None] = {
-        "em": fmean(each.em for each in results),
-        "em_completed": _mean(each.em for each in completed),
+        "em": fmean(result.em for result in results),
+        "em_completed": _mean(result.em for result in completed),
     }
-    by_source = _em_by(lambda each: each.data_source, results)
+    by_source = _em_by(lambda result: result.data_source, results)
     if len(by_source) > 1:
         metrics["em_macro"] = fmean(map(fmean, by_source.values()))
     metrics |= {f"em/{source}": fmean(ems) for source, ems in by_source.items()}
-    by_hops = _em_by(lambda each: str(each.hops), [each for each in results if each.hops is not None])
+    by_hops = _em_by(
+        lambda result: str(result.hops), [result for result in results if result.hops is not None]
+    )
     metrics |= {f"em/hops={hops}": fmean(ems) for hops, ems in by_hops.items()}
-    metrics["f1"] = fmean(each.f1 for each in results)
-    metrics["cover_em"] = fmean(each.cover_em for each in results)
-    metrics["failed_share"] = fmean(not each.valid for each in results)
-    samples = _em_by(lambda each: each.question_id, results).values()
+    metrics["f1"] = fmean(result.f1 for result in results)
+    metrics["cover_em"] = fmean(result.cover_em for result in results)
+    metrics["failed_share"] = fmean(not result.valid for result in results)
+    samples = _em_by(lambda result: result.question_id, results).values()
     n = min(map(len, samples))
     if n > 1:
         metrics[f"mean@{n}"] = fmean(map(fmean, samples))
         for k in sorted({2**power for power in range(1, n.bit_length())} | {n}):
             metrics[f"pass@{k}"] = fmean(pass_at_k(len(ems), int(sum(ems)), k) for ems in samples)
-    recalls = (each.evidence_recall for each in completed)
+    recalls = (result.evidence_recall for result in completed)
     metrics["evidence_recall"] = _mean(recall for recall in recalls if recall is not None)
-    metrics["em_evidence_shown"] = _mean(each.em for each in completed if each.evidence_recall == 1)
-    if any(each.searches for each in completed):
-        metrics["answer_shown"] = fmean(each.answer_shown for each in completed)
-    metrics["em_answer_shown"] = _mean(each.em for each in completed if each.answer_shown)
+    metrics["em_evidence_shown"] = _mean(result.em for result in completed if result.evidence_recall == 1)
+    if any(result.searches for result in completed):
+        metrics["answer_shown"] = fmean(result.answer_shown for result in completed)
+    metrics["em_answer_shown"] = _mean(result.em for result in completed if result.answer_shown)
     return {f"{prefix}/{name}": float(value) for name, value in metrics.items() if value is not None}
 
 
@@ -98,34 +100,36 @@ def env_metrics(
     `equal_groups_share/right` and `/wrong`: those of them whose answers all match, or none.
     """
     results = _results(episodes)
-    metrics: dict[str, float] = {"excluded_share": fmean(not each.valid for each in results)}
-    by_searches = Counter(each.searches for each in results)
-    excluded = Counter(each.searches for each in results if not each.valid)
+    metrics: dict[str, float] = {"excluded_share": fmean(not result.valid for result in results)}
+    by_searches = Counter(result.searches for result in results)
+    excluded = Counter(result.searches for result in results if not result.valid)
     for number in sorted(by_searches):
         metrics[f"excluded_share/searches={number}"] = excluded[number] / by_searches[number]
-    searches = sum(each.searches for each in results)
-    faults = sum(each.failed_searches for each in results)
+    searches = sum(result.searches for result in results)
+    faults = sum(result.failed_searches for result in results)
     metrics["failed_search_share"] = faults / searches if searches else 0.0
-    if completed := [each for each in results if each.valid]:
-        turns = [each.turns for each in completed]
+    if completed := [result for result in results if result.valid]:
+        turns = [result.turns for result in completed]
         metrics |= {
-            "finish_ratio": fmean(each.end == "answered" for each in completed),
-            "truncated_share": fmean(each.end == "truncated" for each in completed),
+            "finish_ratio": fmean(result.end == "answered" for result in completed),
+            "truncated_share": fmean(result.end == "truncated" for result in completed),
             "number_of_actions/mean": fmean(turns),
             "number_of_actions/max": max(turns),
             "number_of_actions/min": min(turns),
-            "number_of_valid_action": fmean(each.valid_actions for each in completed),
-            "ratio_of_valid_action": fmean(each.valid_actions / max(each.turns, 1) for each in completed),
-            "number_of_valid_search": fmean(each.valid_searches for each in completed),
+            "number_of_valid_action": fmean(result.valid_actions for result in completed),
+            "ratio_of_valid_action": fmean(
+                result.valid_actions / max(result.turns, 1) for result in completed
+            ),
+            "number_of_valid_search": fmean(result.valid_searches for result in completed),
         }
         by_retriever: Counter[str] = Counter()
-        for each in completed:
-            by_retriever.update(dict(each.named_searches))
+        for result in completed:
+            by_retriever.update(dict(result.named_searches))
         for name in sorted(by_retriever):
             metrics[f"number_of_valid_search/retriever={name}"] = by_retriever[name] / len(completed)
-        if any(each.protocol != "tags" for each in completed):
-            metrics["malformed_calls"] = fmean(each.malformed for each in completed)
-            metrics["calls_per_turn"] = sum(each.searches for each in completed) / sum(turns)
+        if any(result.protocol != "tags" for result in completed):
+            metrics["malformed_calls"] = fmean(result.malformed for result in completed)
+            metrics["calls_per_turn"] = sum(result.searches for result in completed) / sum(turns)
     if scores is not None:
         metrics |= _equal_groups(results, scores)
     return {f"{prefix}/{name}": float(value) for name, value in metrics.items()}
@@ -154,15 +158,15 @@ def step_metrics(episodes: Episodes, scores: Sequence[Score] | None = None) -> d
     `env/repetition` is the mean of `repetition`, where `episodes` are trajectories.
     """
     results = results_of(episodes)
-    lengths = [each.tokens for each in results]
+    lengths = [result.tokens for result in results]
     metrics = answer_metrics(results, "train") | env_metrics(results, scores)
-    repeated = [repetition(each) for each in episodes if isinstance(each, Trajectory)]
+    repeated = [repetition(episode) for episode in episodes if isinstance(episode, Trajectory)]
     if repeated:
         metrics["env/repetition"] = fmean(repeated)
     return metrics | {
         "response_length/mean": fmean(lengths),
         "response_length/max": float(max(lengths)),
-        "num_turns/mean": fmean(each.turns for each in results),
+        "num_turns/mean": fmean(result.turns for result in results),
     }
 
 
@@ -183,14 +187,14 @@ def em_interval(episodes: Episodes, confidence: float = 0.95) -> Interval | None
     Samples of one question are correlated, so they count as one value, their mean.
     """
     results = results_of(episodes)
-    clusters = {each.question_id: each.cluster for each in results}
-    samples = _em_by(lambda each: each.question_id, results)
+    clusters = {result.question_id: result.cluster for result in results}
+    samples = _em_by(lambda result: result.question_id, results)
     return interval([fmean(samples[name]) for name in clusters], list(clusters.values()), confidence)
 
 
 def mean_seconds(episodes: Episodes) -> float | None:
     """How long an episode took on average, beside those that ran at the same time; None if not known."""
-    return _mean(each.seconds for each in episodes if each.seconds is not None)
+    return _mean(result.seconds for result in episodes if result.seconds is not None)
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

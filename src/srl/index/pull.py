@@ -93,10 +93,10 @@ def plan_pull(name: str, out: Path, revision: str | None = None, endpoint: str |
     whole = bool(dataset.joined) and (out / dataset.joined).is_file()
     missing = 0 if whole else sum(each.file_size for each in files if each.will_download)
     sizes = {each.filename: each.file_size for each in files}
-    needed = missing + sum(sizes[part] for part in dataset.files[1:] if not whole)  # which are joined
+    size = missing + sum(sizes[part] for part in dataset.files[1:] if not whole)  # which are joined
     free = shutil.disk_usage(next(each for each in (out, *out.absolute().parents) if each.exists())).free
-    if needed > free:
-        what = f"{name} needs {in_gb(needed)} more on the disk of {out}, which has {in_gb(free)} free"
+    if size > free:
+        what = f"{name} needs {in_gb(size)} more on the disk of {out}, which has {in_gb(free)} free"
         raise UserError(what, hint="make room, or give a directory on a larger disk with --out")
     return Pull(dataset, out, files[0].commit_hash, sizes, missing)
 

@@ -186,8 +186,8 @@ def _search_rows(trajectory: Trajectory, once: _Once) -> Iterator[Row]:
     golds = trajectory.question.golden_answers
     queries: set[str] = set()
     for position, search in enumerate(trajectory.searches):
-        shown = search.shown_texts
-        texts = [*shown, *(hit.passage.contents for hit in search.hits[len(shown) :])]
+        shown_texts = search.shown_texts
+        texts = [*shown_texts, *(hit.passage.contents for hit in search.hits[len(shown_texts) :])]
         hits = [
             {
                 "passage_id": hit.passage.id,

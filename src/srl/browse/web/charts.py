@@ -67,7 +67,7 @@ def charts(panels: Mapping[str, Sequence[Series]], configs: Mapping[str, str] | 
 
 def verdict_charts(phases: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[float]]]]) -> list[Chart]:
     """A chart for each phase: the shares of the verdicts over its steps, one on top of another."""
-    drawn = []
+    panels = []
     for phase, (steps, shares) in phases.items():
         axes, at = _frame(steps[0], steps[-1], [0.0, 0.25, 0.5, 0.75, 1.0])
         ends = steps if len(steps) > 1 else [steps[0], steps[0] + 1]  # one step has no width of its own
@@ -78,20 +78,20 @@ def verdict_charts(phases: Mapping[str, tuple[Sequence[int], Mapping[str, Sequen
             areas += f'<polygon class="area {_VERDICTS[verdict]}" points="{outline}"/>'
             lines.append(Line(verdict, _VERDICTS[verdict], f"{values[-1]:.0%} at step {steps[-1]}"))
             base = top
-        drawn.append(_chart(f"verdicts, {phase}", areas + axes, lines))
-    return drawn
+        panels.append(_chart(f"verdicts, {phase}", areas + axes, lines))
+    return panels
 
 
 def _curves(name: str, bands: Mapping[str, Sequence[Series]]) -> Chart:
     """A chart of `bands`: by their labels, runs that are drawn in one colour."""
-    every = [run for runs in bands.values() for run in runs]
-    values = [value for run in every for value in run.values]
+    all_runs = [run for runs in bands.values() for run in runs]
+    values = [value for run in all_runs for value in run.values]
     axes, at = _frame(
-        min(run.steps[0] for run in every),
-        max(run.steps[-1] for run in every),
+        min(run.steps[0] for run in all_runs),
+        max(run.steps[-1] for run in all_runs),
         _ticks(min(values), max(values)),
     )
-    drawn, lines = "", []
+    groups, lines = "", []
     for place, (label, runs) in enumerate(bands.items()):
         several = len(runs) > 1
         parts = [_line(at, run.steps, run.values, "run" if several else "mean", run.label) for run in runs]
@@ -105,9 +105,9 @@ def _curves(name: str, bands: Mapping[str, Sequence[Series]]) -> Chart:
             parts.insert(0, f'<polygon class="band" points="{outline}"/>')
             parts.append(_line(at, steps, mean, "mean", f"{label}, mean"))
             last = f"{mean[-1]:.3f} at step {steps[-1]} ({low[-1]:.3f} to {high[-1]:.3f})"
-        drawn += f'<g class="c{place % _COLOURS}">{"".join(parts)}</g>'
+        groups += f'<g class="c{place % _COLOURS}">{"".join(parts)}</g>'
         lines.append(Line(label, f"c{place % _COLOURS}", last))
-    return _chart(name, axes + drawn, lines)
+    return _chart(name, axes + groups, lines)
 
 
 def _chart(name: str, inside: str, lines: list[Line]) -> Chart:
@@ -151,7 +151,7 @@ def _line(at: Place, steps: Sequence[int], values: Sequence[float], kind: str, l
     if len(points) > _POINTS:  # of each stretch its lowest and highest, so that no peak is lost
         cuts = [round(n * len(points) / (_POINTS // 2)) for n in range(_POINTS // 2 + 1)]
         stretches = [sorted(points[start:stop], key=lambda point: point[1]) for start, stop in pairwise(cuts)]
-        points = [point for some in stretches for point in sorted({some[0], some[-1]})]
+        points = [point for stretch in stretches for point in sorted({stretch[0], stretch[-1]})]
     line = f'<polyline class="{kind}" points="{" ".join(at(*point) for point in points)}"/>'
     if kind == "run" or len(points) > _MARKED:
         return line
@@ -180,9 +180,9 @@ def _by_seed(series: Sequence[Series], configs: Mapping[str, str]) -> dict[str, 
         seeds = f"{name.rsplit('-s', 1)[0]}, {len(runs)} seeds{f' {phase}' if phase else ''}"
         alike.setdefault(seeds if len(runs) > 1 else runs[0].label, []).append(runs)
     bands: dict[str, list[Series]] = {}
-    for label, some in alike.items():
-        configured = [settings.get(runs[0].run_id, {}) for runs in some]
-        for runs, setting in zip(some, configured, strict=True):
+    for label, bundle in alike.items():
+        configured = [settings.get(runs[0].run_id, {}) for runs in bundle]
+        for runs, setting in zip(bundle, configured, strict=True):
             differ = [key for key in setting if any(other.get(key) != setting[key] for other in configured)]
             keys = ", ".join(f"{key.rpartition('.')[2]} {setting[key]}" for key in differ[:_KEYS])
             name = f"{label} ({keys})" if keys else label

@@ -79,8 +79,8 @@ class Pages:
         name = request.path_params.get("run")
         logged = self._runs()
         name = name and self._latest(name)
-        chosen = logged if name is None else {name: logged.get(name, self._workspace.runs / name)}
-        return json.dumps([(name, _state(path)) for name, path in chosen.items()])
+        paths = logged if name is None else {name: logged.get(name, self._workspace.runs / name)}
+        return json.dumps([(name, _state(path)) for name, path in paths.items()])
 
     def problem(self, why: str) -> Page:
         """A page that says one line."""
@@ -95,10 +95,10 @@ class Pages:
 
         def read(log: Log) -> Values:
             table = [row for row in runs(log) if query.lower() in row["run_id"].lower()]
-            drawn = [row["run_id"] for row in table if row["algo"] != "eval"][-_DRAWN:]
+            newest = [row["run_id"] for row in table if row["algo"] != "eval"][-_DRAWN:]
             configs = dict(log.execute("SELECT run_id, config FROM runs").fetchall())
             panels = {
-                name: [curve for curve in series if curve.run_id in drawn]
+                name: [curve for curve in series if curve.run_id in newest]
                 for name, series in curves(log, OVERVIEW).items()
             }
             return {"rows": table[::-1], "charts": charts(panels, configs), "q": query}
@@ -127,13 +127,13 @@ class Pages:
         """The trajectories of a run that match the conditions in the address."""
         run, path = self._chosen(request)
         query = request.query_params
-        chosen, sort = _filter(query), query.get("sort") or "-step"
+        conditions, sort = _filter(query), query.get("sort") or "-step"
         after, before = query.get("after") or None, query.get("before") or None
 
         def read(log: Log) -> Values:
             return {
-                "page": page(log, chosen.where(), sort, SIZE, after=after, before=before),
-                "facets": facets(log, chosen), "facet_names": FACETS, "run": run, "sort": sort,
+                "page": page(log, conditions.where(), sort, SIZE, after=after, before=before),
+                "facets": facets(log, conditions), "facet_names": FACETS, "run": run, "sort": sort,
                 "sorts": SORTS, "conditions": _conditions(query), "is_first": not (after or before),
             }  # fmt: skip
 
@@ -143,11 +143,11 @@ class Pages:
         """One transcript, with the colours of a value, its group and its neighbours in the listing."""
         run, path = self._chosen(request)
         query = request.query_params
-        chosen, sort = _filter(query), query.get("sort") or "-step"
+        conditions, sort = _filter(query), query.get("sort") or "-step"
 
         def read(log: Log) -> Values:
             shown = transcript(log, request.path_params["id"])
-            previous, following = neighbours(log, chosen.where(), sort, shown.row)
+            previous, following = neighbours(log, conditions.where(), sort, shown.row)
             available = kinds(shown.steps)
             heat: Heat | None = next((kind for kind in available if kind == query.get("heat")), None)
             [model] = log.execute("SELECT model FROM runs").fetchone() or [""]
@@ -196,21 +196,21 @@ class Pages:
         name_b = query.get("b") or names[-1]
         name_a = query.get("a") or name_b
         phase, show = query.get("phase") or None, query.get("show") or ""
-        chosen = [(name_a, _number(query, "step_a")), (name_b, _number(query, "step_b"))]
+        pair = [(name_a, _number(query, "step_a")), (name_b, _number(query, "step_b"))]
         start = _number(query, "from") or 0
         if show not in ("", *CHANGES):
             raise UserError(f"no list {show!r}: there are {', '.join(CHANGES)}")
 
         def read(log: Log) -> Values:
-            if chosen[0] == chosen[1] and chosen[0][1] is None:
-                chosen[0] = (name_a, _earliest(log, phase))
-            result = diff(log, *sides(log, chosen, phase))
+            if pair[0] == pair[1] and pair[0][1] is None:
+                pair[0] = (name_a, _earliest(log, phase))
+            result = diff(log, *sides(log, pair, phase))
             lists = {name: [row for row in result.changes if fits(row)] for name, fits in CHANGES.items()}
-            opened = show or next((name for name, some in lists.items() if some), "flipped")
-            more = start + SIZE if len(lists[opened]) > start + SIZE else None
+            tab = show or next((name for name, changes in lists.items() if changes), "flipped")
+            more = start + SIZE if len(lists[tab]) > start + SIZE else None
             return {
-                "found": result, "rows": lists[opened][start : start + SIZE], "more": more, "show": opened,
-                "counts": {name: len(some) for name, some in lists.items()},
+                "found": result, "rows": lists[tab][start : start + SIZE], "more": more, "show": tab,
+                "counts": {name: len(changes) for name, changes in lists.items()},
                 "known": names, "phases": PHASES,
             }  # fmt: skip
 

@@ -58,20 +58,20 @@ def standalone(template: str, values: Mapping[str, Any]) -> Iterator[str]:
 def turns(transcript: Transcript, heat: Heat | None = None, tokenizer: Any = None) -> dict[str, Any]:
     """The segments of a transcript, with the tokens of the policy's if they are coloured by `heat`."""
     largest = largest_advantage(transcript.steps)
-    listed, as_ids = [], False
+    segments, as_ids = [], False
     for step in transcript.steps:
         coloured = None
         if heat and step.segment.is_policy:
             texts = token_texts(tokenizer, step.segment.token_ids, step.segment.text)
             as_ids = as_ids or texts is None
             coloured = tokens(step, heat, texts, largest)
-        listed.append({"step": step, "tokens": coloured, "searches": _searches(step, transcript)})
-    return {"turns": listed, "as_ids": as_ids, "golds": transcript.row["golden_answers"]}
+        segments.append({"step": step, "tokens": coloured, "searches": _searches(step, transcript)})
+    return {"turns": segments, "as_ids": as_ids, "golds": transcript.row["golden_answers"]}
 
 
 def _searches(step: Step, transcript: Transcript) -> list[dict[str, Any]]:
     """The searches of a step, with each hit's passage and whether it was shown and has the answer."""
-    golds, listed = transcript.row["golden_answers"], []
+    golds, searches = transcript.row["golden_answers"], []
     for search in step.searches:
         texts = dict(enumerate(search.shown_texts, start=1))
         hits = [
@@ -79,8 +79,8 @@ def _searches(step: Step, transcript: Transcript) -> list[dict[str, Any]]:
              "gold": contains_answer(texts.get(rank, hit.passage.contents), golds)}
             for rank, hit in enumerate(search.hits, start=1)
         ]  # fmt: skip
-        listed.append({"search": search, "hits": hits})
-    return listed
+        searches.append({"search": search, "hits": hits})
+    return searches
 
 
 def _shown(value: Any) -> Any:
@@ -89,8 +89,8 @@ def _shown(value: Any) -> Any:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     rest = len(value) - LONGEST
-    shown = safe(value[:LONGEST])
-    return shown if rest <= 0 else f"{shown} … {rest:,} more characters, which `srl inspect show` prints"
+    text = safe(value[:LONGEST])
+    return text if rest <= 0 else f"{text} … {rest:,} more characters, which `srl inspect show` prints"
 
 
 def _marked(text: str, golds: Sequence[str]) -> Markup:

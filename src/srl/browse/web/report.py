@@ -59,18 +59,18 @@ def write_report(
     return len(rows_chosen)
 
 
-def _groups(log: duckdb.DuckDBPyConnection, chosen: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _groups(log: duckdb.DuckDBPyConnection, table: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """The groups of the chosen trajectories in their order: a row a sample, the chosen ones in full."""
-    ids = {row["id"] for row in chosen}
-    keys = list(dict.fromkeys(tuple(row[name] for name in KEYS) for row in chosen))
+    ids = {row["id"] for row in table}
+    keys = list(dict.fromkeys(tuple(row[name] for name in KEYS) for row in table))
     for start in range(0, len(keys), _AT_ONCE):
         batch = keys[start : start + _AT_ONCE]
         places = ", ".join([f"({', '.join('?' * len(KEYS))})"] * len(batch))
         condition = f"({', '.join(KEYS)}) IN ({places})"
-        listed = transcripts(log, condition, [value for key in batch for value in key])
-        listed.sort(key=lambda sample: sample.row["sample"])
+        batch_samples = transcripts(log, condition, [value for key in batch for value in key])
+        batch_samples.sort(key=lambda sample: sample.row["sample"])
         for key in batch:
-            samples = [sample for sample in listed if tuple(sample.row[name] for name in KEYS) == key]
+            samples = [sample for sample in batch_samples if tuple(sample.row[name] for name in KEYS) == key]
             summaries = [summary(sample) for sample in samples]
             yield {
                 "samples": summaries, "words": in_words(summaries),

@@ -72,8 +72,8 @@ def compare(
     cells, before = [], None
     for row in result.rows:
         head = [row.source, f"{row.questions:,}", row.measure]
-        shown = ["", "", ""] if head == before and not markdown else head
-        cells.append([*shown, *_figures(row, letters[row.run])])
+        labels = ["", "", ""] if head == before and not markdown else head
+        cells.append([*labels, *_figures(row, letters[row.run])])
         before = head
     if markdown:
         escaped = [[cell.replace("\\", "\\\\").replace("|", "\\|") for cell in row] for row in cells]
@@ -90,9 +90,9 @@ def compare(
 def _figures(row: Measured, run: str) -> list[str]:
     from srl.evaluate.intervals import in_words
 
-    own = [run, f"{row.value:.3f}", in_words(row.interval)]
+    cells = [run, f"{row.value:.3f}", in_words(row.interval)]
     if row.difference is None or row.p_corrected is None:
-        return [*own, "", "", "", ""]
+        return [*cells, "", "", "", ""]
     p = f"{row.p_corrected:.3f}" if row.p_corrected >= 0.001 else "<0.001"
     difference = [f"{row.difference:+.3f}", in_words(row.difference_interval, sign="+")]
-    return [*own, *difference, p, "" if row.significant else "n.s."]
+    return [*cells, *difference, p, "" if row.significant else "n.s."]

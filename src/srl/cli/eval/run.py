@@ -165,8 +165,8 @@ def _show(report: ModelReport, as_json: bool) -> None:
         return
     samples = f" × {report.samples} at temperature {report.temperature:g}" if report.samples > 1 else ""
     is_part = report.questions < report.sample.size
-    drawn = f" of {report.sample.size:,}" if is_part else ""
-    note(f"{report.model}: {report.questions:,} questions{drawn}{samples}")
+    suffix = f" of {report.sample.size:,}" if is_part else ""
+    note(f"{report.model}: {report.questions:,} questions{suffix}{samples}")
     heads = [_HEADS.get(name, name) for name in report.settings]
     table(["questions drawn" if is_part else "", *heads], _rows(report))
     for head, evaluation in zip(heads, report.settings.values(), strict=True):
@@ -223,13 +223,13 @@ def _sets_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     from srl.evaluate.intervals import in_words
     from srl.evaluate.question_sets import MEASURES
 
-    drawn = any(row.used < row.size for row in rows)
-    headers = ["", "questions", *MEASURES.values(), *(["EM ± of the draw"] if drawn else [])]
+    is_part = any(row.used < row.size for row in rows)
+    headers = ["", "questions", *MEASURES.values(), *(["EM ± of the draw"] if is_part else [])]
     cells = []
     for row in rows:
         estimates = [row.measures[measure] for measure in MEASURES]
-        measures = [f"{each.mean:.3f} ({in_words(each.interval)})" for each in estimates]
-        error = [f"{row.measures['em'].draw_error:.3f}"] if drawn else []
+        measures = [f"{estimate.mean:.3f} ({in_words(estimate.interval)})" for estimate in estimates]
+        error = [f"{row.measures['em'].draw_error:.3f}"] if is_part else []
         cells.append([row.name, f"{row.used:,} of {row.size:,}", *measures, *error])
     return headers, cells
 

@@ -74,26 +74,26 @@ def evaluate(
     labelled = read_labelled_questions(questions, qrels)
     indexes = {name: _open(name, settings or []) for name in (against, index) if name is not None}
     evaluations: dict[str, IndexEvaluation] = {}
-    for name, opened in indexes.items():
+    for name, searcher in indexes.items():
         with output.progress("asking questions", len(labelled.questions)) as progress:
             evaluations[name] = evaluate_index(
-                opened, labelled, depths, "answers" if answers else None, progress,
+                searcher, labelled, depths, "answers" if answers else None, progress,
                 least_depth=OVERLAP_DEPTH if against is None else 2 * OVERLAP_DEPTH,
             )  # fmt: skip
-    for note in dict.fromkeys(note for each in evaluations.values() for note in each.notes):
+    for note in dict.fromkeys(note for evaluation in evaluations.values() for note in evaluation.notes):
         output.note(f"note: {note}")
     result = evaluations[index]
     if per_question is not None:
         _write(per_question, labelled, result)
     comparison = None if against is None else compare_indexes(evaluations[against], result)
     if as_json:
-        facts = {name: _facts(indexes[name], each) for name, each in evaluations.items()}
+        facts = {name: _facts(indexes[name], evaluation) for name, evaluation in evaluations.items()}
         more = {} if against is None else {"against": facts[against], "comparison": comparison}
         output.print_json(facts[index] | more)
     else:
         letters = [""] if against is None else ["A: ", "B: "]
-        for letter, opened in zip(letters, indexes.values(), strict=True):
-            output.line(letter + _in_words(opened))
+        for letter, searcher in zip(letters, indexes.values(), strict=True):
+            output.line(letter + _in_words(searcher))
         output.line(
             f"{result.measured:,} questions, the first {result.depth} hits, by {_LABELS[result.labels]}"
         )

@@ -49,17 +49,17 @@ def diff(
 
     result = read(list(dict.fromkeys(runs)), compare)
     changes = [row for row in result.changes if queries or row["change"] != "same"]
-    shown = changes[: limit or None]
+    table = changes[: limit or None]
     if json:
         about = {part.name: getattr(result, part.name) for part in fields(result) if part.name != "changes"}
-        output.print_rows([about, *shown])
+        output.print_rows([about, *table])
         return
     _print_summary(result)
-    if shown:
+    if table:
         output.line()
-        print_rows([_flat(row) for row in shown], False, _CHANGES, least=("source", "gold"))
-    if len(changes) > len(shown):
-        output.note(f"first {len(shown)} of {len(changes)}; --limit 0 lists all")
+        print_rows([_flat(row) for row in table], False, _CHANGES, least=("source", "gold"))
+    if len(changes) > len(table):
+        output.note(f"first {len(table)} of {len(changes)}; --limit 0 lists all")
 
 
 _CHANGES = {

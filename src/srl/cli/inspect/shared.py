@@ -72,8 +72,8 @@ def read_holding(run: str, action: Callable[[Path, duckdb.DuckDBPyConnection], T
         except NoTrajectoryError as error:
             missing = error
     where = "any run of this workspace" if len(runs) > 1 else runs[0].name
-    listed = "`srl inspect trajectories RUN` lists those of a run"
-    raise UserError(f"{missing} in {where}", hint=listed) from missing
+    hint = "`srl inspect trajectories RUN` lists those of a run"
+    raise UserError(f"{missing} in {where}", hint=hint) from missing
 
 
 def read(logs: Sequence[Path], action: Read[T], *, sealed: bool = True, seconds: float | None = None) -> T:

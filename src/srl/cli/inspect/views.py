@@ -83,13 +83,13 @@ def trajectories(
     from srl.browse.filters import Filter
     from srl.browse.listing import HEADINGS, page
 
-    chosen = Filter(steps, phase, source, hops, question, em, reward, searches, end, verdict, contains)
-    listed = read(paths([run]), lambda log: page(log, chosen.where(), sort, limit or None)).rows
-    if not listed:
+    conditions = Filter(steps, phase, source, hops, question, em, reward, searches, end, verdict, contains)
+    table = read(paths([run]), lambda log: page(log, conditions.where(), sort, limit or None)).rows
+    if not table:
         output.note("no matching trajectory; try fewer filters")
         return
-    print_rows(listed, json, of_run(run) | HEADINGS, least=LEAST)
-    if len(listed) == limit and not json:
+    print_rows(table, json, of_run(run) | HEADINGS, least=LEAST)
+    if len(table) == limit and not json:
         output.note(f"first {limit} rows; --limit 0 lists all; `srl inspect show ID` shows one")
 
 
@@ -181,18 +181,18 @@ def curve(
     exclude({"--json": json, "--out": out is not None}, "one prints the points, the other draws them")
     check_new(out, overwrite)
     names: list[str | None] = [*metric] if metric else [None]
-    chosen = paths(runs or ["last"], trained=runs in (None, [], ["last"]))
-    panels = read(chosen, lambda log: [series_of(log, name) for name in names])
+    run_paths = paths(runs or ["last"], trained=runs in (None, [], ["last"]))
+    panels = read(run_paths, lambda log: [series_of(log, name) for name in names])
     if out is not None:
         save_figure(panels, out)
         output.line(out)
         return
-    every = [run for series in panels for run in series]
+    curves = [run for series in panels for run in series]
     if json:
-        output.print_rows(every)
+        output.print_rows(curves)
         return
     rows = []
-    for run in every:
+    for run in curves:
         best, fired = max(run.values), ", ".join(f"{names} at {step}" for step, names in run.marks)
         first, last, most = (f"{value:.6g}" for value in (run.values[0], run.values[-1], best))
         at = run.steps[run.values.index(best)]

@@ -85,6 +85,6 @@ def _name(authority: bytes) -> str:
 
 
 def _refused(what: str, value: bytes) -> HTTPException:
-    shown = one_line(value.decode("latin-1"), 80)
+    excerpt = one_line(value.decode("latin-1"), 80)
     hint = "start it with --allow-host NAME, or with SRL_SEARCH_TOKEN set"
-    return HTTPException(403, f"this server does not answer {what} {shown!r}; {hint}")
+    return HTTPException(403, f"this server does not answer {what} {excerpt!r}; {hint}")
