@@ -97,11 +97,11 @@ def sides(
     Raises UserError if the two have no phase in common, and if they are the same.
     """
     query = "SELECT DISTINCT phase, step FROM raw.trajectories WHERE run_id = ? ORDER BY phase, step"
-    logged = [connection.execute(query, [run_id]).fetchall() for run_id, _ in chosen]
+    all_places = [connection.execute(query, [run_id]).fetchall() for run_id, _ in chosen]
     for common in PHASES if phase is None else (phase,):
         pair = [
             Side(run_id, common, max(steps))
-            for (run_id, step), places in zip(chosen, logged, strict=True)
+            for (run_id, step), places in zip(chosen, all_places, strict=True)
             if (steps := [at for name, at in places if name == common and step in (None, at)])
         ]
         if len(pair) == 2:

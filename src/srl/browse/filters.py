@@ -103,13 +103,13 @@ def facets(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Facets:
     conditions = {place: getattr(chosen, name) for place, name in enumerate(FACETS)}
     total, counts = 0, [Counter[Any]() for _ in FACETS]
     for *values, count in connection.execute(query, parameters).fetchall():
-        missed = [place for place, want in conditions.items() if want is not None and values[place] != want]
-        total += 0 if missed else count
+        misses = [place for place, want in conditions.items() if want is not None and values[place] != want]
+        total += 0 if misses else count
         for place in conditions:
-            if missed in ([], [place]):
+            if misses in ([], [place]):
                 counts[place][values[place]] += count
-    ranked = [sorted(counter.items(), key=lambda pair: (-pair[1], str(pair[0]))) for counter in counts]
-    return Facets(total, dict(zip(FACETS, ranked, strict=True)))
+    facet_counts = [sorted(counter.items(), key=lambda pair: (-pair[1], str(pair[0]))) for counter in counts]
+    return Facets(total, dict(zip(FACETS, facet_counts, strict=True)))
 
 
 _CONTAINS = """(

@@ -49,7 +49,7 @@ def page(
     after: str | None = None,
     before: str | None = None,
 ) -> Page:
-    """The `size` rows that match `condition` and follow the cursor `after`, or precede `before`; else the first.
+    """The `size` rows that match `condition` and follow the cursor `after`, precede `before`, or are first.
 
     All rows where `size` is None. `sort` is one of `SORTS`, with `-` before it for descending order; rows
     without a value are last. Raises UserError for another column, and for a cursor of another `sort`.

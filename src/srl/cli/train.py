@@ -97,11 +97,11 @@ def train(
         _resume(run, steps, sets or [], as_json)
         return
     exclude({"--dry-run": dry_run, "--print-config": print_config}, "one prints the plan, the other the keys")
-    logged: dict[str, Any] = {}
+    log_settings: dict[str, Any] = {}
     if from_log is not None:
-        logged = _log_settings(algo, run, from_log)
+        log_settings = _log_settings(algo, run, from_log)
         if config is None and "preset" not in typed:
-            config = _config_of_log(Path(logged["sft.log"]))
+            config = _config_of_log(Path(log_settings["sft.log"]))
     elif "run" in typed:
         raise UserError("--run goes with --resume or --from-log; add one of them, or leave it out")
     if dry_run and algo in (SFT, RFT):
@@ -110,7 +110,7 @@ def train(
     from srl.train.run_directory import steps_key
 
     settings = {"model.path": model and _model(model), "trainer.seed": seed, steps_key(algo or ""): steps}
-    resolved = load_config(preset, config, algo, {**settings, **logged}, sets or [], backend)
+    resolved = load_config(preset, config, algo, {**settings, **log_settings}, sets or [], backend)
     for warning in resolved.warnings:
         output.note(f"warning: {warning}")
     if print_config:
@@ -159,8 +159,8 @@ def export(
         output.print_json(asdict(model))
         return
     output.line(f"{model.directory}  step {model.step} of {model.run}, {model.dtype}")
-    served = ("--set", "rollout.engine=openai", "--set", "rollout.openai.url=http://127.0.0.1:8000/v1")
-    settings = ("--config", str(directory / "config.yaml"), "--data", "FILE", *served)
+    engine = ("--set", "rollout.engine=openai", "--set", "rollout.openai.url=http://127.0.0.1:8000/v1")
+    settings = ("--config", str(directory / "config.yaml"), "--data", "FILE", *engine)
     output.note(f"serve it: vllm serve {shlex.quote(str(model.directory))} --host 127.0.0.1")
     output.note(f"evaluate it there: {workspace.command('eval', 'run', str(model.directory), *settings)}")
 
@@ -183,13 +183,13 @@ def import_config(
     from srl.train.importing import import_file
 
     check_new(out, overwrite=None, inputs=[file])
-    converted = import_file(file)
+    result = import_file(file)
     if out is None:
-        output.verbatim(converted.text)
+        output.verbatim(result.text)
     else:
-        with atomic_file(out) as written:
-            written.write(converted.text)
-    for line in converted.report:
+        with atomic_file(out) as stream:
+            stream.write(result.text)
+    for line in result.report:
         output.note(line)
 
 

@@ -189,9 +189,9 @@ def _read(
             data.splits[(by_row and _own_split(question)) or split].append(question)
         data.leave_out(path, skipped)
         if questions and not named_split and not by_row:
-            typed = f"{source.name}:SPLIT={path.name}"
+            argument = f"{source.name}:SPLIT={path.name}"
             data.notes.append(
-                f"{path.name}: read as {split}, since its name has no split; say which: {typed}"
+                f"{path.name}: read as {split}, since its name has no split; say which: {argument}"
             )
         entry: dict[str, Any] = {"source": source.name, "licence": source.licence, "file": path.name}
         entry |= {"digest": digest_corpus(path), "skipped": dict(skipped)}

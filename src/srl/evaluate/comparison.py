@@ -121,19 +121,19 @@ def compare(runs: Sequence[Evaluated]) -> Comparison:
             what = f"{changed[0]} has another source, text or golden answers in {name_of(number)} than in A"
             raise UserError(f"question {what}", hint=_SAME_DATA)
     groups = _groups(runs, common)
-    measured = [
+    table = [
         row
         for source, names in groups.items()
         for measure in MEASURES
         for row in _rows(runs, source, names, measure)
     ]
-    ps = iter(holm([row.p for row in measured if row.p is not None]))
-    measured = [
+    ps = iter(holm([row.p for row in table if row.p is not None]))
+    table = [
         row if row.p is None else replace(row, p_corrected=(p := next(ps)), significant=p <= LEVEL)
-        for row in measured
+        for row in table
     ]
     left_out = [len(run.samples) - len(common) for run in runs]
-    return Comparison(runs, len(common), left_out, measured, _notes(runs, common, groups))
+    return Comparison(runs, len(common), left_out, table, _notes(runs, common, groups))
 
 
 def name_of(run: int) -> str:
@@ -155,14 +155,14 @@ def _groups(runs: Sequence[Evaluated], common: Sequence[str]) -> dict[str, list[
 def _rows(runs: Sequence[Evaluated], source: str, names: Sequence[str], measure: str) -> list[Measured]:
     """One measure of every run on these questions."""
     documents = [runs[0].samples[name][0].cluster for name in names]
-    measured, baseline = list[Measured](), list[float]()
+    table, baseline = list[Measured](), list[float]()
     for run in runs:
         values = [fmean(getattr(sample, measure) for sample in run.samples[name]) for name in names]
         test = astuple(paired_test(baseline, values, documents)) if baseline else ()
         baseline = baseline or values
         about = (source, len(names), MEASURES[measure], run.run)
-        measured.append(Measured(*about, fmean(values), interval(values, documents), *test))
-    return measured
+        table.append(Measured(*about, fmean(values), interval(values, documents), *test))
+    return table
 
 
 def _notes(

@@ -264,6 +264,6 @@ def compare_indexes(a: IndexEvaluation, b: IndexEvaluation) -> IndexComparison:
             sum(new < old for old, new in zip(before, after, strict=True)),
         )  # fmt: skip
     old, new = a.values[DECISIVE[a.labels]], b.values[DECISIVE[b.labels]]
-    changed = [(name, old[name], new[name], overlaps[name]) for name in a.documents]
-    changed.sort(key=lambda row: (-abs(row[2] - row[1]), row[3]))
-    return IndexComparison(estimate(list(overlaps.values()), clusters), measures, changed)
+    changes = [(name, old[name], new[name], overlaps[name]) for name in a.documents]
+    changes.sort(key=lambda row: (-abs(row[2] - row[1]), row[3]))
+    return IndexComparison(estimate(list(overlaps.values()), clusters), measures, changes)

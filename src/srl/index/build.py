@@ -144,13 +144,13 @@ def _resume(directory: Path, plan: Mapping[str, Any], overwrite: bool, keep: str
     What an interrupted build of anything else left is removed with `overwrite`, except the folder `keep`.
     Without, UserError is raised.
     """
-    path, noted = directory / NOTE, dict[str, Any]()
+    path, note = directory / NOTE, dict[str, Any]()
     if path.is_file():
-        noted = read_json(path, dict[str, Any])
-        same = all(noted.get(name, value) == value for name, value in plan.items())
+        note = read_json(path, dict[str, Any])
+        same = all(note.get(name, value) == value for name, value in plan.items())
         if not same and not overwrite:
             raise UserError(
-                f"{directory} has an unfinished index of something else, by {noted.get('retriever')}",
+                f"{directory} has an unfinished index of something else, by {note.get('retriever')}",
                 hint="finish that one, remove it, or add --overwrite to start over",
             )
     else:
@@ -158,7 +158,7 @@ def _resume(directory: Path, plan: Mapping[str, Any], overwrite: bool, keep: str
         if not same:  # an index, if the process died while it was replaced
             _REPLACEABLE(directory)
     if same:
-        write_json(path, {"format": FORMAT, **noted, **plan})
+        write_json(path, {"format": FORMAT, **note, **plan})
         return
     for entry in directory.iterdir():
         if entry.name == keep:
@@ -175,8 +175,8 @@ def build_parameters(retriever: str, options: Mapping[str, Any]) -> dict[str, An
     model = manager.options_model("retriever", retriever)
     if model is None:
         return {}
-    checked = validated(f"retriever.{retriever}", model, options)
-    return checked.model_dump(mode="json", exclude=runtime_options(model))
+    parameters = validated(f"retriever.{retriever}", model, options)
+    return parameters.model_dump(mode="json", exclude=runtime_options(model))
 
 
 def check_corpus(directory: Path | str, corpus: Path | str) -> Manifest:

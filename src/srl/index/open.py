@@ -90,8 +90,8 @@ def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) 
         )  # fmt: skip
     try:
         with manager.named_errors(entry):
-            opened = open_retriever(retriever, directory)
-        index = Index(directory, manifest, opened)
+            searcher = open_retriever(retriever, directory)
+        index = Index(directory, manifest, searcher)
     except (OSError, ValueError, EOFError, KeyError) as error:
         cause = f"{type(error).__name__}: {error}".replace("\n", " ")
         raise UserError(f"{directory} cannot be opened: {cause}", hint="copy or build it again") from error
@@ -99,7 +99,7 @@ def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) 
         raise UserError(
             f"{directory}: expected {manifest.passages:,} passages, found {len(index.passages):,}"
         )
-    identity = identity_of(name, opened)
+    identity = identity_of(name, searcher)
     for what, before in manifest.identity.items():
         if identity.get(what) != before:
             now = quoted(identity.get(what, ""), 60)
@@ -130,9 +130,9 @@ def live_index(retriever: str, options: Mapping[str, Any] | None = None) -> Inde
     if not live.live:
         raise UserError(f"{retriever} searches an index", hint="build one: srl index build")
     with manager.named_errors(manager.find("retriever", retriever)):
-        opened = open_retriever(live, None)
-    parameters, identity = build_parameters(retriever, options or {}), identity_of(retriever, opened)
-    return Index(None, make_manifest(retriever, parameters, identity), opened)
+        searcher = open_retriever(live, None)
+    parameters, identity = build_parameters(retriever, options or {}), identity_of(retriever, searcher)
+    return Index(None, make_manifest(retriever, parameters, identity), searcher)
 
 
 def _options(directory: Path, manifest: Manifest, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,11 +116,11 @@ def as_retriever(plugin: object) -> RetrieverBase:
     """`plugin`; where its class does not inherit from `RetrieverBase`, its members replace the defaults."""
     if isinstance(plugin, RetrieverBase):
         return plugin
-    adapted = RetrieverBase()
+    adapter = RetrieverBase()
     for name in _MEMBERS:
         if hasattr(plugin, name):
-            setattr(adapted, name, getattr(plugin, name))
-    return adapted
+            setattr(adapter, name, getattr(plugin, name))
+    return adapter
 
 
 def load_retriever(name: str, options: Mapping[str, Any] | None = None) -> RetrieverBase:
@@ -136,8 +136,8 @@ def identity_of(name: str, retriever: RetrieverBase) -> dict[str, str]:
 
 def open_retriever(retriever: RetrieverBase, directory: Path | None) -> RetrieverBase:
     """What searches after `retriever` was opened on `directory`."""
-    opened = retriever.open(directory)
-    return retriever if opened is None else as_retriever(opened)
+    searcher = retriever.open(directory)
+    return retriever if searcher is None else as_retriever(searcher)
 
 
 def build_live(retriever: RetrieverBase, directory: Path, progress: Report) -> None:

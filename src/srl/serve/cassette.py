@@ -124,10 +124,10 @@ class Recorder:
         else:
             _check_topk(self._path, cassette, topk)
             for retriever, digest in self.digests.items():
-                recorded = cassette.digests.get(retriever, "")
-                if digest and recorded and digest != recorded:
+                earlier = cassette.digests.get(retriever, "")
+                if digest and earlier and digest != earlier:
                     suffix = f" of {retriever}" if retriever else ""
-                    what = f"{path} was recorded with the index {recorded[:12]}{suffix}, not {digest[:12]}"
+                    what = f"{path} was recorded with the index {earlier[:12]}{suffix}, not {digest[:12]}"
                     raise UserError(what, key=KEY)
             self._append({"session": cassette.sessions + 1})
 

@@ -169,8 +169,10 @@ class _Probes:
         _expect(response.status_code == 200, refusal(response.status_code, response.content, 100))
         hits = read_answer(response.content, len(body.get("queries", [""])), topk=10_000)
         for hit in chain(*json.loads(response.content)["result"]):
-            scored = isinstance(hit, dict) and {"document", "score"} <= hit.keys()
-            _expect(scored == ("return_scores" in body), 'hits with scores are {"document": …, "score": …}')
+            has_score = isinstance(hit, dict) and {"document", "score"} <= hit.keys()
+            _expect(
+                has_score == ("return_scores" in body), 'hits with scores are {"document": …, "score": …}'
+            )
         return hits
 
     async def _send(self, method: str, url: str, body: Any = None) -> httpx.Response:

@@ -132,9 +132,9 @@ def seal(connection: duckdb.DuckDBPyConnection, directories: Sequence[Path], spi
     DuckDB's temporary directory, which would otherwise be `.tmp` in the current one. DuckDB can still write
     there if a query says so, so the caller must check the query.
     """
-    allowed = [f"{path}/" for directory in directories for path in (directory, _pattern(directory))]
+    patterns = [f"{path}/" for directory in directories for path in (directory, _pattern(directory))]
     connection.execute(f"SET temp_directory = {quoted(spill)}")
-    connection.execute(f"SET allowed_directories = {_list(allowed)}")
+    connection.execute(f"SET allowed_directories = {_list(patterns)}")
     connection.execute("SET enable_external_access = false; SET lock_configuration = true")
 
 

@@ -262,9 +262,9 @@ def read_with_rows(
     """The records of `read_records`, each with its row of the table `trajectories`."""
     trajectories = rows(connection, f"FROM trajectories WHERE {where} ORDER BY {RECORD_ORDER}", parameters)
     empty = {"all": (), "ids": PER_TOKEN, "texts": ("logprobs", *PER_TOKEN)}[reads]
-    replaced = [f"NULL::FLOAT[] AS {name}" for name in empty]
-    replaced += ["[]::INTEGER[] AS token_ids"] if reads == "texts" else []
-    columns = f"* REPLACE ({', '.join(replaced)})" if replaced else "*"
+    replacements = [f"NULL::FLOAT[] AS {name}" for name in empty]
+    replacements += ["[]::INTEGER[] AS token_ids"] if reads == "texts" else []
+    columns = f"* REPLACE ({', '.join(replacements)})" if replacements else "*"
     segments = _children(connection, "segments", trajectories, columns)
     searches = _children(connection, "searches", trajectories)
     keys = [(row["run_id"], row["id"]) for row in trajectories]
@@ -297,10 +297,10 @@ def _children(
         "AND (run_id, trajectory_id) IN (SELECT unnest(?), unnest(?)) ORDER BY position"
     )
     parameters = [min(steps), max(steps), *few, [row["run_id"] for row in trajectories], ids]
-    grouped: dict[Key, list[Row]] = {}
+    groups: dict[Key, list[Row]] = {}
     for row in rows(connection, query, parameters):
-        grouped.setdefault((row["run_id"], row["trajectory_id"]), []).append(row)
-    return grouped
+        groups.setdefault((row["run_id"], row["trajectory_id"]), []).append(row)
+    return groups
 
 
 def rows(

@@ -79,8 +79,8 @@ def write_watches(log: Path, fired: Sequence[Mapping[str, Any]]) -> None:
 def _write(log: Path, run: RunInfo, started: str, status: str, times: Mapping[str, Any]) -> None:
     """Write the manifest, with this process as the log's writer."""
     config = json.loads(json.dumps(dict(run.config), default=str))
-    described = asdict(run) | {"config": config, "started": started}
-    payload = {"run": described, "status": status, **times, "writer": asdict(Process.here())}
+    fields = asdict(run) | {"config": config, "started": started}
+    payload = {"run": fields, "status": status, **times, "writer": asdict(Process.here())}
     write_manifest(log, KIND, payload)
 
 

@@ -181,9 +181,9 @@ def _by_seed(series: Sequence[Series], configs: Mapping[str, str]) -> dict[str, 
         alike.setdefault(seeds if len(runs) > 1 else runs[0].label, []).append(runs)
     bands: dict[str, list[Series]] = {}
     for label, bundle in alike.items():
-        configured = [settings.get(runs[0].run_id, {}) for runs in bundle]
-        for runs, setting in zip(bundle, configured, strict=True):
-            differ = [key for key in setting if any(other.get(key) != setting[key] for other in configured)]
+        own_settings = [settings.get(runs[0].run_id, {}) for runs in bundle]
+        for runs, setting in zip(bundle, own_settings, strict=True):
+            differ = [key for key in setting if any(other.get(key) != setting[key] for other in own_settings)]
             keys = ", ".join(f"{key.rpartition('.')[2]} {setting[key]}" for key in differ[:_KEYS])
             name = f"{label} ({keys})" if keys else label
             bands[f"{name}, {runs[0].label}" if name in bands else name] = runs

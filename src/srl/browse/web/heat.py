@@ -63,15 +63,15 @@ def tokens(step: Step, kind: Heat, texts: Sequence[str] | None, largest: float) 
         "log-prob": segment.logprobs, "trainer's": step.trainer_logprobs, "entropy": step.entropies,
         "advantage": step.advantages, "return": step.returns,
     }  # fmt: skip
-    coloured = []
+    pieces = []
     for place, token in enumerate(segment.token_ids):
         numbers = [
             f"{name} {signed(column[place])}" for name, column in columns.items() if len(column) > place
         ]
         colour = _colour(kind, values[place], largest) if len(values) > place else "h0"
         text = texts[place] if texts is not None else f"{token} "
-        coloured.append(Token(text, colour, "; ".join([f"token {token}", *numbers])))
-    return coloured
+        pieces.append(Token(text, colour, "; ".join([f"token {token}", *numbers])))
+    return pieces
 
 
 def _values(step: Step, kind: Heat) -> Sequence[float]:

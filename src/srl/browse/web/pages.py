@@ -77,9 +77,9 @@ class Pages:
         """Changes with every step and rescore that is written to a run that the page may show, and when its
         process ends; of `last` also when another run is the latest."""
         name = request.path_params.get("run")
-        logged = self._runs()
+        run_paths = self._runs()
         name = name and self._latest(name)
-        paths = logged if name is None else {name: logged.get(name, self._workspace.runs / name)}
+        paths = run_paths if name is None else {name: run_paths.get(name, self._workspace.runs / name)}
         return json.dumps([(name, _state(path)) for name, path in paths.items()])
 
     def problem(self, why: str) -> Page:
@@ -242,10 +242,10 @@ class Pages:
 
     def _named(self, name: str) -> Path:
         """The directory of the run with exactly this name. Raises MissingError."""
-        logged = self._runs()
-        if name not in logged:
+        run_paths = self._runs()
+        if name not in run_paths:
             raise MissingError(f"no run {name!r} with a log in this workspace")
-        return logged[name]
+        return run_paths[name]
 
     def _runs(self) -> dict[str, Path]:
         """Every run that has a log, in the order of their starts."""

@@ -60,12 +60,12 @@ def turns(transcript: Transcript, heat: Heat | None = None, tokenizer: Any = Non
     largest = largest_advantage(transcript.steps)
     segments, as_ids = [], False
     for step in transcript.steps:
-        coloured = None
+        pieces = None
         if heat and step.segment.is_policy:
             texts = token_texts(tokenizer, step.segment.token_ids, step.segment.text)
             as_ids = as_ids or texts is None
-            coloured = tokens(step, heat, texts, largest)
-        segments.append({"step": step, "tokens": coloured, "searches": _searches(step, transcript)})
+            pieces = tokens(step, heat, texts, largest)
+        segments.append({"step": step, "tokens": pieces, "searches": _searches(step, transcript)})
     return {"turns": segments, "as_ids": as_ids, "golds": transcript.row["golden_answers"]}
 
 
