@@ -47,7 +47,7 @@ def sql(
         if relation is None:  # a statement without rows
             return Answer((), ())
         first_rows = relation if limit is None else relation.limit(limit)
-        cells = [_shown(place, str(kind), cell) for place, kind in enumerate(relation.types, start=1)]
+        cells = [_column_sql(place, str(kind), cell) for place, kind in enumerate(relation.types, start=1)]
         places = ", ".join(f"#{place}" for place in range(1, len(cells) + 1))
         columns = relation.project(places).columns  # a second `a` is called `a_1` there
         return Answer(tuple(columns), tuple(first_rows.project(", ".join(cells)).fetchall()))
@@ -76,7 +76,7 @@ def _reading(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDB
     return connection.sql("FROM query($query)", params={"query": query})
 
 
-def _shown(place: int, kind: str, cell: int | None) -> str:
+def _column_sql(place: int, kind: str, cell: int | None) -> str:
     """SQL for the column at `place`, of the type `kind`."""
     if cell is not None and not _NUMBER.fullmatch(kind):
         return f"left(CAST(#{place} AS VARCHAR), {cell})"

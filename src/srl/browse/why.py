@@ -99,7 +99,7 @@ def why(connection: duckdb.DuckDBPyConnection, run_id: str) -> Why:
     split = sum(step < since for step in steps)
     spans = steps[:split][-LONGEST:], steps[split:][-LONGEST:], steps[-max(3, len(steps) // 10) :]
     was, now, end = (_rates(connection, run_id, span) for span in spans)
-    outcome = f"EM {_known(was['EM']):.3f} before step {since}, {_known(now['EM']):.3f} since"
+    outcome = f"EM {_first_rate(was['EM']):.3f} before step {since}, {_first_rate(now['EM']):.3f} since"
     if fell:
         outcome = f"{name} EM fell from {high:.3f} to {low:.3f}, since step {since}"
     shares = link_shares(was, now) if fell else {}
@@ -215,8 +215,8 @@ def _rates(connection: duckdb.DuckDBPyConnection, run_id: str, steps: Sequence[i
 
 def link_shares(was: Rates, now: Rates) -> dict[str, float]:
     """The share of each link in the fall of the chain's EM, the largest first; empty if it did not."""
-    before = {name: _known(was[name], now[name]) for name in LINKS}
-    since = {name: _known(now[name], was[name]) for name in LINKS}
+    before = {name: _first_rate(was[name], now[name]) for name in LINKS}
+    since = {name: _first_rate(now[name], was[name]) for name in LINKS}
     lost, shares = chain_em(before) - chain_em(since), dict.fromkeys(LINKS, 0.0)
     if lost <= 0:
         return {}
@@ -236,7 +236,7 @@ def chain_em(rates: Mapping[str, float]) -> float:
     return answered * (searched * (shown * read + (1 - shown) * guessed) + (1 - searched) * recalled)
 
 
-def _known(*rates: float | None) -> float:
+def _first_rate(*rates: float | None) -> float:
     """The first rate that is known, else 0."""
     return next((rate for rate in rates if rate is not None), 0.0)
 
@@ -247,13 +247,13 @@ def _causes(was: Rates, now: Rates, end: Rates, shares: Mapping[str, float], fel
     `was` and `now` are the rates before the fall and since, or of the halves of a run that did not fall, and
     `end` those of the last steps. `shares` are those of the links in the fall.
     """
-    faults = {name: _known(end[name]) for name in CAUSES if name.startswith("failed")}
+    faults = {name: _first_rate(end[name]) for name in CAUSES if name.startswith("failed")}
     causes = [max(faults, key=faults.__getitem__)] if sum(faults.values()) >= 0.1 else []
-    grown = {name: _known(now[name]) - _known(was[name]) for name in was}
+    grown = {name: _first_rate(now[name]) - _first_rate(was[name]) for name in was}
     if not fell and grown["EM"] <= RISE:
-        causes += ["no gradient"] if _known(now["without gradient"]) >= 0.6 else []
-        causes += ["format errors"] if _known(now["valid actions"], 1.0) <= 0.5 else []
-        causes += ["evidence"] if _known(now["shown"], 1.0) < 0.05 else []
+        causes += ["no gradient"] if _first_rate(now["without gradient"]) >= 0.6 else []
+        causes += ["format errors"] if _first_rate(now["valid actions"], 1.0) <= 0.5 else []
+        causes += ["evidence"] if _first_rate(now["shown"], 1.0) < 0.05 else []
     if not fell:
         return causes
     causes += ["reward hacking"] if grown["reward"] >= 0.05 and grown["EM"] <= -0.03 else []
@@ -262,9 +262,11 @@ def _causes(was: Rates, now: Rates, end: Rates, shares: Mapping[str, float], fel
         ("KL blow-up", "KL", 10, 0.1),
         ("entropy explosion", "entropy", 3, 0.5),
     ):
-        grows = was[number] is not None and _known(now[number]) >= max(times * _known(was[number]), least)
+        grows = was[number] is not None and _first_rate(now[number]) >= max(
+            times * _first_rate(was[number]), least
+        )
         causes += [name] if grows else []
-    collapsed = was["entropy"] and _known(now["entropy"], was["entropy"]) <= 0.2 * was["entropy"]
+    collapsed = was["entropy"] and _first_rate(now["entropy"], was["entropy"]) <= 0.2 * was["entropy"]
     causes += ["entropy collapse"] if collapsed else []
     names = {
         "answered": "too long" if grown["truncated"] >= -grown["answered"] / 2

@@ -35,14 +35,14 @@ class EpisodeView:
     def __init__(self, codec: Codec, full: bool = False) -> None:
         self.codec, self.full = codec, full
         self._segments = self._searches = 0  # printed so far
-        self._spans, self._shown = 0, ""  # of the turn: whole spans, and what is printed of the next one
+        self._spans, self._span_text = 0, ""  # of the turn: whole spans, and what is printed of the next one
         self._in_line = self._answered = False
 
     def __call__(self, trajectory: Trajectory, token_ids: Sequence[int]) -> None:
         for segment in trajectory.segments[self._segments :]:
             if segment.is_policy:
                 self._show_turn(trajectory, segment.text)
-                self._spans, self._shown = 0, ""
+                self._spans, self._span_text = 0, ""
             else:
                 self._show_searches(trajectory)
             if segment.kind == "feedback":
@@ -81,7 +81,7 @@ class EpisodeView:
             inside = trajectory.segments[self._segments - 1].text.rstrip().endswith("<think>")
         for place, span in enumerate(spans(text, inside, trajectory.protocol)):
             if place > self._spans:
-                self._spans, self._shown = place, ""
+                self._spans, self._span_text = place, ""
             if place == self._spans:
                 self._show_span(span)
             if span.kind in ("search", "answer") and span.text.endswith(">"):
@@ -91,11 +91,11 @@ class EpisodeView:
         text = span.text if span.kind == "other" else _TAGS.sub("", span.text.strip())
         text = " ".join(text.split())
         label, style = _LABELS[span.kind]
-        if text and not self._shown:
+        if text and not self._span_text:
             self._start(label, style)
             self._answered |= span.kind == "answer"
-        output.piece(text[len(self._shown) :], style)
-        self._shown = text
+        output.piece(text[len(self._span_text) :], style)
+        self._span_text = text
 
     def _show_searches(self, trajectory: Trajectory) -> None:
         for search in trajectory.searches[self._searches :]:

@@ -80,7 +80,7 @@ def retriever(
     from srl.serve.wire import TOKEN_VARIABLE
 
     token = bearer_token()
-    directories = _named(index)
+    directories = _directories(index)
     manifests = {name: check_index(directory) for name, directory in directories.items()}
     options = {
         name: read_settings(manifest.retriever, _settings_of(name, directories, settings or []))
@@ -115,7 +115,7 @@ def retriever(
             run_workers(factory, workers, listener, ready)
 
 
-def _named(texts: list[str]) -> dict[str, Path]:
+def _directories(texts: list[str]) -> dict[str, Path]:
     """Directories by name: the NAME before `=`, else the directory's name without other characters.
 
     Where nothing is left of a name, it is `index`. Raises UserError for a name that comes twice.

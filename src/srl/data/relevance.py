@@ -56,7 +56,7 @@ def read_labelled_questions(path: Path, qrels: Path | None = None) -> LabelledQu
         raise UserError(f"{path}: two questions have the id {name!r}; ids must be unique")
     if qrels is not None:
         return _judged_by(questions, read_qrels(qrels), path, qrels)
-    judgements = {question.id: _named(question) for question in questions}
+    judgements = {question.id: _gold_grades(question) for question in questions}
     return LabelledQuestions(questions, {name: passages for name, passages in judgements.items() if passages})
 
 
@@ -93,7 +93,7 @@ def _question(record: Record) -> Question:
     return Question(name, text, record.answers(answers[0]) if answers else (), metadata=metadata)
 
 
-def _named(question: Question) -> dict[str, int]:
+def _gold_grades(question: Question) -> dict[str, int]:
     """The gold passages that a question names, all with grade 1."""
     names = question.metadata.get("supporting_ids") or ()
     if not isinstance(names, list | tuple):

@@ -46,7 +46,7 @@ def read_topics(path: Path) -> Iterator[tuple[str, str]]:
     for place, topic in enumerate(topics, start=1):
         number, title = _NUMBER.search(topic), _TITLE.search(topic)
         if number is None or title is None or not title[1].strip():
-            raise UserError(f"{path}: topic {place}: expected <num> and <title>, found {_shown(topic)}")
+            raise UserError(f"{path}: topic {place}: expected <num> and <title>, found {_excerpt(topic)}")
         yield number[1], " ".join(html.unescape(title[1]).split())
 
 
@@ -58,7 +58,7 @@ def read_table_of_questions(path: Path) -> Iterator[tuple[str, str]]:
             if not line.strip() or (number == 1 and name in _HEADERS):
                 continue
             if not (tab and name.strip() and text.strip()):
-                raise UserError(f"{path}:{number}: expected ID <tab> QUESTION, found {_shown(line)}")
+                raise UserError(f"{path}:{number}: expected ID <tab> QUESTION, found {_excerpt(line)}")
             yield name.strip(), text.strip()
 
 
@@ -79,7 +79,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
                 question, passage, text = fields if len(fields) == 3 else (fields[0], *fields[2:])
                 grade = int(text)
             except ValueError:
-                what = f"expected `question 0 passage grade`, found {_shown(line)}"
+                what = f"expected `question 0 passage grade`, found {_excerpt(line)}"
                 raise UserError(f"{path}:{number}: {what}") from None
             if judged.setdefault(question, {}).setdefault(passage, grade) != grade:
                 raise UserError(f"{path}:{number}: an earlier line has another grade of {passage}")
@@ -143,6 +143,6 @@ def _without_tags(text: str) -> str:
     return html.unescape(_MARKUP.sub(" ", text)).strip()
 
 
-def _shown(text: str) -> str:
+def _excerpt(text: str) -> str:
     line = " ".join(text.split())
     return repr(line if len(line) <= 60 else line[:60] + "…")

@@ -107,7 +107,7 @@ class Pages:
 
     def run(self, request: Request) -> Page:
         """One run: its curves, its verdicts over steps, the counts of its trajectories, its configuration."""
-        run, path = self._chosen(request)
+        run, path = self._run_of(request)
         metric = request.query_params.getlist("metric")
 
         def read(log: Log) -> Values:
@@ -125,7 +125,7 @@ class Pages:
 
     def trajectories(self, request: Request) -> Page:
         """The trajectories of a run that match the conditions in the address."""
-        run, path = self._chosen(request)
+        run, path = self._run_of(request)
         query = request.query_params
         conditions, sort = _filter(query), query.get("sort") or "-step"
         after, before = query.get("after") or None, query.get("before") or None
@@ -141,7 +141,7 @@ class Pages:
 
     def trajectory(self, request: Request) -> Page:
         """One transcript, with the colours of a value, its group and its neighbours in the listing."""
-        run, path = self._chosen(request)
+        run, path = self._run_of(request)
         query = request.query_params
         conditions, sort = _filter(query), query.get("sort") or "-step"
 
@@ -162,7 +162,7 @@ class Pages:
 
     def group(self, request: Request) -> Page:
         """The samples of one question in one step, side by side with their advantages."""
-        run, path = self._chosen(request)
+        run, path = self._run_of(request)
 
         def read(log: Log) -> Values:
             samples = group(log, transcript(log, request.path_params["id"]).row)
@@ -175,7 +175,7 @@ class Pages:
     def question(self, request: Request) -> Page:
         """One question in every step of the chosen runs, of all by default."""
         question_id, names = request.query_params.get("id", ""), request.query_params.getlist("run")
-        paths = [self._named(name) for name in names] or [self._workspace.runs]
+        paths = [self._path_of(name) for name in names] or [self._workspace.runs]
         run_names = [*self._runs()]
 
         def read(log: Log) -> Values:
@@ -214,7 +214,7 @@ class Pages:
                 "known": names, "phases": PHASES,
             }  # fmt: skip
 
-        return self._page("compare.html", list(dict.fromkeys(map(self._named, (name_a, name_b)))), read)
+        return self._page("compare.html", list(dict.fromkeys(map(self._path_of, (name_a, name_b)))), read)
 
     def sql(self, request: Request) -> Page:
         """A query on the log, whose rows open trajectories."""
@@ -222,7 +222,7 @@ class Pages:
         run = request.query_params.get("run") or (names[-1] if names else "")
         values: Values = {"q": query, "run": run, "known": names, "answer": None, "why": "", "warnings": []}
         if query and names:
-            paths = [self._workspace.runs] if run == "all" else [self._named(run)]
+            paths = [self._workspace.runs] if run == "all" else [self._path_of(run)]
             try:
                 answer = _limited(paths, query, values["warnings"].append)
             except UserError as error:
@@ -240,7 +240,7 @@ class Pages:
         values = reading(paths, read, warn=warnings.append)
         return Page(template, values | {"warnings": warnings}, live)
 
-    def _named(self, name: str) -> Path:
+    def _path_of(self, name: str) -> Path:
         """The directory of the run with exactly this name. Raises MissingError."""
         run_paths = self._runs()
         if name not in run_paths:
@@ -251,10 +251,10 @@ class Pages:
         """Every run that has a log, in the order of their starts."""
         return {path.name: path for path in self._workspace.all_runs() if find_logs(path)}
 
-    def _chosen(self, request: Request) -> tuple[str, Path]:
+    def _run_of(self, request: Request) -> tuple[str, Path]:
         """The run that the address names; `last` is the latest. Raises MissingError."""
         name = self._latest(request.path_params["run"])
-        return name, self._named(name)
+        return name, self._path_of(name)
 
     def _latest(self, name: str) -> str:
         """The name of the latest run for `last`, else `name`."""

@@ -29,7 +29,7 @@ LONGEST = 50_000
 def environment() -> Environment:
     """Templates that escape every value, with its control characters made visible."""
     templates = Environment(
-        loader=FileSystemLoader(HERE / "templates"), autoescape=True, finalize=_shown,
+        loader=FileSystemLoader(HERE / "templates"), autoescape=True, finalize=_cell_text,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     templates.globals |= {
@@ -83,7 +83,7 @@ def _searches(step: Step, transcript: Transcript) -> list[dict[str, Any]]:
     return searches
 
 
-def _shown(value: Any) -> Any:
+def _cell_text(value: Any) -> Any:
     if value is None:
         return ""
     if not isinstance(value, str) or isinstance(value, Markup):
@@ -95,7 +95,7 @@ def _shown(value: Any) -> Any:
 
 def _marked(text: str, golds: Sequence[str]) -> Markup:
     """The text with the golden answers in it marked."""
-    pieces = marked(str(_shown(text)), golds)
+    pieces = marked(str(_cell_text(text)), golds)
     return Markup().join(
         Markup("<mark>{}</mark>").format(piece) if gold else escape(piece) for piece, gold in pieces
     )

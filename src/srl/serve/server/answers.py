@@ -86,26 +86,26 @@ class AnswerCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        self._kept: OrderedDict[Key, EncodedHits] = OrderedDict()
+        self._answers: OrderedDict[Key, EncodedHits] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._answers)
 
     def get(self, key: Key) -> EncodedHits | None:
-        hits = self._kept.get(key)
+        hits = self._answers.get(key)
         if hits is not None:
-            self._kept.move_to_end(key)
+            self._answers.move_to_end(key)
         return hits
 
     def put(self, key: Key, hits: EncodedHits) -> None:
         """Keep an answer, unless it alone exceeds `max_bytes`."""
         size = _size(key, hits)
-        if size > self.max_bytes or key in self._kept:
+        if size > self.max_bytes or key in self._answers:
             return
-        self._kept[key] = hits
+        self._answers[key] = hits
         self.bytes += size
         while self.bytes > self.max_bytes:
-            self.bytes -= _size(*self._kept.popitem(last=False))
+            self.bytes -= _size(*self._answers.popitem(last=False))
 
 
 def _size(key: Key, hits: EncodedHits) -> int:
