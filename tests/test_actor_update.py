@@ -81,7 +81,7 @@ def test_the_whole_loss_of_one_token_by_hand():
 
     model = Uniform()
     head = Head(model)
-    logits._chosen[model] = lambda model, batch, wanted: (batch.input_ids[:, :-1][wanted][:, None], head)
+    logits._ways[model] = lambda model, batch, wanted: (batch.input_ids[:, :-1][wanted][:, None], head)
     part = experience([trajectory("pa", vocabulary=4)], dtype=torch.float64)
     token = int(part.batch.input_ids[0, 1])
 
@@ -197,7 +197,7 @@ def agreeing(part, *groups):
 def read_rows(model, part, loss):
     """The rows that go through the update."""
     seen = TokenStats(torch.zeros_like(part.mask), torch.zeros_like(part.mask))
-    accumulate_actor(model, part, loss=loss, max_tokens=16, seen=seen)
+    accumulate_actor(model, part, loss=loss, max_tokens=16, stats=seen)
     model.zero_grad(set_to_none=True)
     return seen.logprobs.bool().any(1).nonzero()[:, 0].tolist()
 

@@ -222,7 +222,7 @@ def test_the_updates_own_log_probs_serve_as_old_ones_bit_for_bit(observed) -> No
     expected = accumulate_actor(model, before, loss=loss, max_tokens=16)
     wanted = gradients(model)
     seen = TokenStats(torch.zeros_like(part.mask), torch.zeros_like(part.mask))
-    found = accumulate_actor(model, replace(part, old_logprobs=None), loss=loss, max_tokens=16, seen=seen)
+    found = accumulate_actor(model, replace(part, old_logprobs=None), loss=loss, max_tokens=16, stats=seen)
     assert found == expected
     assert found["actor/ratio_mean"] == pytest.approx(1.0)
     for name, gradient in gradients(model).items():

@@ -75,7 +75,7 @@ def test_a_demonstration_of_a_training_question_has_the_prompt_of_its_file(tmp_p
     file, other = tmp_path / "mine.jsonl", replace(shown(name="other"), text="what flag has velmar red")
     write_demonstrations(file, [shown(), shown([TURNS[1]]), other])
     asked = [Question("demo/0", shown().text, ("red",), prompt=own)]
-    found = demonstrated(file, environment(), asked=asked)
+    found = demonstrated(file, environment(), training_questions=asked)
     assert [item.question.prompt == own for item in found] == [True, True, False]
     assert found[0].segments[0].token_ids == tuple(Codec(tokenizer()).encode_prompt(own)[0])
     assert [item.question.prompt for item in demonstrated(file, environment())][2] == found[2].question.prompt

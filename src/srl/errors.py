@@ -84,11 +84,11 @@ def expected(error: Mapping[str, Any]) -> str:
     return f"expected {words}" if words else str(error["msg"]).removeprefix("Value error, ")
 
 
-def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
+def nearest(name: str, names: list[str] | tuple[str, ...]) -> str:
     """`did you mean X?` for a mistyped name, or an empty string."""
     from difflib import get_close_matches
 
-    match = get_close_matches(name, known, n=1, cutoff=0.5)
+    match = get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
@@ -103,9 +103,9 @@ def first_line(error: BaseException) -> str:
     return next(filter(None, lines), type(error).__name__)
 
 
-def with_notes(error: BaseException, said: object = None) -> str:
-    """What is `said` of an error, by default its message, and its notes, such as how to resume."""
-    return "; ".join([str(error if said is None else said), *getattr(error, "__notes__", [])])
+def with_notes(error: BaseException, message: object = None) -> str:
+    """What is `message` of an error, by default its message, and its notes, such as how to resume."""
+    return "; ".join([str(error if message is None else message), *getattr(error, "__notes__", [])])
 
 
 def error_line(error: BaseException) -> str:

@@ -135,7 +135,7 @@ def aside(path: Path) -> Iterator[Path]:
     new_parents = [parent for parent in path.parents if not parent.exists()]
     folder = path.with_name(f".{path.name}.tmp-{_host()}-{os.getpid()}-{token_hex(4)}")
     temporary = folder / path.name
-    ours = {str(place) for place in (temporary, folder, *path.parents)}
+    own_paths = {str(place) for place in (temporary, folder, *path.parents)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
@@ -147,7 +147,7 @@ def aside(path: Path) -> Iterator[Path]:
             raise NotWritten(
                 f"{path} was not written: the disk is full", hint="free some space and try again"
             ) from error
-        if isinstance(error, OSError) and str(error.filename) in ours:
+        if isinstance(error, OSError) and str(error.filename) in own_paths:
             raise UserError(f"{path} cannot be written: {error.strerror} ({error.filename})") from error
         raise
     finally:
@@ -212,25 +212,25 @@ def link_or_copy(source: Path | str, target: Path | str) -> None:
 
 
 @contextmanager
-def locked(directory: Path, taken: str | None = None) -> Iterator[None]:
+def locked(directory: Path, refusal: str | None = None) -> Iterator[None]:
     """Hold a lock on the directory; the system releases it when the process dies. See `lock`."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        lock(descriptor, taken)
+        lock(descriptor, refusal)
         yield
     finally:
         os.close(descriptor)
 
 
-def lock(file: int | IO[Any], taken: str | None = None) -> None:
+def lock(file: int | IO[Any], refusal: str | None = None) -> None:
     """Lock an open file until it is closed; a file system without locks gives none.
 
-    Where another process holds the lock, raises UserError with the text `taken`; without one it waits.
+    Where another process holds the lock, raises UserError with the text `refusal`; without one it waits.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if taken is None else fcntl.LOCK_NB))
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if refusal is None else fcntl.LOCK_NB))
     except BlockingIOError as error:
-        raise UserError(taken) from error
+        raise UserError(refusal) from error
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
             raise
@@ -417,20 +417,20 @@ def files_in(directory: Path) -> list[str]:
     return sorted(name for name in names if name != MANIFEST)
 
 
-def replaceable(kind: str, called: str, besides: Collection[str] = ()) -> Replace:
+def replaceable(kind: str, description: str, besides: Collection[str] = ()) -> Replace:
     """A `Replace` for directories with a manifest of `kind` and no other files than those listed there.
 
-    `called` is the kind in words, such as "an index"; files in `besides` are allowed always.
+    `description` is the kind in words, such as "an index"; files in `besides` are allowed always.
     """
 
     def check(path: Path) -> None:
         if not (path / MANIFEST).is_file():
             raise UserError(
-                f"{path} is not {called} (it has no {MANIFEST} of srl) and is not replaced",
+                f"{path} is not {description} (it has no {MANIFEST} of srl) and is not replaced",
                 hint="choose another directory, or remove it first",
             )
-        ours = read_manifest(path, kind).get("files", ())
-        foreign = next((name for name in files_in(path) if name not in (*ours, *besides)), None)
+        files = read_manifest(path, kind).get("files", ())
+        foreign = next((name for name in files_in(path) if name not in (*files, *besides)), None)
         if foreign is not None:
             raise UserError(
                 f"{path} is not replaced: srl did not write {foreign} in it",

@@ -128,17 +128,17 @@ def _waking(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     A signal in the moment before the loop waits, or in another thread, does not interrupt the wait by itself,
     and Python runs its handler only afterwards.
     """
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        loop.add_reader(ours, ours.recv, 4096)
-        before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    reading_end, writing_end = socket.socketpair()
+    with reading_end, writing_end:
+        reading_end.setblocking(False)
+        writing_end.setblocking(False)
+        loop.add_reader(reading_end, reading_end.recv, 4096)
+        before = signal.set_wakeup_fd(writing_end.fileno(), warn_on_full_buffer=False)
         try:
             yield
         finally:
             signal.set_wakeup_fd(before)
-            loop.remove_reader(ours)
+            loop.remove_reader(reading_end)
 
 
 async def in_thread(work: Callable[[], T]) -> T:

@@ -61,19 +61,19 @@ def safe_message(text: str) -> str:
     return safe(hidden(text))
 
 
-def quoted(said: str | bytes, width: int = LONGEST) -> str:
+def quoted(message: str | bytes, width: int = LONGEST) -> str:
     """The beginning of what another program said, for an error or a log: safe, on one line, without secrets.
 
     `width` is in characters. Of a longer text nothing but the beginning is looked at.
     """
-    beginning = said[: 4 * width]
+    beginning = message[: 4 * width]
     text = beginning if isinstance(beginning, str) else beginning.decode("utf-8", "replace")
     return one_line(hidden(text), width)
 
 
-def refusal(status: int, said: str | bytes, width: int = LONGEST) -> str:
+def refusal(status: int, message: str | bytes, width: int = LONGEST) -> str:
     """`HTTP 500: what the server said`, quoted; the status alone where it said nothing."""
-    return f"HTTP {status}" + (f": {text}" if (text := quoted(said, width)) else "")
+    return f"HTTP {status}" + (f": {text}" if (text := quoted(message, width)) else "")
 
 
 def hidden(text: str) -> str:
@@ -121,11 +121,11 @@ def refuse_credentials(what: str, url: str, variable: str = "SRL_SEARCH_TOKEN") 
         )
 
 
-def log_to_stderr(everything: int, ours: int) -> None:
-    """Log to stderr: from level `everything`, and for `srl` from level `ours`."""
+def log_to_stderr(everything: int, of_srl: int) -> None:
+    """Log to stderr: from level `everything`, and for `srl` from level `of_srl`."""
     handle_logs()
     logging.getLogger().setLevel(everything)
-    logging.getLogger("srl").setLevel(ours)
+    logging.getLogger("srl").setLevel(of_srl)
 
 
 def handle_logs() -> None:

@@ -23,10 +23,10 @@ class UserCache:
     the setting `key`, if the file is no such cache.
     """
 
-    def __init__(self, chosen: Path | str | None, name: str, tables: str, key: str) -> None:
-        if chosen == "user":
-            chosen = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "srl", name)
-        self._path, self._key = None if chosen is None else Path(chosen), key
+    def __init__(self, location: Path | str | None, name: str, tables: str, key: str) -> None:
+        if location == "user":
+            location = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "srl", name)
+        self._path, self._key = None if location is None else Path(location), key
         if self._path is None:
             return
         try:

@@ -29,9 +29,9 @@ class Workspace:
     @classmethod
     def resolve(cls, option: Path | str | None = None) -> Workspace:
         """`--workspace`, else `$SRL_WORKSPACE`, else `./srl-workspace`."""
-        named = option or os.environ.get("SRL_WORKSPACE") or _DEFAULT
-        with parsing(f"the workspace {named}"):
-            root = Path(named).expanduser()
+        place = option or os.environ.get("SRL_WORKSPACE") or _DEFAULT
+        with parsing(f"the workspace {place}"):
+            root = Path(place).expanduser()
         if root.exists() and not root.is_dir():
             raise UserError(f"the workspace {root} is a file", hint=_ELSEWHERE)
         return cls(root.absolute() if ":" in str(root) else root)  # Arrow and DuckDB take `a:b` for a URL
@@ -47,8 +47,8 @@ class Workspace:
 
     def command(self, *arguments: str) -> str:
         """A shell command: `srl` with these arguments, and with `--workspace` unless it is the default."""
-        named = [] if self.root == _DEFAULT else ["--workspace", str(self.root)]
-        return shlex.join(["srl", *named, *arguments])
+        flag = [] if self.root == _DEFAULT else ["--workspace", str(self.root)]
+        return shlex.join(["srl", *flag, *arguments])
 
     @property
     def worlds(self) -> Path:
@@ -76,8 +76,8 @@ class Workspace:
         what = re.sub(r"[^\w.-]+", "_", f"{Path(preset).stem}-{algo}")
         while True:
             # random, but increasing within one second, so that names sort by start
-            taken = [int(run.name[-4:], 16) for run in self.all_runs() if run.name.startswith(stamp)]
-            tail = max(taken) + 1 if taken else randbelow(0x8000)
+            numbers = [int(run.name[-4:], 16) for run in self.all_runs() if run.name.startswith(stamp)]
+            tail = max(numbers) + 1 if numbers else randbelow(0x8000)
             run = self.runs / f"{stamp}-{what}-s{seed}-{tail:04x}"
             try:
                 run.mkdir(parents=True)
@@ -101,19 +101,19 @@ class Workspace:
         message lists them).
         """
         every = self.all_runs()
-        wanted = [run for run in every if not (trained and is_evaluation(run))]
+        runs = [run for run in every if not (trained and is_evaluation(run))]
         if os.sep in name and Path(name).is_dir():
             matches = [Path(name)]
-        elif not wanted:
+        elif not runs:
             what = "training runs" if trained else "runs"
             raise UserError(f"no {what} in {self.runs}", hint=f"start one with `srl train`, or {_ELSEWHERE}")
         elif name == "last":
-            return wanted[-1]
+            return runs[-1]
         else:
-            matches = _matches(name, wanted) or _matches(name, every)
+            matches = _matches(name, runs) or _matches(name, every)
         if not matches:
             hint = nearest(name, [run.name for run in every])
-            raise UserError(f"no run {name!r} in {self.runs}; the latest are {_listing(wanted)}{hint}")
+            raise UserError(f"no run {name!r} in {self.runs}; the latest are {_listing(runs)}{hint}")
         if len(matches) > 1:
             raise UserError(f"{name!r} matches {len(matches)} runs: {_listing(matches)}")
         if trained and is_evaluation(matches[0]):

@@ -84,22 +84,22 @@ def check_plugins(config: Config, origins: Mapping[str, str] | None = None) -> d
     """
     from srl.plugins import manager
 
-    known, options = origins or {}, dict[KeyPath, Any]()
+    key_origins, options = origins or {}, dict[KeyPath, Any]()
     in_use = list(plugins_in_use(config))
     for kind, name in in_use:
-        with _origin(known, _NAMED_BY.get(kind, f"{kind}.name").format(name)):
+        with _origin(key_origins, _NAMED_BY.get(kind, f"{kind}.name").format(name)):
             manager.find(kind, name)
-    given = [(kind, name) for kind in KINDS for name in getattr(config, kind).model_extra]
-    for kind, name in dict.fromkeys([*in_use, *given]):
-        with _origin(known, f"{kind}.{name}"):
+    sections = [(kind, name) for kind in KINDS for name in getattr(config, kind).model_extra]
+    for kind, name in dict.fromkeys([*in_use, *sections]):
+        with _origin(key_origins, f"{kind}.{name}"):
             valid = _options(f"{kind}.{name}", kind, name, getattr(config, kind).options(name))
         options |= dict(flat(valid, (kind, name))) if (kind, name) in in_use else {}
-    for name, named in config.search.retrievers.items():
-        where, whole = f"search.retrievers.{name}", named.model_dump()
-        if named.retriever is not None and not config.search.replays:
-            with _origin(known, where):
-                manager.find("retriever", named.retriever)
-                whole["options"] = _options(f"{where}.options", "retriever", named.retriever, named.options)
+    for name, entry in config.search.retrievers.items():
+        where, whole = f"search.retrievers.{name}", entry.model_dump()
+        if entry.retriever is not None and not config.search.replays:
+            with _origin(key_origins, where):
+                manager.find("retriever", entry.retriever)
+                whole["options"] = _options(f"{where}.options", "retriever", entry.retriever, entry.options)
         options |= dict(flat(whole, ("search", "retrievers", name)))
     return options
 
@@ -131,8 +131,8 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
     with _origin(origins, ""):
         _check_addresses(config)  # first, since what follows shows values
     for keys, why, hint in _contradictions(config, algorithm):
-        held = [f"{key} = {plain(value_of(config, key))} ({origins.get(key, 'default')})" for key in keys]
-        raise UserError(f"{' and '.join(held)}: {why}", key=keys[0], hint=hint)
+        parts = [f"{key} = {plain(value_of(config, key))} ({origins.get(key, 'default')})" for key in keys]
+        raise UserError(f"{' and '.join(parts)}: {why}", key=keys[0], hint=hint)
     return list(_warnings(config, algorithm))
 
 
@@ -148,8 +148,8 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Contradictions:
     )
     for key, values in algorithm.requires.items():
         if value_of(config, key) not in values:
-            wanted = " or ".join(f"{key}={plain(value)}" for value in values)
-            yield (key,), f"{algorithm.name} needs another value", f"set {wanted}"
+            choices = " or ".join(f"{key}={plain(value)}" for value in values)
+            yield (key,), f"{algorithm.name} needs another value", f"set {choices}"
     for who in ("actor", "critic") if algorithm.needs_critic else ("actor",):
         key, size = f"{who}.ppo_mini_batch_size", getattr(config, who).ppo_mini_batch_size
         if size < batch and batch % size:
@@ -217,15 +217,15 @@ def _check_addresses(config: Config) -> None:
             refuse_credentials(f"reward.{name}.url", url, options.get("key_variable") or "OPENAI_API_KEY")
     for url in config.search.url or ():
         refuse_credentials("search.url", url)
-    for name, named in config.search.retrievers.items():
+    for name, entry in config.search.retrievers.items():
         key = f"search.retrievers.{name}"
         if not re.fullmatch(r"[a-z0-9_-]+", name):
             raise UserError(f"{key}: expected a name of a-z, 0-9, - and _, such as web", key=key)
-        if sum(source is not None for source in (named.url, named.index, named.retriever)) != 1:
+        if sum(source is not None for source in (entry.url, entry.index, entry.retriever)) != 1:
             raise UserError(f"{key}: give one of url, index and retriever", key=key)
-        if named.url and named.options:
+        if entry.url and entry.options:
             raise UserError(f"{key}.options: the server has its own", key=f"{key}.options")
-        for url in named.url or ():
+        for url in entry.url or ():
             refuse_credentials(f"{key}.url", url)
 
 

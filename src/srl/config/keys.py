@@ -119,8 +119,8 @@ def keys(model: type[Section] = Config, prefix: str = "") -> Iterator[Entry]:
             continue
         doc = " ".join((field.description or "").split())
         yield Entry(key, takes(field), field.get_default(), doc, facts(key))
-        if named := named_section_of(field):
-            yield from keys(named, f"{key}.<name>.")
+        if value_section := named_section_of(field):
+            yield from keys(value_section, f"{key}.<name>.")
 
 
 @cache
@@ -132,7 +132,7 @@ def facts(key: str) -> Key:
         field = section.model_fields.get(part) if section else None
         if field is None:
             return replace(whole, verl="")
-        own = next((item for item in field.metadata if isinstance(item, Key)), Key())
+        own = next((mark for mark in field.metadata if isinstance(mark, Key)), Key())
         verl, needs = own.verl, own.needs
         if verl.startswith("."):
             verl = whole.verl and whole.verl + (f".{part}" if verl == "." else verl)
@@ -173,15 +173,15 @@ def value_of(config: Config, key: str) -> Any:
 
 def section_of(field: FieldInfo) -> type[Section] | None:
     """The section that a field holds; None for a value."""
-    held = field.annotation
-    return held if isclass(held) and issubclass(held, Section) else None
+    annotation = field.annotation
+    return annotation if isclass(annotation) and issubclass(annotation, Section) else None
 
 
 def named_section_of(field: FieldInfo) -> type[Section] | None:
     """The section that a mapping field holds under each name; None for other fields."""
     arguments = get_args(field.annotation)
-    held = arguments[1] if get_origin(field.annotation) is dict else None
-    return held if isclass(held) and issubclass(held, Section) else None
+    value_type = arguments[1] if get_origin(field.annotation) is dict else None
+    return value_type if isclass(value_type) and issubclass(value_type, Section) else None
 
 
 def place(path: Sequence[str], model: type[Section] | None = None) -> tuple[Place, FieldInfo | None]:
@@ -189,23 +189,23 @@ def place(path: Sequence[str], model: type[Section] | None = None) -> tuple[Plac
     model = model or Config
     if not path:
         return "section", None
-    field, rest = model.model_fields.get(path[0]), path[1:]
+    field, tail = model.model_fields.get(path[0]), path[1:]
     if field is None:
         return ("free" if issubclass(model, PluginSection) else "unknown"), None
     section = section_of(field)
-    return place(rest, section) if section else _place_in(field, rest)
+    return place(tail, section) if section else _place_in(field, tail)
 
 
-def _place_in(field: FieldInfo, rest: Sequence[str]) -> tuple[Place, FieldInfo | None]:
-    """What is at `rest` below a field that is not a section: only mappings hold keys."""
+def _place_in(field: FieldInfo, tail: Sequence[str]) -> tuple[Place, FieldInfo | None]:
+    """What is at `tail` below a field that is not a section: only mappings hold keys."""
     if get_origin(field.annotation) is not dict:
-        return ("unknown", None) if rest else ("leaf", field)
-    named = named_section_of(field)
-    if named and rest:
-        return place(rest[1:], named)
-    if named or get_args(field.annotation)[1] is Any:
+        return ("unknown", None) if tail else ("leaf", field)
+    value_section = named_section_of(field)
+    if value_section and tail:
+        return place(tail[1:], value_section)
+    if value_section or get_args(field.annotation)[1] is Any:
         return "free", field
-    return ("leaf" if rest else "mapping"), field
+    return ("leaf" if tail else "mapping"), field
 
 
 def flat(tree: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -220,14 +220,14 @@ def flat(tree: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath,
 def plain(value: Any) -> Any:
     """`value` with lists for tuples, recursively, as YAML and JSON have it."""
     if isinstance(value, Mapping):
-        return {name: plain(item) for name, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+        return {name: plain(element) for name, element in value.items()}
+    return [plain(element) for element in value] if isinstance(value, tuple | list) else value
 
 
 def takes(field: FieldInfo) -> str:
     """What a key accepts, in words: `integer ≥ 1 or null`."""
-    said = next((item.words for item in field.metadata if isinstance(item, Takes)), None)
-    return said or _takes(field.annotation, field.metadata)
+    words = next((mark.words for mark in field.metadata if isinstance(mark, Takes)), None)
+    return words or _takes(field.annotation, field.metadata)
 
 
 _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
@@ -254,31 +254,31 @@ def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     return _NAMES[annotation] + _bounds(metadata)
 
 
-def _takes_mapping(held: Any) -> str:
-    if held is Any:
+def _takes_mapping(value_type: Any) -> str:
+    if value_type is Any:
         return "mapping"
-    is_section = isclass(held) and issubclass(held, Section)
-    return f"mapping of names to {'sections' if is_section else f'{_takes(held)}s'}"
+    is_section = isclass(value_type) and issubclass(value_type, Section)
+    return f"mapping of names to {'sections' if is_section else f'{_takes(value_type)}s'}"
 
 
 def _takes_list(arguments: tuple[Any, ...], metadata: Sequence[Any]) -> str:
-    items = _takes(arguments[0])
+    elements = _takes(arguments[0])
     if arguments[-1] is not Ellipsis:
-        return f"list of {len(arguments)}: {items}"
-    if not any(getattr(item, "func", None) is one_or_many for item in metadata):
-        return f"list of {items}"
-    choice = items.removeprefix("one of ")
-    return f"one or several of {choice}" if choice != items else f"{items} or list of {items}"
+        return f"list of {len(arguments)}: {elements}"
+    if not any(getattr(mark, "func", None) is one_or_many for mark in metadata):
+        return f"list of {elements}"
+    choice = elements.removeprefix("one of ")
+    return f"one or several of {choice}" if choice != elements else f"{elements} or list of {elements}"
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
     """` ≥ 0 and < 1`, from the constraints of pydantic and annotated_types."""
-    found = []
-    for item in metadata:
-        inner = item.metadata if isinstance(item, FieldInfo) else [item]
+    bounds = []
+    for constraint in metadata:
+        inner = constraint.metadata if isinstance(constraint, FieldInfo) else [constraint]
         for bound in inner:
             if type(bound) in _BOUNDS:
                 sign, attribute = _BOUNDS[type(bound)]
                 limit = getattr(bound, attribute)
-                found.append(f"{sign} {limit:,}" if isinstance(limit, int) else f"{sign} {limit:g}")
-    return " " + " and ".join(found) if found else ""
+                bounds.append(f"{sign} {limit:,}" if isinstance(limit, int) else f"{sign} {limit:g}")
+    return " " + " and ".join(bounds) if bounds else ""

@@ -66,9 +66,9 @@ def load_config(
     layers = read_layers(preset, Path(file) if file else None)
     kind = kind_of(algo)
     typed = _typed(algo if kind == "rl" else None, flags or {}, sets)
-    given = [setting for layer in layers for setting in layer.settings] + typed
-    _look_for_plugins(given, Path.cwd())
-    name = _algorithm_name(given)
+    from_layers = [setting for layer in layers for setting in layer.settings] + typed
+    _look_for_plugins(from_layers, Path.cwd())
+    name = _algorithm_name(from_layers)
     plugin = algorithm_plugin(name)
     settings = list(flatten(plugin.defaults, lambda path: f"algorithm {name}"))
     settings += [setting for layer in layers for setting in layer.for_algorithm(name, plugin.name)] + typed
@@ -165,8 +165,8 @@ def _origins(values: Values) -> dict[str, str]:
 
 def _typed(algo: str | None, flags: Mapping[str, object], sets: Sequence[str]) -> list[Setting]:
     """Settings of the command line: `--algo`, then the other flags, then `--set`."""
-    given = {key: _from_flag(value) for key, value in flags.items() if value is not None}
-    settings = list(flatten(given, lambda path: "command line"))
+    values = {key: _from_flag(value) for key, value in flags.items() if value is not None}
+    settings = list(flatten(values, lambda path: "command line"))
     if algo is not None:
         settings.insert(0, Setting(("algorithm", "name"), algo, "--algo"))
     for text in sets:
@@ -181,7 +181,7 @@ def _typed(algo: str | None, flags: Mapping[str, object], sets: Sequence[str]) -
 def _from_flag(value: object) -> object:
     if isinstance(value, PathLike):
         return fspath(value)
-    return [_from_flag(item) for item in value] if isinstance(value, list | tuple) else value
+    return [_from_flag(element) for element in value] if isinstance(value, list | tuple) else value
 
 
 def _look_for_plugins(settings: Sequence[Setting], *directories: Path) -> None:
@@ -189,18 +189,18 @@ def _look_for_plugins(settings: Sequence[Setting], *directories: Path) -> None:
     from srl.plugins.import_path import give_names, look_in
 
     give_names([(setting.path, setting.value) for setting in settings])
-    named = [setting.value for setting in settings if setting.path == ("trainer", "plugin_path")]
-    saved = one_or_many(named[-1]) if named else None
+    plugin_paths = [setting.value for setting in settings if setting.path == ("trainer", "plugin_path")]
+    saved = one_or_many(plugin_paths[-1]) if plugin_paths else None
     look_in(*(saved if isinstance(saved, tuple) else ()), *directories)
 
 
 def _algorithm_name(settings: Sequence[Setting]) -> str:
-    named = [setting for setting in settings if setting.path == ("algorithm", "name")]
-    if not named:
+    choices = [setting for setting in settings if setting.path == ("algorithm", "name")]
+    if not choices:
         return Config().algorithm.name
-    if not isinstance(named[-1].value, str):
-        raise wrong(named[-1].path, named[-1].value, named[-1].origin)
-    return named[-1].value
+    if not isinstance(choices[-1].value, str):
+        raise wrong(choices[-1].path, choices[-1].value, choices[-1].origin)
+    return choices[-1].value
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,28 +240,28 @@ def read_layers(preset: str | None, file: Path | None) -> list[Layer]:
 
 def _chain(name: str | None, above: Path | None) -> list[Layer]:
     """The preset or file `name` and all that it extends, lowest first; `above` is the one that extends it."""
-    found: list[Layer] = []
-    seen = [os.path.realpath(above)] if above else []
+    layers: list[Layer] = []
+    chain = [os.path.realpath(above)] if above else []
     while name is not None:
         path, origin = _locate(name, above)
-        seen.append(os.path.realpath(path))
-        if seen[-1] in seen[:-1]:
-            raise UserError(f"{origin} extends itself: {' → '.join(Path(item).stem for item in seen)}")
+        chain.append(os.path.realpath(path))
+        if chain[-1] in chain[:-1]:
+            raise UserError(f"{origin} extends itself: {' → '.join(Path(file).stem for file in chain)}")
         layer = read_layer(path, origin)
-        found.insert(0, layer)
+        layers.insert(0, layer)
         name, above = layer.extends, path
-    return found
+    return layers
 
 
 def _locate(name: str, above: Path | None) -> tuple[Path, str]:
     """Path and origin of `name`: a preset, or a file in the same directory as `above`."""
-    known = preset_names()
-    if name in known:
+    presets = preset_names()
+    if name in presets:
         return PRESETS / f"{name}.yaml", f"preset {name}"
     if above and name.endswith((".yaml", ".yml")):
         return above.parent / name, str(above.parent / name)
     where = f"{above}: " if above else ""
-    raise UserError(f"{where}no preset {name!r}: there are {', '.join(known)}{nearest(name, known)}")
+    raise UserError(f"{where}no preset {name!r}: there are {', '.join(presets)}{nearest(name, presets)}")
 
 
 def read_layer(path: Path, origin: str) -> Layer:
@@ -271,27 +271,29 @@ def read_layer(path: Path, origin: str) -> Layer:
     tree = parse(text, origin)
     if not isinstance(tree, Lined | None):
         raise UserError(f"{origin}: expected sections with keys under them, found {type(tree).__name__}")
-    rest = dict(tree or {})
-    is_typed = "format" not in rest and not origin.startswith("preset ")
-    if "format" in rest:
-        check_format(origin, rest.pop("format"))
-    extends = rest.pop("extends", _ABSENT)
+    sections = dict(tree or {})
+    is_typed = "format" not in sections and not origin.startswith("preset ")
+    if "format" in sections:
+        check_format(origin, sections.pop("format"))
+    extends = sections.pop("extends", _ABSENT)
     if extends is not _ABSENT and not isinstance(extends, str | None):
         raise UserError(f"{origin}: extends is {extends!r}, expected the name of one preset or file")
-    overlays = _overlays(rest.pop("per_algorithm", None), tree, origin)
-    said = extends is not _ABSENT
-    settings = list(flatten(rest, _origin_in(tree, origin)))
+    overlays = _overlays(sections.pop("per_algorithm", None), tree, origin)
+    has_extends = extends is not _ABSENT
+    settings = list(flatten(sections, _origin_in(tree, origin)))
     if workspace := workspace_of(path):
-        settings = [replace(item, value=restored(item.path, item.value, workspace)) for item in settings]
-    return Layer(settings, overlays, extends if said else None, said, is_typed)
+        settings = [
+            replace(setting, value=restored(setting.path, setting.value, workspace)) for setting in settings
+        ]
+    return Layer(settings, overlays, extends if has_extends else None, has_extends, is_typed)
 
 
 def _overlays(tree: Any, whole: Lined | None, origin: str) -> dict[str, list[Setting]]:
     """The settings of each algorithm in `per_algorithm`."""
     overlays: dict[str, list[Setting]] = {}
-    for name, given in _mapping(tree, "per_algorithm", origin).items():
+    for name, overlay in _mapping(tree, "per_algorithm", origin).items():
         origins = _origin_in(whole, origin, ("per_algorithm", name))
-        overlays[name] = list(flatten(_mapping(given, f"per_algorithm.{name}", origin), origins))
+        overlays[name] = list(flatten(_mapping(overlay, f"per_algorithm.{name}", origin), origins))
     return overlays
 
 

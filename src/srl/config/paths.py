@@ -40,9 +40,9 @@ def portable(config: Config, workspace: Path | None) -> Config:
     A model in the cache of the Hugging Face hub is saved as `ORG/NAME@COMMIT`.
     """
     paths = (config.model.path, config.model.tokenizer, config.ref.path)
-    named = {key: name for key, path in zip(_MODELS, paths, strict=True) if (name := hub_name(path))}
+    hub_names = {key: name for key, path in zip(_MODELS, paths, strict=True) if (name := hub_name(path))}
     mapped = _mapped(config, lambda text: _inside(text, workspace) if workspace else text)
-    return mapped.with_settings(named)
+    return mapped.with_settings(hub_names)
 
 
 def workspace_of(file: Path) -> Path | None:
@@ -114,8 +114,8 @@ def _options(config: Config) -> Paths:
         section = getattr(config, kind)
         for name in section.model_extra:
             yield from _below((kind, name), option_paths(kind, name, section.options(name)))
-    for name, named in config.search.retrievers.items():
-        paths = option_paths("retriever", named.retriever or "", named.options)
+    for name, retriever in config.search.retrievers.items():
+        paths = option_paths("retriever", retriever.retriever or "", retriever.options)
         yield from _below(("search", "retrievers", name, "options"), paths)
 
 

@@ -465,8 +465,8 @@ class RolloutCorrection(Section):
         Raises ValueError with the reason where rollout_rs and rollout_rs_threshold do not fit together.
         """
         options = list(dict.fromkeys(re.split(r" *, *", self.rollout_rs))) if self.rollout_rs else []
-        given = "" if self.rollout_rs_threshold is None else str(self.rollout_rs_threshold)
-        bounds = [part.strip() for part in given.split(",") if part.strip()]
+        text = "" if self.rollout_rs_threshold is None else str(self.rollout_rs_threshold)
+        bounds = [part.strip() for part in text.split(",") if part.strip()]
         if bool(options) != bool(bounds):
             raise ValueError(f"set {'rollout_rs_threshold' if options else 'rollout_rs'} too")
         if len(bounds) not in (0, 1, len(options)):

@@ -77,8 +77,8 @@ def defaults() -> Values:
 def put(values: Values, setting: Setting) -> None:
     """Set one value. It replaces the values below its key, and a mapping above it that was set as a whole."""
     path = setting.path
-    for other in [other for other in values if other[: len(path)] == path or path[: len(other)] == other]:
-        del values[other]
+    for key in [key for key in values if key[: len(path)] == path or path[: len(key)] == key]:
+        del values[key]
     if isinstance(setting.value, Mapping) and setting.value:
         values |= {below: (value, setting.origin) for below, value in flat(setting.value, path)}
     else:
@@ -116,5 +116,5 @@ def wrong(path: KeyPath, value: Any, origin: str) -> UserError:
     inside_mapping = field is not None and place(path[:-1])[0] == "mapping"
     expected = "number" if inside_mapping else takes(field) if field else "something else"
     is_secret = path[-1] == "key_variable"  # where the key itself may be given by mistake
-    shown = "a text that is not shown" if is_secret else reveal(value)
-    return UserError(f"{origin}: {key} is {shown}, expected {expected}", key=key)
+    text = "a text that is not shown" if is_secret else reveal(value)
+    return UserError(f"{origin}: {key} is {text}, expected {expected}", key=key)

@@ -78,8 +78,8 @@ def missing(config: Config, key: str, kind: Kind = "rl") -> str:
     for need in facts(key).needs.split():
         switch, _, values = need.partition("=")
         value = value_of(config, switch)
-        held = [str(each) for each in (value if isinstance(value, tuple) else [value])]
-        is_on = set(held) & set(values.split("|")) if values else value not in (False, 0, None, "off")
+        elements = [str(each) for each in (value if isinstance(value, tuple) else [value])]
+        is_on = set(elements) & set(values.split("|")) if values else value not in (False, 0, None, "off")
         if not is_on and switch != key and kind in facts(switch).read_by.split():
             return f"{switch} is {str(plain(value)).lower()}"
     return ""
@@ -174,5 +174,7 @@ def _of_search(config: Config, kind: Kind) -> Iterator[tuple[str, str]]:
 
 def _takes(estimator: Callable[..., object], name: str) -> bool:
     """Whether an estimator has an argument `name`, or others that it may look at (`**_` are not)."""
-    taken = signature(estimator).parameters.values()
-    return any(each.name == name or (each.kind is each.VAR_KEYWORD and each.name != "_") for each in taken)
+    parameters = signature(estimator).parameters.values()
+    return any(
+        each.name == name or (each.kind is each.VAR_KEYWORD and each.name != "_") for each in parameters
+    )

@@ -44,9 +44,9 @@ class Probe:
     ends: Tensor
     limit: float
 
-    def wrong(self, ours: Tensor, theirs: Tensor | None = None) -> str | None:
-        """How far `ours` are from `theirs`, by default the ends, in words; None if no more than rounding."""
-        apart = ours.float() - (self.ends if theirs is None else theirs)
+    def wrong(self, outputs: Tensor, expected: Tensor | None = None) -> str | None:
+        """How far `outputs` are from `expected`, by default the ends, in words; None for mere rounding."""
+        apart = outputs.float() - (self.ends if expected is None else expected)
         ratio = apart.square().mean().sqrt() / self.ends.std().clamp_min(1e-12)
         share = float(ratio.nan_to_num(nan=float("inf")))
         return None if share <= self.limit else f"by {share:.2g} of their spread"
@@ -67,17 +67,17 @@ def probe(model: nn.Module, longest: int) -> Probe:
     shared = list(range(half - count + own, half))  # places before which two rows are alike
     last = [list(range(len(row) - count, len(row))) for row in rows]
     pairs = list(zip(rows, [shared + last[0], *last[1:]], strict=True))
-    whole, *others = attempt(model, lambda: [_outputs(model, *each) for each in pairs])
-    ends, name = torch.stack([whole[len(shared) :], *others]), type(model).__name__
+    whole, *row_ends = attempt(model, lambda: [_outputs(model, *each) for each in pairs])
+    ends, name = torch.stack([whole[len(shared) :], *row_ends]), type(model).__name__
     if not bool(ends.isfinite().all()):
         raise UserError(f"{name}: its outputs for random tokens are not finite (NaN or infinite)")
-    taken = Probe(rows, ends, TOLERANCE.get(next(model.parameters()).dtype, TOLERANCE[torch.bfloat16]))
-    if why := taken.wrong(ends[1, : len(shared)], whole[: len(shared)]):
+    result = Probe(rows, ends, TOLERANCE.get(next(model.parameters()).dtype, TOLERANCE[torch.bfloat16]))
+    if why := result.wrong(ends[1, : len(shared)], whole[: len(shared)]):
         raise UserError(
             f"{name}: outputs for the same tokens change with later tokens or from pass to pass, {why}: what "
             "is trained would not be what was sampled"
         )
-    return taken
+    return result
 
 
 @torch.no_grad()
@@ -131,8 +131,8 @@ def kept_logits(model: nn.Module, places: int | Tensor) -> dict[str, Any]:
 def _outputs(model: nn.Module, row: list[int], places: list[int]) -> Tensor:
     """Logits or states (len(places), D) of one row."""
     device = next(model.parameters()).device
-    at = torch.tensor(places, device=device)
-    keep = kept_logits(model, at)
+    index = torch.tensor(places, device=device)
+    keep = kept_logits(model, index)
     out: Any = model(input_ids=torch.tensor([row], device=device), use_cache=False, **keep)
     values: Tensor = out.logits if hasattr(out, "logits") else out.last_hidden_state
-    return (values[0] if keep else values[0, at]).float()
+    return (values[0] if keep else values[0, index]).float()

@@ -32,10 +32,10 @@ class HubName:
     @classmethod
     def parse(cls, text: str | Path) -> HubName | None:
         """The name that `text` is; None for a path, as what exists is."""
-        found = _NAME.fullmatch(str(text))
-        if found is None or Path(text).exists():
+        match = _NAME.fullmatch(str(text))
+        if match is None or Path(text).exists():
             return None
-        return cls(found[1], found[2] or "main")
+        return cls(match[1], match[2] or "main")
 
     def __str__(self) -> str:
         return self.repository if self.revision == "main" else f"{self.repository}@{self.revision}"
@@ -77,8 +77,8 @@ def hub_name(path: str | Path | None) -> str:
 def cached(text: str) -> str:
     """The snapshot's directory for a pinned name that is in the hub's cache; any other text as it is."""
     name = HubName.parse(text)
-    found = name.snapshot() if name is not None and name.is_pinned else None
-    return text if found is None else str(found)
+    snapshot = name.snapshot() if name is not None and name.is_pinned else None
+    return text if snapshot is None else str(snapshot)
 
 
 def local_copy(model: str, trust_remote_code: bool, setting: str = "") -> Path:

@@ -64,21 +64,21 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
         return DTYPES[name]
     if device.type != "cuda":
         return torch.float32
-    asked = torch.cuda.is_available()
-    native = not asked or torch.cuda.is_bf16_supported(including_emulation=False)
+    has_gpu = torch.cuda.is_available()
+    native = not has_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if native else torch.float32
 
 
 @contextmanager
 def on_device(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     """Inside, the weights of `model` are copies on `device`; afterwards the original tensors."""
-    held = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers())]
+    tensors = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers())]
     try:
-        for tensor, data in held:
+        for tensor, data in tensors:
             tensor.data = data.to(device, non_blocking=True)
         yield
     finally:
-        for tensor, data in held:
+        for tensor, data in tensors:
             tensor.data = data
 
 
@@ -304,8 +304,9 @@ def _tokenizer_class(path: Path) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     file = path / "tokenizer_config.json"
-    named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class") if file.is_file() else None
-    generic = named in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
+    class_name = json.loads(text).get("tokenizer_class")
+    generic = class_name in ("TokenizersBackend", "PreTrainedTokenizerFast")
     return PreTrainedTokenizerFast if generic and (path / "tokenizer.json").is_file() else AutoTokenizer
 
 

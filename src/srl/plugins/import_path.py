@@ -27,7 +27,7 @@ _METHODS = {"retriever": ("search",), "reward": ("score",), "tool": ("call", "to
 """The methods of which one tells a kind, looked for before anything is called."""
 _directories: list[str] = []
 _used: list[str] = []
-_named: set[str] = set()
+_typed_names: set[str] = set()
 """The names that the user typed, or that a configuration has."""
 
 
@@ -63,7 +63,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 def give_names(value: Any) -> None:
     """Note the names that a configuration has: their code may come from the user's directories."""
-    _named.update(text for text in texts_in(value) if ":" in text)
+    _typed_names.update(text for text in texts_in(value) if ":" in text)
 
 
 def may_import(name: str) -> bool:
@@ -72,7 +72,7 @@ def may_import(name: str) -> bool:
     It may not if it is in one of the user's directories alone, and the user did not name it.
     """
     module, colon, attribute = name.partition(":")
-    if not colon or not _is_import_path(module, attribute) or name in _named:
+    if not colon or not _is_import_path(module, attribute) or name in _typed_names:
         return True
     top = module.partition(".")[0]
     own = [entry for entry in sys.path if entry not in _used]
@@ -92,7 +92,7 @@ def imported(kind: str, name: str) -> Plugin:
     if methods and not any(callable(getattr(target, method, None)) for method in methods):
         expected = " or ".join(map(repr, methods))
         raise UserError(f"{name} is not a valid {kind}: expected a class with a method {expected}")
-    _named.add(name)
+    _typed_names.add(name)
     module = name.partition(":")[0]
     file = getattr(sys.modules[module], "__file__", None)
     version = blake2b(Path(file).read_bytes(), digest_size=6).hexdigest() if file else "unknown"
@@ -123,7 +123,7 @@ def _target(kind: str, name: str) -> Any:
             hint=hint if isinstance(error, ModuleNotFoundError) else "",
         ) from error
     if not hasattr(module, attribute):
-        names = [other for other in vars(module) if not other.startswith("_")]
+        names = [member for member in vars(module) if not member.startswith("_")]
         raise UserError(f"no {kind} {name!r}: its module has no {attribute!r}{nearest(attribute, names)}")
     return getattr(module, attribute)
 

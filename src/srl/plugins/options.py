@@ -25,13 +25,13 @@ def validated(where: str, model: type[BaseModel], options: Mapping[str, Any]) ->
     try:
         return model(**options)
     except ValidationError as error:
-        first, *rest = error.errors(include_url=False)
+        first, *further = error.errors(include_url=False)
         key = ".".join((where, *map(str, first["loc"])))
         value = first["input"]
         may_hold_a_secret = isinstance(value, Mapping | list | tuple) or "://" in str(value)
         is_shown = first["type"] != "missing" and not may_hold_a_secret
         what = f"{key} is {quoted(repr(value), 60)}, " if is_shown else f"{key}: "
-        more = f"; and {len(rest)} more" if rest else ""
+        more = f"; and {len(further)} more" if further else ""
         hint = f"type: --set {key}=VALUE" if first["loc"] else ""
         raise UserError(f"{what}{expected(first)}{more}", key=key, hint=hint) from error
 

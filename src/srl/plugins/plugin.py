@@ -39,8 +39,8 @@ class Plugin:
 def in_one_line(error: BaseException) -> str:
     """`KeyError: 'x' (mine.py:3)`; the log gets the traceback at level DEBUG, which `-v` shows."""
     _logger.debug("a plugin's code raised an error", exc_info=error)
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
-    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    what = f"{type(error).__name__}: {message}" if message else type(error).__name__
     where = _raised_at(error)
     return quoted(what) + (f" ({where})" if where else "")
 
@@ -49,9 +49,9 @@ def _raised_at(error: BaseException) -> str:
     """File and line of the innermost call in the user's files, else of that in an installed package."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    ours, python = f"{Path(__file__).parent.parent}/", f"{sysconfig.get_path('stdlib')}/"
+    root, python = f"{Path(__file__).parent.parent}/", f"{sysconfig.get_path('stdlib')}/"
     packages = (f"{sysconfig.get_path('purelib')}/", f"{sysconfig.get_path('platlib')}/")
-    calls = [call for call in extract_tb(error.__traceback__) if not call.filename.startswith(("<", ours))]
+    calls = [call for call in extract_tb(error.__traceback__) if not call.filename.startswith(("<", root))]
     users = [call for call in calls if not call.filename.startswith((python, *packages))]
     installed = [call for call in calls if call.filename.startswith(packages)]
     return next((f"{call.filename}:{call.lineno}" for call in reversed(users or installed)), "")

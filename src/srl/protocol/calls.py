@@ -101,10 +101,10 @@ class Format:
             calls += [replace(call, raw=raw) for call in parsed[0]]
             start = parsed[1]
         outside.append("" if len(calls) >= MOST_CALLS else text[start:])
-        rest = "".join(outside)
-        if calls and self.result in rest:
+        visible = "".join(outside)
+        if calls and self.result in visible:
             calls = [replace(call, error="only a tool writes what a tool returns") for call in calls]
-        return Said(thought, tuple(calls), rest)
+        return Said(thought, tuple(calls), visible)
 
     def _thought(self, text: str, inside: bool) -> int:
         """Where the thought ends that the text begins with."""
@@ -204,8 +204,8 @@ def _parse_json(text: str, start: int, tools: Sequence[str]) -> tuple[list[ToolC
     calls = list[ToolCall]()
     while start < len(text):
         value, start = _JSON.raw_decode(text, start)
-        named = isinstance(value, dict) and value.get("name") in tools
-        if not named and not calls:
+        is_call = isinstance(value, dict) and value.get("name") in tools
+        if not is_call and not calls:
             return None
         calls.append(_of_object(value))
         start = _after_space(text, start)
@@ -304,8 +304,8 @@ def checked(call: ToolCall, tools: Mapping[str, Mapping[str, Any]]) -> ToolCall:
                 arguments[name] = value = _JSON.decode(value)
         fits = not kinds or (isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)))
         if not fits or (choices is not None and value not in choices):
-            allowed = ", ".join(map(str, choices)) if choices else properties[name]["type"]
-            return replace(call, error=f"argument {name!r} is not {allowed}")
+            expected = ", ".join(map(str, choices)) if choices else properties[name]["type"]
+            return replace(call, error=f"argument {name!r} is not {expected}")
     for name in tools[call.name].get("required", ()):
         if name not in arguments:
             return replace(call, error=f"argument {name!r} is missing")

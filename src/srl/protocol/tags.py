@@ -53,23 +53,23 @@ def search_tag(name: str) -> str:
 
 def list_retrievers(retrievers: Mapping[str, str]) -> str:
     """The sentence by which a prompt tells of the retrievers: how each is asked, and what it is."""
-    listed = [
+    descriptions = [
         f"{search_tag(name)} query </search>" + (f" ({description})" if description else "")
         for name, description in retrievers.items()
     ]
-    return f"Besides the default search engine you can call others by name: {_series(listed)}."
+    return f"Besides the default search engine you can call others by name: {_series(descriptions)}."
 
 
 def unknown_retriever(name: str, retrievers: Iterable[str]) -> str:
     """What is said of a search with a retriever that there is not."""
-    known = ", ".join(retrievers)
-    there_is = f"there are {known}" if known else "there is only the default"
+    names = ", ".join(retrievers)
+    there_is = f"there are {names}" if names else "there is only the default"
     return f"no search engine {name!r:.80}: {there_is}"
 
 
-def _series(items: Sequence[str]) -> str:
+def _series(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
-    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def escape(text: str) -> str:
@@ -79,8 +79,8 @@ def escape(text: str) -> str:
 
 def render_passage(position: int, hit: Hit, with_id: bool = False) -> str:
     """`Doc 1(Title: …) text`, or `Doc 1(Title: …, id: …) text`, escaped; `position` counts from 1."""
-    named = f", id: {hit.passage.id}" if with_id else ""
-    return escape(f"Doc {position}(Title: {hit.passage.heading}{named}) {hit.passage.text}")
+    id_part = f", id: {hit.passage.id}" if with_id else ""
+    return escape(f"Doc {position}(Title: {hit.passage.heading}{id_part}) {hit.passage.text}")
 
 
 def render_information(passages: Sequence[str]) -> str:

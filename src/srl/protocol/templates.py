@@ -55,8 +55,8 @@ class Template:
         `information` is what `render_information` made of the passages; before they are retrieved, its place.
         """
         prompt, turns = _NO_RETRIEVERS.sub("", self.prompt), []
-        for asked, says in self.examples:
-            turns += [_user(prompt, asked), {"role": "assistant", "content": says}]
+        for example, says in self.examples:
+            turns += [_user(prompt, example), {"role": "assistant", "content": says}]
             prompt = _QUESTION
         return (*turns, _user(prompt, question, information))
 
@@ -76,8 +76,8 @@ class Template:
         if not retrievers or not self.searches:
             return self
         prompt = self.prompt.replace("{retrievers}", list_retrievers(retrievers))
-        named = f"<search> (for another search engine: {', '.join(map(search_tag, retrievers))}) and"
-        return replace(self, prompt=prompt, feedback=self.feedback.replace("<search> and", named))
+        choices = f"<search> (for another search engine: {', '.join(map(search_tag, retrievers))}) and"
+        return replace(self, prompt=prompt, feedback=self.feedback.replace("<search> and", choices))
 
 
 _NO_RETRIEVERS = re.compile(r"\{retrievers\}[ \n]?")
@@ -89,14 +89,14 @@ _QUESTION = "Question: {question}\n"
 def _user(prompt: str, question: str, information: str = "") -> dict[str, str]:
     """A message of the user: `prompt` with its places filled."""
     text = question.strip()
-    known = {"question": text if text.endswith("?") else text + "?", "information": information.strip()}
-    return {"role": "user", "content": _PLACES.sub(lambda place: known[place[1]], prompt)}
+    values = {"question": text if text.endswith("?") else text + "?", "information": information.strip()}
+    return {"role": "user", "content": _PLACES.sub(lambda place: values[place[1]], prompt)}
 
 
 def examples_in(text: str) -> tuple[tuple[str, str], ...]:
     """The examples in a text, each a line `Question: …` and, below it, what the policy writes and reads."""
-    _, *found = re.split(r"^Question:", text, flags=re.MULTILINE)
-    split = (example.strip().partition("\n") for example in found)
+    _, *blocks = re.split(r"^Question:", text, flags=re.MULTILINE)
+    split = (example.strip().partition("\n") for example in blocks)
     return tuple((question.strip(), says.strip()) for question, _, says in split)
 
 
@@ -129,9 +129,9 @@ def template(name: str) -> Template:
         return TEMPLATES[name]
     path = Path(name)
     if not path.is_file():
-        known = ", ".join(TEMPLATES)
+        names = ", ".join(TEMPLATES)
         raise UserError(
-            f"no template {name!r}: there are {known}, or a path to a text file with {{question}}"
+            f"no template {name!r}: there are {names}, or a path to a text file with {{question}}"
             f"{nearest(name, list(TEMPLATES))}"
         )
     with parsing(path):
@@ -146,10 +146,10 @@ def template(name: str) -> Template:
 def read_examples(path: Path | str) -> tuple[tuple[str, str], ...]:
     """The worked examples in a text file, for `Template.with_examples`. Raises UserError."""
     with parsing(path):
-        found = examples_in(Path(path).read_text(encoding="utf-8"))
-    if not found or not all(question and says.endswith("</answer>") for question, says in found):
+        examples = examples_in(Path(path).read_text(encoding="utf-8"))
+    if not examples or not all(question and says.endswith("</answer>") for question, says in examples):
         raise UserError(
             f"{path}: expected worked examples, each with a line `Question: …` and below it an episode that "
             "ends with </answer>"
         )
-    return found
+    return examples

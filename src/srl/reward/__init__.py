@@ -103,9 +103,8 @@ class RewardMix:
             if not math.isfinite(weight):
                 raise UserError(f"reward.weights.{name} is {weight}: expected a finite number")
         self.weights, self.overlong = dict(weights), overlong
-        given = plugins or {}
-        chosen = options or {}
-        self.plugins = {name: given.get(name) or _load(name, chosen.get(name, {})) for name in weights}
+        plugins, options = plugins or {}, options or {}
+        self.plugins = {name: plugins.get(name) or _load(name, options.get(name, {})) for name in weights}
         self._scorers = {name: _scorer(name, plugin) for name, plugin in self.plugins.items()}
         self._warned: set[str] = set()
 
@@ -157,20 +156,20 @@ class RewardMix:
             raise UserError(f"reward {name!r} raised {in_one_line(error)}") from error
 
     def _sum(self, trajectory: Trajectory, scores: Sequence[Score]) -> Score:
-        named = dict(zip(self.plugins, scores, strict=True))
+        by_name = dict(zip(self.plugins, scores, strict=True))
         parts = {
             f"{name}/{part}": float(value)
-            for name, score in named.items()
+            for name, score in by_name.items()
             for part, value in score.parts.items()
         }
-        for name in [name for name, score in named.items() if score.error]:
-            error = f"{REWARD_FAULT}{name!r} gave no score: {named.pop(name).error}"
+        for name in [name for name, score in by_name.items() if score.error]:
+            error = f"{REWARD_FAULT}{name!r} gave no score: {by_name.pop(name).error}"
             if self.weights[name]:
                 return self._failed(trajectory, error, parts)
             self._warn(name, error)
-        parts |= {name: float(score.value) for name, score in named.items()}
-        value = fsum(self.weights[name] * score.value for name, score in named.items())  # 1 where all are 1
-        per_turn = self._per_turn(trajectory, named)
+        parts |= {name: float(score.value) for name, score in by_name.items()}
+        value = fsum(self.weights[name] * score.value for name, score in by_name.items())  # 1 where all are 1
+        per_turn = self._per_turn(trajectory, by_name)
         if self.overlong is not None:
             parts[OVERLONG] = self.overlong(trajectory)
             value += parts[OVERLONG]
@@ -191,11 +190,11 @@ class RewardMix:
             self._warned.add(name)
             log.warning("%s; its weight is 0, so nothing depends on it", error)
 
-    def _per_turn(self, trajectory: Trajectory, named: Mapping[str, Score]) -> tuple[float, ...] | None:
-        if all(score.per_turn is None for score in named.values()):
+    def _per_turn(self, trajectory: Trajectory, by_name: Mapping[str, Score]) -> tuple[float, ...] | None:
+        if all(score.per_turn is None for score in by_name.values()):
             return None
         total = [0.0] * trajectory.turns
-        for name, score in named.items():
+        for name, score in by_name.items():
             for turn, value in enumerate(_spread(score, trajectory.turns)):
                 total[turn] += self.weights[name] * value
         return tuple(total)

@@ -52,7 +52,7 @@ class SyncReward:
         try:
             async with turn:
                 if not call.settled:
-                    await self._answer([other for other in waiting if not other.settled])
+                    await self._answer([unsettled for unsettled in waiting if not unsettled.settled])
         finally:
             waiting.remove(call)
         if call.error is not None:
@@ -79,9 +79,9 @@ class SyncReward:
             for call in calls:
                 call.error = error
             return
-        left = iter(scores)
+        remaining = iter(scores)
         for call in calls:
-            call.scores = [next(left) for _ in call.trajectories]
+            call.scores = [next(remaining) for _ in call.trajectories]
 
     def _in_turn(self, batch: list[Trajectory]) -> list[Score] | Awaitable[list[Score]]:
         """Runs in a thread. The lock waits for a call that a cancelled request has left running."""

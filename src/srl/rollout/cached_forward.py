@@ -46,8 +46,8 @@ class Forward:
         """(2, B) the next token of each row, and its log-prob."""
         logits = self.feed(table, rows)
         inputs = torch.from_numpy(table.step_inputs(rows)).to(logits.device, non_blocking=True)
-        drawn: NDArray[np.float64] = draw(logits, inputs[3:], table.draws(rows)).cpu().numpy()  # the one read
-        return drawn
+        pairs: NDArray[np.float64] = draw(logits, inputs[3:], table.draws(rows)).cpu().numpy()  # the one read
+        return pairs
 
     def release(self) -> None:
         """Free the cache's memory."""
@@ -155,17 +155,17 @@ class CachedForward(Forward):
 
         Padding repeats a row's last id and is stored in the spare slot.
         """
-        access, known, fed = self.cache.access, table.known[rows], table.fed[rows]
-        new = known - fed
+        access, lengths, fed = self.cache.access, table.known[rows], table.fed[rows]
+        new = lengths - fed
         columns = np.arange(new.max())
-        positions = np.minimum(fed[:, None] + columns, known[:, None] - 1)  # (B, Q)
+        positions = np.minimum(fed[:, None] + columns, lengths[:, None] - 1)  # (B, Q)
         slots = np.where(columns < new[:, None], rows[:, None], access.slots)
         past = int(fed.max())
-        width = self._width(known) if past else len(columns)
+        width = self._width(lengths) if past else len(columns)
         ids, position, slot, row, column = _to_device(
             [table.ids[rows[:, None], positions], positions, slots, rows, new - 1], self.model.device
         )
-        self.cache.reserve(int(known.max()))
+        self.cache.reserve(int(lengths.max()))
         access.set(slot, position, row, width, past)
         batch = torch.arange(len(rows), device=row.device)
         with _picked(self._head, batch, column):
@@ -207,15 +207,15 @@ def _same_ids(table: SlotTable, rows: Rows) -> tuple[Rows, Rows]:
 
     Rows with the same ids share a leader: a group's samples at their start, and while they write the same.
     """
-    seen: dict[bytes, int] = {}
+    leader_by_ids: dict[bytes, int] = {}
     leaders: list[int] = []
     leader_of = np.empty(len(rows), dtype=np.int64)
     for index, row in enumerate(rows):
         key = table.ids[row, : table.known[row]].tobytes()
-        if key not in seen:
-            seen[key] = len(leaders)
+        if key not in leader_by_ids:
+            leader_by_ids[key] = len(leaders)
             leaders.append(index)
-        leader_of[index] = seen[key]
+        leader_of[index] = leader_by_ids[key]
     return np.array(leaders), leader_of
 
 
@@ -257,7 +257,7 @@ class PlainForward(Forward):
         )  # pads repeat the last id
         ids = torch.from_numpy(table.ids[rows[:, None], positions]).to(self.model.device)
         spread = int(lengths.max() - lengths.min())
-        kept = kept_logits(self.model, spread + 1)
-        output = attempt(self.model, lambda: self.model(input_ids=ids, use_cache=False, **kept))
+        keywords = kept_logits(self.model, spread + 1)
+        output = attempt(self.model, lambda: self.model(input_ids=ids, use_cache=False, **keywords))
         last = torch.from_numpy(lengths - lengths.max() - 1).to(ids.device)  # (B,), counted from the end
         return output.logits[torch.arange(len(rows), device=ids.device), last].float()

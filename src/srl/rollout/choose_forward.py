@@ -66,13 +66,13 @@ def _mismatch(forward: Forward, expected: Probe, left: Sequence[int] = STEPS) ->
     """
     count, ends = len(expected.rows), expected.ends.shape[1]
     table, rows = SlotTable(count), np.arange(count)
-    known = sorted({max(ends - later, 1) for later in left})  # the ends that are reached
-    ours = []
-    for reached in known:
+    lengths = sorted({max(ends - later, 1) for later in left})  # the ends that are reached
+    logits = []
+    for reached in lengths:
         for row, ids in enumerate(expected.rows):
             upto = ids[: len(ids) - ends + reached]
             table.begin(row, upto, Sampling(max_tokens=1), 0)
-        ours.append(forward.feed(table, rows))
+        logits.append(forward.feed(table, rows))
         table.fed[:] = table.known
-    places = torch.tensor(known, device=expected.ends.device) - 1
-    return expected.wrong(torch.stack(ours, dim=1), expected.ends[:, places])
+    places = torch.tensor(lengths, device=expected.ends.device) - 1
+    return expected.wrong(torch.stack(logits, dim=1), expected.ends[:, places])

@@ -81,19 +81,19 @@ class Codec:
             return text, self._encode(text, after=())
         marks = [f"\ue000{position}\ue001" for position in range(len(messages))]
         marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
-        rest, ids = self.render(marked, tools), list[int]()
+        remainder, ids = self.render(marked, tools), list[int]()
         for mark, content in zip(marks, contents, strict=True):
-            before, _, rest = rest.partition(mark)
+            before, _, remainder = remainder.partition(mark)
             ids += self._encode(before, after=ids)
             ids += self.encode_text(content, after=ids)
-        return text, ids + self._encode(rest, after=ids)
+        return text, ids + self._encode(remainder, after=ids)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The chat template's text. Raises UserError if the template fails."""
-        asked, apply = [dict(message) for message in messages], self.tokenizer.apply_chat_template
+        conversation, apply = [dict(message) for message in messages], self.tokenizer.apply_chat_template
         options = self.template_kwargs | {"tools": [dict(tool) for tool in tools] or None}
         try:
-            return str(apply(asked, tokenize=False, add_generation_prompt=True, **options))
+            return str(apply(conversation, tokenize=False, add_generation_prompt=True, **options))
         except Exception as error:  # a template is a program of its own
             raise UserError(
                 f"the chat template in {self.tokenizer.name_or_path} does not work: {type(error).__name__}: "
@@ -139,8 +139,8 @@ class Codec:
     def spelled(self, ids: Sequence[int]) -> str:
         """The text of `ids` for a server, which puts BOS before it: special tokens by name, no first BOS."""
         bos = self.tokenizer.bos_token_id
-        rest = list(ids[1:] if bos is not None and ids[:1] == [bos] else ids)
-        return str(self.tokenizer.decode(rest, clean_up_tokenization_spaces=False))
+        without_bos = list(ids[1:] if bos is not None and ids[:1] == [bos] else ids)
+        return str(self.tokenizer.decode(without_bos, clean_up_tokenization_spaces=False))
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """The text of `ids`, with the names of special tokens or without; spaces are kept as they are."""

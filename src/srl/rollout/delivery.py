@@ -53,7 +53,7 @@ def sampled(
 
 def held_digests(columns: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """The digests of the columns that an engine holds, by name, without those that are not finite."""
-    return {name: _digest(held) for name, held in columns if bool(held.isfinite().all())}
+    return {name: _digest(column) for name, column in columns if bool(column.isfinite().all())}
 
 
 def _digest(columns: Tensor) -> str:
@@ -68,15 +68,15 @@ def _warn_once() -> None:
     )
 
 
-def check_held(sample: Sample, held: Mapping[str, str] | None) -> None:
+def check_held(sample: Sample, digests: Mapping[str, str] | None) -> None:
     """Raises NotDelivered with the first weight of which the engine holds another, and for an empty sample.
-    `held` is what `Engine.digests` says; where it has none of the sample, a warning says so once."""
-    if held is not None and not sample:
+    `digests` is what `Engine.digests` says; where it has none of the sample, a warning says so once."""
+    if digests is not None and not sample:
         raise NotDelivered("the engine that samples has not taken the trainer's weights")
-    if held is not None and not held:
+    if digests is not None and not digests:
         _warn_once()
-    if wrong := [name for name, digest in (held or {}).items() if digest not in sample[name][1]]:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    if stale := [name for name, digest in (digests or {}).items() if digest not in sample[name][1]]:
+        more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
         raise NotDelivered(
-            f"the engine that samples does not hold the trainer's weights: {wrong[0]}{more} differ"
+            f"the engine that samples does not hold the trainer's weights: {stale[0]}{more} differ"
         )

@@ -31,21 +31,20 @@ class Document:
         self.heading = parts[0].heading if parts[0].text else ""
         self.text = "\n".join((part.text or part.contents).strip() for part in parts)[:MOST_CHARS]
         self.starts = [0]
-        left = room
+        budget = room
         for piece in _PIECE.finditer(self.text):
             tokens = count(piece[0])
-            if tokens > left and piece.start() > self.starts[-1]:
+            if tokens > budget and piece.start() > self.starts[-1]:
                 self.starts.append(piece.start())
-                left = room
-            left -= tokens
+                budget = room
+            budget -= tokens
 
     def page(self, number: int) -> str:
         """Page `number`, from 1, under its heading."""
         start, *ends = self.starts[number - 1 : number + 1]
-        of = f" of {self.heading}" if self.heading else ""
-        return (
-            f"page {number} of {len(self.starts)}{of}\n{self.text[start : ends[0] if ends else None].strip()}"
-        )
+        suffix = f" of {self.heading}" if self.heading else ""
+        text = self.text[start : ends[0] if ends else None].strip()
+        return f"page {number} of {len(self.starts)}{suffix}\n{text}"
 
     def excerpts(self, text: str) -> list[str]:
         """What stands around the first places where `text` is, in any case, each with its page."""
@@ -80,12 +79,12 @@ class Documents:
         room = max(max_obs_length - _GLUE_TOKENS, max_obs_length // 2, 1)
         self._paged = lru_cache(64)(lambda parts: Document(parts, room, count))
 
-    async def of(self, name: str, seen: Sequence[Search]) -> tuple[Search, Document | None]:
+    async def of(self, name: str, searches: Sequence[Search]) -> tuple[Search, Document | None]:
         """The document with a passage of this id or address among what was shown; None where there is none.
 
         A name that was not shown is a mistake of the policy: the ids of a corpus may tell what is asked for.
         """
-        for search in seen:
+        for search in searches:
             for hit in search.shown_hits if search.tool == "search" else ():
                 passage = hit.passage
                 if name and name in (passage.id, passage.document, passage.url):

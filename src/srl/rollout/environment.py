@@ -80,29 +80,29 @@ class Environment:
 
         `on_done` is called with each as it ends. The first exception cancels the others and is raised.
         """
-        wanted = [(question, key._replace(sample=k)) for question in questions for k in range(n)]
+        episodes = [(question, key._replace(sample=k)) for question in questions for k in range(n)]
         ended: dict[int, Trajectory] = {}
 
         async def keep(place: int, trajectory: Trajectory) -> None:
             ended[place] = trajectory
             on_done(trajectory)
 
-        await self.play_each(engine, wanted, keep, len(wanted))
-        return [ended[place] for place in range(len(wanted))]
+        await self.play_each(engine, episodes, keep, len(episodes))
+        return [ended[place] for place in range(len(episodes))]
 
     async def play_each(
         self,
         engine: Engine,
-        wanted: Iterable[tuple[Question, Key]],
+        episodes: Iterable[tuple[Question, Key]],
         on_done: Callable[[int, Trajectory], Awaitable[None]],
         at_once: int,
     ) -> None:
-        """Play the episodes `wanted`, `at_once` at a time.
+        """Play the episodes `episodes`, `at_once` at a time.
 
         `on_done` gets the place of an ended one, and the next begins when it has returned. The first
         exception cancels the other episodes and is raised.
         """
-        waiting = enumerate(wanted)
+        waiting = enumerate(episodes)
 
         async def take() -> None:
             for place, (question, key) in waiting:

@@ -248,7 +248,7 @@ class _Episode:
     async def _result(self, call: ToolCall, turn: int) -> Search:
         """The outcome of a call, of which nothing is shown yet; one with an error is not executed."""
         if call.error:
-            found = Search(call.query, status="rejected", error=call.error, attempts=0)
+            outcome = Search(call.query, status="rejected", error=call.error, attempts=0)
         else:
-            found = await self.tools[call.name].call(call.arguments, self.trajectory.searches)
-        return replace(found, turn=turn, shown=0, tool=call.name, arguments=call.written)
+            outcome = await self.tools[call.name].call(call.arguments, self.trajectory.searches)
+        return replace(outcome, turn=turn, shown=0, tool=call.name, arguments=call.written)

@@ -47,10 +47,10 @@ class Glue:
 
     def text(self, names: Sequence[str], results: Sequence[str]) -> str:
         """What follows the stop token after calls of the tools `names` with these results."""
-        shown = [json.dumps(result, ensure_ascii=False) if self.quoted else result for result in results]
-        seams = [self.before, *[self.between or ""] * (len(shown) - 1)]
+        texts = [json.dumps(result, ensure_ascii=False) if self.quoted else result for result in results]
+        seams = [self.before, *[self.between or ""] * (len(texts) - 1)]
         pieces = (seam.replace(NAME, name) + result
-                  for seam, name, result in zip(seams, names, shown, strict=True))  # fmt: skip
+                  for seam, name, result in zip(seams, names, texts, strict=True))  # fmt: skip
         return "".join(pieces) + self.after
 
 
@@ -84,9 +84,9 @@ class _Template:
                 raise refusal("what stands around a result depends on the conversation before it")
         stop, before, after, quoted = glue
         call_format = self._format(call_format, f"{stop}{before}")
-        found = Glue(stop, before, self._between(glue), after, quoted, call_format)
-        self._check_ids(found)
-        return found
+        derived = Glue(stop, before, self._between(glue), after, quoted, call_format)
+        self._check_ids(derived)
+        return derived
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         return self.codec.render(messages, self.tools)
@@ -119,20 +119,20 @@ class _Template:
             return None
         stop, before, after, quoted = glue
         marks = [json.dumps(mark, ensure_ascii=False) if quoted else mark for mark in _MARKS]
-        _, _, rest = rendered.partition(f"{stop}{before}{marks[0]}")
-        between, mark, end = rest.partition(marks[1])
+        _, _, remainder = rendered.partition(f"{stop}{before}{marks[0]}")
+        between, mark, end = remainder.partition(marks[1])
         return between if mark and end == after and _QUERY not in between else None
 
     def _format(self, call_format: str, seam: str) -> str:
         """The format of calls: as the template renders one before the `seam`, else as the vocabulary says."""
         rendered = self._render([_USER, *_round()])
-        said, call = rendered[: rendered.rindex(seam)], ToolCall(NAME, {"query": _QUERY})
-        starts = [said.rfind(stop) + len(stop) for stop in self.stops if stop in said]
-        said = said[len(self.prompt) if said.startswith(self.prompt) else max(starts, default=0) :]
-        if _QUERY in said:
+        turn, call = rendered[: rendered.rindex(seam)], ToolCall(NAME, {"query": _QUERY})
+        starts = [turn.rfind(stop) + len(stop) for stop in self.stops if stop in turn]
+        turn = turn[len(self.prompt) if turn.startswith(self.prompt) else max(starts, default=0) :]
+        if _QUERY in turn:
             names = FORMATS if call_format == "auto" else [call_format]
             name = next(
-                (each for each in names if FORMATS[each].read(said, tools=[NAME]).calls == (call,)), ""
+                (each for each in names if FORMATS[each].read(turn, tools=[NAME]).calls == (call,)), ""
             )
             if not name:
                 raise refusal(f"the calls that it renders are not of the format {' or '.join(names)}")
@@ -156,9 +156,9 @@ class _Template:
             if ids[-len(tail) - 1 :] != [*stop, *tail]:
                 raise refusal(f"its tokens around a result such as {result!r} depend on what precedes them")
             if rendered.startswith(self.prompt):
-                said = rendered[len(self.prompt) : rendered.rindex(glue.stop + glue.text([NAME], [result]))]
+                turn = rendered[len(self.prompt) : rendered.rindex(glue.stop + glue.text([NAME], [result]))]
                 prompt = self.codec.encode_marked(self.prompt, after=())
-                if ids != [*prompt, *self.codec.encode_marked(said, after=prompt), *stop, *tail]:
+                if ids != [*prompt, *self.codec.encode_marked(turn, after=prompt), *stop, *tail]:
                     raise refusal("its tokens of a turn depend on what precedes it")
 
 

@@ -46,14 +46,14 @@ class Native:
         max_calls: int = 4,
     ) -> Native:  # fmt: skip
         """With the glue of the codec's chat template. Raises UserError where that does not serve."""
-        made = cls(codec, template, tools, derive(codec, schemas(tools), call_format), max_calls)
+        turns = cls(codec, template, tools, derive(codec, schemas(tools), call_format), max_calls)
         plain, forged = (
-            codec.encode_marked(made.glue.text([""], [text]))
-            for text in (NO_RESULTS, made._escaped(" ".join(codec.added)))
+            codec.encode_marked(turns.glue.text([""], [text]))
+            for text in (NO_RESULTS, turns._escaped(" ".join(codec.added)))
         )
-        if made._added(plain) != made._added(forged):
+        if turns._added(plain) != turns._added(forged):
             raise refusal("the names of the tokenizer's added tokens cannot be written as text")
-        return made
+        return turns
 
     @property
     def name(self) -> str:
@@ -68,11 +68,11 @@ class Native:
         text = self.codec.decode(token_ids[:-1] if ended else token_ids, special=True)
         if not ended:
             return Turn(text, ends=True)
-        said = self.glue.format.read(text, inside_thought, list(self.tools))
-        if not said.calls:
-            return Turn(text, answer=self._answer(said.text), ends=True)
+        turn = self.glue.format.read(text, inside_thought, list(self.tools))
+        if not turn.calls:
+            return Turn(text, answer=self._answer(turn.text), ends=True)
         parameters = {name: tool.parameters for name, tool in self.tools.items()}
-        calls = [checked(call, parameters) for call in said.calls]
+        calls = [checked(call, parameters) for call in turn.calls]
         if self.glue.between is None:
             return Turn(text, tuple(calls[:1]))
         error = f"at most {self.max_calls} calls in a turn"
@@ -148,8 +148,8 @@ class Native:
             thought = thought.removeprefix("<think>").lstrip() or "</think>"
         retriever = {"retriever": action.retriever} if action.retriever else {}
         call = ToolCall("search", {"query": action.content, **retriever})
-        said = action.content if action.kind == "answer" else self.glue.format.write([call])
-        return f"{thought}\n{said}" if thought else said
+        action_text = action.content if action.kind == "answer" else self.glue.format.write([call])
+        return f"{thought}\n{action_text}" if thought else action_text
 
     def _escaped(self, text: str) -> str:
         """`text` in which no name of an added token, and nothing of the format, stands as it is written."""
@@ -164,7 +164,7 @@ class Native:
         for name in names:
             by_first.setdefault(name[0], []).append(re.escape(name[1:]))
         return re.compile(
-            "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in by_first.items())
+            "|".join(f"{re.escape(first)}(?={'|'.join(endings)})" for first, endings in by_first.items())
         )
 
 

@@ -78,12 +78,12 @@ def fit(
     `render` makes text of a hit and its position from 1; its first `label` characters are not the hit's own.
     """
     passages = [render(position, hit) for position, hit in enumerate(hits, start=1)]
-    for kept in range(len(passages), 0, -1):
-        if sum(map(len, passages[:kept])) > budget * _CHARS_A_TOKEN:
+    for count in range(len(passages), 0, -1):
+        if sum(map(len, passages[:count])) > budget * _CHARS_A_TOKEN:
             continue
-        text, ids = encode(passages[:kept])
+        text, ids = encode(passages[:count])
         if len(ids) <= budget:
-            return Information(text, ids, kept)
+            return Information(text, ids, count)
     if not passages:
         text, ids = encode([])
         return Information(text, ids, 0) if len(ids) <= budget else None
@@ -94,13 +94,13 @@ def _cut_middle(passage: str, budget: int, encode: Encode, label: int) -> Inform
     """`passage` without the smallest middle part that makes it fit, found by bisection."""
     low, high, best = 0, min(len(passage) - 1, budget * _CHARS_A_TOKEN), None
     while low <= high:
-        kept = (low + high) // 2
-        start, stop = kept - kept // 3, len(passage) - kept // 3
+        length = (low + high) // 2
+        start, stop = length - length // 3, len(passage) - length // 3
         text, ids = encode([_joined(passage[:start], passage[stop:])])
         if len(ids) > budget:
-            high = kept - 1
+            high = length - 1
             continue
-        low, is_there = kept + 1, start > label  # else it is the label alone
+        low, is_there = length + 1, start > label  # else it is the label alone
         cut = _words_left(passage, start, stop, label) if is_there else None
         best = Information(text, ids, int(is_there), cut)
     return best

@@ -144,15 +144,15 @@ class OpenAiServer:
 
     def _error(self, error: Exception) -> EngineFault | UserError:
         if not isinstance(error, httpx.HTTPStatusError):
-            said = f"{self.url}: no answer: {quoted(in_words(error), _QUOTED)}"
+            message = f"{self.url}: no answer: {quoted(in_words(error), _QUOTED)}"
             hint = f"; start the server, or correct {self.section}.url"
-            return EngineFault(said) if self._is_there else UserError(said + hint)
+            return EngineFault(message) if self._is_there else UserError(message + hint)
         status = error.response.status_code
-        said = f"{self.url}: {refusal(status, error.response.content, _QUOTED)}"
+        message = f"{self.url}: {refusal(status, error.response.content, _QUOTED)}"
         if _may_pass(error) and status != 429:
-            return EngineFault(said)
+            return EngineFault(message)
         kind = RefusedError if status in (400, 404, 405, 413, 422) else UserError
-        return kind(f"{said}; check {self.section}.url, .model and .key_variable")
+        return kind(f"{message}; check {self.section}.url, .model and .key_variable")
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -181,8 +181,8 @@ async def find_model(server: OpenAiServer, max_model_len: int) -> str:
         if not server.model:
             raise
         answer = []
-    listed = answer.get("data") if isinstance(answer, dict) else answer
-    models = {str(model.get("id")): model for model in listed or () if isinstance(model, dict)}
+    entries = answer.get("data") if isinstance(answer, dict) else answer
+    models = {str(model.get("id")): model for model in entries or () if isinstance(model, dict)}
     if not server.model and len(models) != 1:
         names = quoted(", ".join(models), _QUOTED)
         raise UserError(
@@ -218,9 +218,9 @@ def _cut_off(text: str, choice: Mapping[str, Any], stops: Sequence[str]) -> str:
 
     vLLM and SGLang tell it. Where nothing is told, it closes the tag that was opened last, if there is one.
     """
-    told = [choice[key] for key in ("stop_reason", "matched_stop") if key in choice]
-    if told:
-        return next((stop for stop in stops if stop in told), "")
+    reasons = [choice[key] for key in ("stop_reason", "matched_stop") if key in choice]
+    if reasons:
+        return next((stop for stop in stops if stop in reasons), "")
     opened = {text.rfind(stop.replace("</", "<", 1).rstrip(">")): stop for stop in stops}
     return opened[last] if (last := max(opened, default=-1)) >= 0 else ""
 
@@ -230,14 +230,14 @@ _NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repeti
 _UNKNOWN = re.compile(r"(?i)support|unrecogni|unknown|permitted|unexpected|extra")
 
 
-def _dispensable(payload: Mapping[str, Any], said: str) -> set[str]:
+def _dispensable(payload: Mapping[str, Any], message: str) -> set[str]:
     """The parameters that the server's message names, and that a turn can do without.
 
     Stop strings are also looked for here. `max_tokens` has another name on some servers.
     """
     names = [name for name, value in _NEUTRAL.items() if payload.get(name) == value]
-    names += [name for name in ("stop", "max_tokens") if name in payload and _UNKNOWN.search(said)]
-    return {name for name in names if re.search(rf"(?<!\w){name}(?!\w)", said)}
+    names += [name for name in ("stop", "max_tokens") if name in payload and _UNKNOWN.search(message)]
+    return {name for name in names if re.search(rf"(?<!\w){name}(?!\w)", message)}
 
 
 class OpenAiEngine(Engine):
@@ -282,26 +282,26 @@ class OpenAiEngine(Engine):
 
     async def _ask(self, name: str, token_ids: Sequence[int], sampling: Sampling) -> Mapping[str, Any]:
         """The server's answer. A parameter that it refuses by its name is left out from then on."""
-        asked: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             **_NEUTRAL, "temperature": sampling.temperature, "top_p": sampling.top_p,
             "model": self.server.model, "max_tokens": sampling.max_tokens,
         }  # fmt: skip
         if sampling.stop:
-            asked["stop"] = list(sampling.stop)
+            parameters["stop"] = list(sampling.stop)
         path = "completions"
         if self.server.api == "chat":
             path, cuts = "chat/completions", [0, *self._seams.get(name, ()), len(token_ids)]
             texts = [self.codec.decode(token_ids[start:end]) for start, end in pairwise(cuts)]
-            said = zip(cycle(("user", "assistant")), texts, strict=False)
-            asked["messages"] = [{"role": role, "content": text} for role, text in said]
+            messages = zip(cycle(("user", "assistant")), texts, strict=False)
+            parameters["messages"] = [{"role": role, "content": text} for role, text in messages]
         elif self.token_ids:
-            asked |= {"prompt": list(token_ids), "return_token_ids": True, "logprobs": 1}
+            parameters |= {"prompt": list(token_ids), "return_token_ids": True, "logprobs": 1}
         else:
-            asked["prompt"] = self.codec.spelled(token_ids)
+            parameters["prompt"] = self.codec.spelled(token_ids)
         while True:
             if "max_tokens" in self._dropped:
-                asked["max_completion_tokens"] = sampling.max_tokens
-            payload = {key: value for key, value in asked.items() if key not in self._dropped}
+                parameters["max_completion_tokens"] = sampling.max_tokens
+            payload = {key: value for key, value in parameters.items() if key not in self._dropped}
             try:
                 return await self.server.ask("POST", path, payload)
             except RefusedError as error:
@@ -321,17 +321,17 @@ class OpenAiEngine(Engine):
                 raise ValueError("it was aborted")
             return (self._of_ids if self.token_ids else self._of_text)(text, choice, sampling)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            said = f"not a completion ({in_words(error)}): {quoted(json.dumps(answer), _QUOTED)}"
-            raise EngineFault(f"{self.server.url}: {said}") from error
+            message = f"not a completion ({in_words(error)}): {quoted(json.dumps(answer), _QUOTED)}"
+            raise EngineFault(f"{self.server.url}: {message}") from error
 
     def _of_text(self, text: str, choice: Mapping[str, Any], sampling: Sampling) -> Completion:
         is_long = choice.get("finish_reason") == "length"
         text += "" if is_long else _cut_off(text, choice, sampling.stop)
         ends = [text.index(stop) + len(stop) for stop in sampling.stop if stop in text]
         ids = tuple(self.codec.encode_text(text[: min(ends, default=None)]))
-        kept = ids[: sampling.max_tokens]
-        is_long = kept != ids or (is_long and not ends)
-        return Completion(kept, (0.0,) * len(kept), "length" if is_long else "stop" if ends else "eos")
+        within = ids[: sampling.max_tokens]
+        is_long = within != ids or (is_long and not ends)
+        return Completion(within, (0.0,) * len(within), "length" if is_long else "stop" if ends else "eos")
 
     def _of_ids(self, text: str, choice: Mapping[str, Any], sampling: Sampling) -> Completion:
         """Through the token that completes a stop string, also where the server went on."""

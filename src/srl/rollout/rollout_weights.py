@@ -93,7 +93,9 @@ def onednn_linears(model: nn.Module) -> Iterator[None]:
 
 def _large_layers(model: nn.Module) -> list[nn.Linear]:
     linear = [layer for layer in model.modules() if type(layer) is nn.Linear]
-    return [one for one in linear if one.weight.numel() >= LARGE and one.weight.dtype == torch.float32]
+    return [
+        layer for layer in linear if layer.weight.numel() >= LARGE and layer.weight.dtype == torch.float32
+    ]
 
 
 def _onednn_linear(layer: nn.Linear, states: Tensor) -> Tensor:

@@ -59,8 +59,8 @@ def draw(logits: Tensor, numbers: Tensor, draws: Draws) -> Tensor:
     tokens = logits.argmax(-1) if draws.greedy else None
     if draws.sampled:
         probs = logprobs.exp()
-        drawn = _invert(_truncate(probs, top_p[:, None]) if draws.truncated else probs, uniform[:, None])
-        tokens = drawn if tokens is None else torch.where(temperature == 0, tokens, drawn)
+        sampled = _invert(_truncate(probs, top_p[:, None]) if draws.truncated else probs, uniform[:, None])
+        tokens = sampled if tokens is None else torch.where(temperature == 0, tokens, sampled)
     assert tokens is not None, "rows are greedy or sampled"
     return torch.stack([tokens.double(), logprobs.gather(-1, tokens[:, None])[:, 0].double()])
 
@@ -98,9 +98,9 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     if vocabulary <= 16 * BLOCK:
         return _search(weights, uniforms)[0]
     blocks = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK)).view(batch, -1, BLOCK)
-    chosen, rest = _search(blocks.sum(-1), uniforms)
-    block = blocks[torch.arange(batch, device=weights.device), chosen]
-    return (chosen * BLOCK + _search(block, rest)[0]).clamp_(max=vocabulary - 1)
+    places, uniforms_inside = _search(blocks.sum(-1), uniforms)
+    block = blocks[torch.arange(batch, device=weights.device), places]
+    return (places * BLOCK + _search(block, uniforms_inside)[0]).clamp_(max=vocabulary - 1)
 
 
 def _search(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,8 +110,8 @@ def _search(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """
     cumulative = weights.cumsum(-1, dtype=torch.float64)  # (B, N)
     total = cumulative[:, -1:]
-    wanted = torch.minimum(uniforms * total, total * (1 - 2.0**-52))  # rounding must not reach the total
-    index = torch.searchsorted(cumulative, wanted, right=True).clamp_(max=weights.shape[-1] - 1)
+    thresholds = torch.minimum(uniforms * total, total * (1 - 2.0**-52))  # rounding must not reach the total
+    index = torch.searchsorted(cumulative, thresholds, right=True).clamp_(max=weights.shape[-1] - 1)
     weight = weights.gather(-1, index)
-    inside = (wanted - cumulative.gather(-1, index)) / weight + 1
+    inside = (thresholds - cumulative.gather(-1, index)) / weight + 1
     return index[:, 0], inside.clamp_(0, 1)

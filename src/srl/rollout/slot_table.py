@@ -90,8 +90,8 @@ class SlotTable:
 
     def is_extended_by(self, row: int, token_ids: Sequence[int]) -> bool:
         """True if `token_ids` begins with all known ids of the row's episode."""
-        known = self.known[row]
-        return len(token_ids) >= known and self.ids[row, :known].tolist() == list(token_ids[:known])
+        length = self.known[row]
+        return len(token_ids) >= length and self.ids[row, :length].tolist() == list(token_ids[:length])
 
     def clear(self, row: int) -> None:
         """Forget the row's episode."""

@@ -99,5 +99,5 @@ def wrong_with(tool: Any) -> str:
     properties = parameters.get("properties", {})
     if not isinstance(properties, dict) or not all(isinstance(each, dict) for each in properties.values()):
         return "has properties that are no JSON schemas"
-    lacking = set(parameters.get("required", ())) - properties.keys()
-    return f"requires arguments that it does not have: {', '.join(map(str, lacking))}" if lacking else ""
+    names = set(parameters.get("required", ())) - properties.keys()
+    return f"requires arguments that it does not have: {', '.join(map(str, names))}" if names else ""

@@ -75,11 +75,11 @@ class StopFinder:
         if any(not ("!" <= character <= "~") for character in last):
             return np.ones(self.vocab_size, dtype=np.bool_)
         tokenizer = self.codec.tokenizer
-        known = min(len(tokenizer), self.vocab_size)
-        pieces = tokenizer.convert_ids_to_tokens(list(range(known)))
-        found = np.zeros(self.vocab_size, dtype=np.bool_)
-        found[:known] = [not last.isdisjoint(str(piece)) for piece in pieces]
-        return found
+        size = min(len(tokenizer), self.vocab_size)
+        pieces = tokenizer.convert_ids_to_tokens(list(range(size)))
+        candidates = np.zeros(self.vocab_size, dtype=np.bool_)
+        candidates[:size] = [not last.isdisjoint(str(piece)) for piece in pieces]
+        return candidates
 
 
 @dataclass(slots=True, order=True)
@@ -150,12 +150,12 @@ class TorchEngine(Engine):
         self._free = list(range(self.max_num_seqs))  # a heap: the lowest row first
         self._row_of: dict[str, int] = {}  # the episodes that hold a row
         self._open: dict[str, _Request] = {}  # turns asked for and not ended
-        self._at: dict[int, _Request] = {}  # those being generated, by row
-        self._told: set[int] = set()  # the rows whose caller is told of every token
+        self._turns: dict[int, _Request] = {}  # those being generated, by row
+        self._streaming: set[int] = set()  # the rows whose caller is told of every token
         self._new: list[_Request] = []  # a heap: first turns, waiting for a row
         self._back: list[_Request] = []  # later turns, waiting to be fed
-        self._left = 0  # turns that have ended since requests were last fed
-        self._lost = 0  # steps that waiting requests have lost since then, summed over them
+        self._ended = 0  # turns that have ended since requests were last fed
+        self._lost_steps = 0  # steps that waiting requests have lost since then, summed over them
 
     def reset(self) -> None:
         """Forget every episode, and take the adapter out of the weights."""
@@ -184,8 +184,8 @@ class TorchEngine(Engine):
         device, size = self.model.device, self._forward.nbytes
         if device.type != "cuda":
             return size <= SMALL_CACHE
-        needed = torch.cuda.max_memory_allocated(device) + size
-        return self._has_slept and needed <= ROOM * torch.cuda.mem_get_info(device)[1]
+        peak = torch.cuda.max_memory_allocated(device) + size
+        return self._has_slept and peak <= ROOM * torch.cuda.mem_get_info(device)[1]
 
     def close(self) -> None:
         self.reset()
@@ -248,7 +248,7 @@ class TorchEngine(Engine):
                 while self._can_advance():
                     self._admit()
                     self._advance(np.flatnonzero(self._table.active))
-                    self._lost += self._pending()
+                    self._lost_steps += self._pending()
                     await self._let_episodes_run()
         except BaseException as error:
             self._fail(error)
@@ -279,12 +279,12 @@ class TorchEngine(Engine):
 
     def _pending(self) -> int:
         """The number of requests to feed; in deterministic mode the number of ended turns."""
-        return self._left if self.deterministic else self._admissible()
+        return self._ended if self.deterministic else self._admissible()
 
     def _is_due(self) -> bool:
         """Whether feeding now costs the active rows no more than the pending ones have lost."""
         active, pending = self._active(), self._pending()
-        return not active or (pending > 0 and self._lost >= self._forward.feed_cost * active)
+        return not active or (pending > 0 and self._lost_steps >= self._forward.feed_cost * active)
 
     def _can_advance(self) -> bool:
         if self.deterministic and self._is_due() and self._away():
@@ -295,7 +295,7 @@ class TorchEngine(Engine):
         """Feed the requests of episodes that have a row, and new ones while rows last."""
         if not self._is_due():
             return
-        self._left = self._lost = 0
+        self._ended = self._lost_steps = 0
         requests, self._back = sorted(self._back), []
         while self._new and self._free:
             request = heapq.heappop(self._new)
@@ -304,11 +304,11 @@ class TorchEngine(Engine):
                 requests.append(request)
         rows = [self._row_of[request.id] for request in requests]
         for row, request in zip(rows, requests, strict=True):
-            self._at[row] = request
+            self._turns[row] = request
             stop_set = self._stops.index(request.sampling.stop)
             self._table.begin(row, request.token_ids, request.sampling, stop_set)
             if request.sampling.on_tokens is not None:
-                self._told.add(row)
+                self._streaming.add(row)
         self._advance(np.array(rows, dtype=np.int64))
 
     def _advance(self, rows: Rows) -> None:
@@ -316,17 +316,17 @@ class TorchEngine(Engine):
         if not len(rows):
             return
         with torch.no_grad():
-            drawn, logprobs = self._forward.sample(self._table, rows)
+            sampled, logprobs = self._forward.sample(self._table, rows)
         if not np.isfinite(logprobs).all():
             raise LogitsNotFinite
-        self._table.append(rows, tokens := drawn.astype(np.int64), logprobs.astype(np.float32))
+        self._table.append(rows, tokens := sampled.astype(np.int64), logprobs.astype(np.float32))
         self._tell(rows)
         self._end_turns(rows, tokens)
 
     def _tell(self, rows: Rows) -> None:
         """Call `Sampling.on_tokens` of those turns among `rows` that have it."""
-        for row in self._told.intersection(rows.tolist()) if self._told else ():
-            on_tokens = self._at[row].sampling.on_tokens
+        for row in self._streaming.intersection(rows.tolist()) if self._streaming else ():
+            on_tokens = self._turns[row].sampling.on_tokens
             assert on_tokens is not None, "a row is told of only if its turn asks for it"
             on_tokens(self._table.turn_ids(row))
 
@@ -343,12 +343,12 @@ class TorchEngine(Engine):
                 self._end_turn(row, "eos" if is_eos[index] else "length")
 
     def _end_turn(self, row: int, reason: StopReason) -> None:
-        request = self._at.pop(row)
-        self._told.discard(row)
+        request = self._turns.pop(row)
+        self._streaming.discard(row)
         del self._open[request.id]
         ids, logprobs = self._table.turn_ids(row), self._table.turn_logprobs(row)
         self._table.active[row] = False
-        self._left += 1
+        self._ended += 1
         if not request.future.done():
             request.future.set_result(Completion(tuple(ids), tuple(logprobs), reason))
 
@@ -363,10 +363,10 @@ class TorchEngine(Engine):
         if request in self._back:
             self._back.remove(request)
         elif row is not None:
-            del self._at[row]
-            self._told.discard(row)
+            del self._turns[row]
+            self._streaming.discard(row)
             self._table.clear(row)
-            self._left += 1
+            self._ended += 1
 
     def _fail(self, error: BaseException) -> None:
         """Raise `error` in every waiting caller, and forget every episode."""
@@ -409,17 +409,19 @@ def load_state(model: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
     Raises SrlError and leaves the model unchanged unless names and shapes match, no weight is missing (a tied
     one may have any of its names) and the values of tied weights are equal.
     """
-    own = model.state_dict()
-    wrong = [name for name in state if name not in own or state[name].shape != own[name].shape]
-    held = {own[name].data_ptr(): tensor for name, tensor in state.items() if name not in wrong}
-    wrong += [name for name, tensor in own.items() if tensor.data_ptr() not in held]
-    wrong += [
+    weights = model.state_dict()
+    misfits = [name for name in state if name not in weights or state[name].shape != weights[name].shape]
+    tensors = {weights[name].data_ptr(): tensor for name, tensor in state.items() if name not in misfits}
+    misfits += [name for name, tensor in weights.items() if tensor.data_ptr() not in tensors]
+    misfits += [
         name
         for name in state
-        if name not in wrong and not torch.equal(state[name], held[own[name].data_ptr()])
+        if name not in misfits and not torch.equal(state[name], tensors[weights[name].data_ptr()])
     ]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise SrlError(f"the trainer's weights do not fit the rollout: {', '.join(sorted(wrong)[:3])}{more}")
+    if misfits:
+        more = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
+        raise SrlError(
+            f"the trainer's weights do not fit the rollout: {', '.join(sorted(misfits)[:3])}{more}"
+        )
     for name, tensor in state.items():
-        own[name].copy_(tensor)
+        weights[name].copy_(tensor)

@@ -185,8 +185,8 @@ class VllmEngine(Engine):
             self.reset()
 
     def digests(self, sample: Sample) -> dict[str, str]:
-        (held,) = self._call(self._vllm.apply_model, partial(digests_of, sample=sample))
-        return held
+        (digests,) = self._call(self._vllm.apply_model, partial(digests_of, sample=sample))
+        return digests
 
     def sleep(self) -> None:
         """Give the GPU's memory back, weights included; on a CPU there is nothing to do."""

@@ -74,13 +74,13 @@ def _is_0_on_invalid_rows_and_where_the_policy_did_not_write(algorithm: Algorith
 
 
 def _an_invalid_row_changes_no_other(algorithm: Algorithm) -> None:
-    other = batch()
+    changed = batch()
     for name, number in (("token_level_rewards", 50.0), ("values", -70.0)):
-        other[name][INVALID, other["response_mask"][INVALID] == 1] = number
-    _expect_unchanged(algorithm, _estimate(algorithm, other), "with other numbers on an invalid row")
-    kept = [row for row in range(7) if row != INVALID]
-    without = _estimate(algorithm, _rows(batch(), kept))
-    _expect_unchanged(algorithm, without, "without the invalid row", kept)
+        changed[name][INVALID, changed["response_mask"][INVALID] == 1] = number
+    _expect_unchanged(algorithm, _estimate(algorithm, changed), "with other numbers on an invalid row")
+    rows = [row for row in range(7) if row != INVALID]
+    without = _estimate(algorithm, _rows(batch(), rows))
+    _expect_unchanged(algorithm, without, "without the invalid row", rows)
 
 
 def _does_not_depend_on_the_order_of_rows(algorithm: Algorithm) -> None:
@@ -99,8 +99,8 @@ def _padding_or_a_retrieved_span_changes_nothing(algorithm: Algorithm) -> None:
     _expect_unchanged(algorithm, [tensor[:, :12] for tensor in padded], "with more padding")
     rows = [_with_columns(_rows(batch(), [row]), 3 + row % 4, fill=30.0) for row in range(7)]
     longer = {name: torch.cat([row[name] for row in rows]) for name in COLUMNS}
-    kept = torch.tensor([[*range(3 + row % 4), *range(6 + row % 4, 15)] for row in range(7)])
-    without = [tensor.gather(1, kept) for tensor in _estimate(algorithm, {**batch(), **longer})]
+    columns = torch.tensor([[*range(3 + row % 4), *range(6 + row % 4, 15)] for row in range(7)])
+    without = [tensor.gather(1, columns) for tensor in _estimate(algorithm, {**batch(), **longer})]
     _expect_unchanged(algorithm, without, "with three more tokens that the policy only read")
 
 
@@ -146,13 +146,13 @@ def _rows(batch: Batch, rows: list[int]) -> Batch:
     return {**batch, **{name: batch[name][rows] for name in ROWS}}
 
 
-def _with_columns(batch: Batch, at: int, fill: float) -> Batch:
-    """The batch with three columns before column `at` that the policy did not write."""
+def _with_columns(batch: Batch, place: int, fill: float) -> Batch:
+    """The batch with three columns before column `place` that the policy did not write."""
     wider = dict(batch)
     for name in COLUMNS:
         tensor: Tensor = batch[name]
         columns = torch.full((len(tensor), 3), 0 if name == "response_mask" else fill, dtype=tensor.dtype)
-        wider[name] = torch.cat([tensor[:, :at], columns, tensor[:, at:]], dim=1)
+        wider[name] = torch.cat([tensor[:, :place], columns, tensor[:, place:]], dim=1)
     return wider
 
 

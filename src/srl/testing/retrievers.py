@@ -87,8 +87,8 @@ def checks(make: Callable[[], Any]) -> list[Check]:
         if trial.make().live:
             opened = run([_opens_without_a_directory], trial)
             return opened + run(LIVE_CHECKS, trial) if opened[0].passed else opened
-        built = run([_builds_and_opens_an_index], trial)
-        return built + run(CHECKS, trial) if built[0].passed else built
+        outcomes = run([_builds_and_opens_an_index], trial)
+        return outcomes + run(CHECKS, trial) if outcomes[0].passed else outcomes
 
 
 def _builds_and_opens_an_index(trial: Trial) -> None:

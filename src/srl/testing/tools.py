@@ -60,15 +60,15 @@ def _returns_an_outcome_whatever_the_arguments(make: Callable[[], Any]) -> None:
             for arguments in _arguments(tool):
                 async with asyncio.timeout(PATIENCE_S):
                     outcome = await tool.call(arguments, _SEEN)
-                told = f"{tool.name}({arguments!r:.80})"
+                text = f"{tool.name}({arguments!r:.80})"
                 expect(
-                    isinstance(outcome, Search), f"{told} returned {outcome!r:.60}, no srl.trajectory.Search"
+                    isinstance(outcome, Search), f"{text} returned {outcome!r:.60}, no srl.trajectory.Search"
                 )
-                expect(outcome.status in get_args(SearchStatus), f"{told} has the status {outcome.status!r}")
-                expect((outcome.status == "ok") == bool(outcome.hits), f"{told} is {outcome.status} with "
+                expect(outcome.status in get_args(SearchStatus), f"{text} has the status {outcome.status!r}")
+                expect((outcome.status == "ok") == bool(outcome.hits), f"{text} is {outcome.status} with "
                        f"{len(outcome.hits)} texts")  # fmt: skip
                 why = outcome.error.strip() or outcome.status in ("ok", "empty")
-                expect(why, f"{told} is {outcome.status} and does not say why")
+                expect(why, f"{text} is {outcome.status} and does not say why")
 
     asyncio.run(call())
 
@@ -77,9 +77,9 @@ def _leaves_its_arguments_as_they_were(make: Callable[[], Any]) -> None:
     async def call() -> None:
         for tool in await tools_of(make()):
             arguments = _arguments(tool)[0]
-            before, seen = deepcopy(arguments), deepcopy(_SEEN)
+            before, searches = deepcopy(arguments), deepcopy(_SEEN)
             await tool.call(arguments, _SEEN)
-            expect((arguments, _SEEN) == (before, seen), f"{tool.name} changed its arguments")
+            expect((arguments, _SEEN) == (before, searches), f"{tool.name} changed its arguments")
 
     asyncio.run(call())
 

@@ -35,7 +35,7 @@ class Conversation:
     seed: int
     changed_indexes: Sequence[ChangedIndex]
     _runner: asyncio.Runner
-    _asked: Counter[str] = field(default_factory=Counter)
+    _samples: Counter[str] = field(default_factory=Counter)
 
     def ask(self, text: str, on_progress: OnProgress | None = None) -> Trajectory:
         """The episode of the question `text`; the same question again is another sample.
@@ -43,10 +43,11 @@ class Conversation:
         Raises UserError for a question that does not fit, KeyboardInterrupt after a signal.
         """
         prompt = prompts(self.environment.template, self.environment.codec)(text)
-        asked = Question(f"ask/{blake2b(text.encode(), digest_size=6).hexdigest()}", text, (), prompt=prompt)
-        self._asked[text] += 1
-        key = Key(self.seed, "eval", sample=self._asked[text] - 1)
-        episode = self.environment.play(self.loaded.engine, asked, key, on_progress)
+        digest = blake2b(text.encode(), digest_size=6).hexdigest()
+        question = Question(f"ask/{digest}", text, (), prompt=prompt)
+        self._samples[text] += 1
+        key = Key(self.seed, "eval", sample=self._samples[text] - 1)
+        episode = self.environment.play(self.loaded.engine, question, key, on_progress)
         return process.run_async(episode, self._runner)
 
 

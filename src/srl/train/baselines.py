@@ -42,11 +42,13 @@ BASELINES = {
 
 def chosen_baselines(names: Iterable[str]) -> list[str]:
     """The baselines that were named, each once, in the order of `BASELINES`. Raises UserError."""
-    asked = set(names)
-    for name in asked - {ALL, *BASELINES}:
-        known = ", ".join(BASELINES)
-        raise UserError(f"no baseline {name!r}: there are {known}, and {ALL}{nearest(name, list(BASELINES))}")
-    return [name for name in BASELINES if asked & {ALL, name}]
+    selection = set(names)
+    for name in selection - {ALL, *BASELINES}:
+        listing = ", ".join(BASELINES)
+        raise UserError(
+            f"no baseline {name!r}: there are {listing}, and {ALL}{nearest(name, list(BASELINES))}"
+        )
+    return [name for name in BASELINES if selection & {ALL, name}]
 
 
 def baseline_config(config: Config, name: str) -> Config:

@@ -64,9 +64,9 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
     usual = EpisodeOptions()
     options = replace(episode_options(config), temperature=usual.temperature, top_p=usual.top_p)
     unusual = {
-        item.name: own
-        for item in fields(options)
-        if (own := getattr(options, item.name)) != getattr(usual, item.name, None)
+        option.name: own
+        for option in fields(options)
+        if (own := getattr(options, option.name)) != getattr(usual, option.name, None)
     }
     sft = Sft().model_copy(update={name: getattr(config.sft, name) for name in _OF_THE_MODEL})
     seed, max_tokens = config.trainer.seed, config.actor.ppo_max_token_len
@@ -76,10 +76,10 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
         for name, digest in index_digests(search).items()
     ]
     call_format = config.rollout.call_format if is_native(config) else None
-    others = (device.type, template, unusual, retrievers, call_format, seed, max_tokens)
+    inputs = (device.type, template, unusual, retrievers, call_format, seed, max_tokens)
     key = digest_text(
         *map(digest_path, (start, tokenizer, file)), model.model_dump_json(exclude=_HARMLESS),
-        sft.model_dump_json(), *map(repr, others),
+        sft.model_dump_json(), *map(repr, inputs),
     )  # fmt: skip
 
     def fine_tuned(path: Path) -> None:
@@ -91,10 +91,11 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
         set_threads(policy.model, config)
         check_model(policy.model, options.max_prompt_length + options.max_response_length, note)
         turns = load_turns(config, policy.codec, search)
-        shown = demonstrated(file, Environment(policy.codec, template, options, search, turns=turns), note)
+        environment = Environment(policy.codec, template, options, search, turns=turns)
+        demonstrations = demonstrated(file, environment, note)
         torch.manual_seed(seed)
         what = "fine-tuning steps"
-        fine_tune(sft, policy.model, shown, max_tokens=max_tokens, seed=seed, what=what)
+        fine_tune(sft, policy.model, demonstrations, max_tokens=max_tokens, seed=seed, what=what)
         with atomic_directory(path) as folder:
             save_model(policy.model, policy.codec.tokenizer, folder)
             write_card(folder / ABOUT, model_card(template) | protocol_of(config))
@@ -109,6 +110,6 @@ def is_cold_started(model: Path, workspace: Workspace) -> bool:
 
 def _without_cassette(config: Config) -> Config:
     """`config` without a cassette, unless the cassette is all there is to search."""
-    named = config.search.url or config.search.index or config.data.corpus
-    is_needed = config.search.replays and not named
+    source = config.search.url or config.search.index or config.data.corpus
+    is_needed = config.search.replays and not source
     return config if is_needed else config.with_settings({"search.cassette": None})

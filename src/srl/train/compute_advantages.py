@@ -67,8 +67,8 @@ def compute_advantages(
         if sampler is not None:
             weights = correction.weights(old, sampler, mask)
             if correction.rejections:
-                kept = correction.kept(old, sampler, mask)
-                mask, loss_mask = mask * kept, loss_mask * kept
+                unrejected = correction.kept(old, sampler, mask)
+                mask, loss_mask = mask * unrejected, loss_mask * unrejected
     return replace(
         experience, mask=mask, loss_mask=loss_mask, rewards=rewards, advantages=advantages, returns=returns,
         weights=weights, metrics=metrics,
@@ -140,9 +140,9 @@ def token_rewards(
         return score_on_last_token(scores, mask)
     scores = _on_grid(scores)
     rewards = score_on_last_token(scores, mask)
-    for row, given in enumerate(per_turn):
-        if given is not None and bool(mask[row].any()):
-            turns = _on_grid(torch.tensor(given, device=rewards.device))
+    for row, turn_rewards in enumerate(per_turn):
+        if turn_rewards is not None and bool(mask[row].any()):
+            turns = _on_grid(torch.tensor(turn_rewards, device=rewards.device))
             turns[-1] = scores[row] - turns[:-1].sum()
             rewards[row] = 0.0
             rewards[row, list(turn_ends[row])] = turns
@@ -161,5 +161,5 @@ def _on_grid(values: Tensor) -> Tensor:
 
 def spread(name: str, values: Tensor) -> dict[str, float]:
     """`<name>/mean`, `/max` and `/min` of `values`."""
-    found: dict[str, Callable[[], Tensor]] = {"mean": values.mean, "max": values.max, "min": values.min}
-    return {f"{name}/{what}": float(function()) for what, function in found.items()}
+    statistics: dict[str, Callable[[], Tensor]] = {"mean": values.mean, "max": values.max, "min": values.min}
+    return {f"{name}/{statistic}": float(function()) for statistic, function in statistics.items()}

@@ -68,19 +68,19 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
     config = with_protocol(with_cached_models(config), noted.append)
     path, cuda = start_of(config), torch.cuda.is_available()
     if backend == "verl":
-        named, job = config.with_settings({"model.path": str(path)}), planned_job(config)
-        check_supported(named, job)
-        layout, dtype, cpu = layout_of(named, job), str(precision(named, job)), False
-        said = [*_verl_problems(named, job, noted)]
+        with_path, job = config.with_settings({"model.path": str(path)}), planned_job(config)
+        check_supported(with_path, job)
+        layout, dtype, cpu = layout_of(with_path, job), str(precision(with_path, job)), False
+        problems = [*_verl_problems(with_path, job, noted)]
     else:
         cpu = not config.model.device.startswith("cuda") and pick_device(config.model.device).type == "cpu"
         layout, device = Layout(cpu=cpu), torch.device("cpu" if cpu else "cuda")
         dtype = str(pick_dtype(config.model.dtype, device)).removeprefix("torch.")
-        said = [*_local_problems(config, cpu)]
+        problems = [*_local_problems(config, cpu)]
     # Counted in the precision of the passes; the device may be on another machine.
     counted = config.with_settings({"model.device": "cpu", "model.dtype": dtype})
     if backend == "verl":
-        check = partial(check_start_on_verl, named, job)
+        check = partial(check_start_on_verl, with_path, job)
     else:
         check = partial(check_start, config if cpu or cuda else counted)
     needs_critic = algorithm_plugin(config.algorithm.name).needs_critic
@@ -97,7 +97,7 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
     warnings = [
         *context_errors(config, shape.context),
         *startup_errors(config, partial(check, noted.append)),
-        *said,
+        *problems,
     ]
     if cpu:
         name, available = "this CPU", available_memory()
@@ -110,8 +110,8 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
     fits = settings_that_fit(counted, path, shape, layout, rooms)
     memory = tuple(footprint(shape, counted, layout))
     if available and fits[name] != {}:
-        needed = gib(max(total(memory, phase) for phase in PHASES))
-        warnings.append(f"the run needs {needed}, {name} has {gib(available)}: {in_words(fits[name])}")
+        peak = gib(max(total(memory, phase) for phase in PHASES))
+        warnings.append(f"the run needs {peak}, {name} has {gib(available)}: {in_words(fits[name])}")
     return Plan(shape, name, available, memory, fits, tuple(noted), tuple(dict.fromkeys(warnings)))
 
 
@@ -144,8 +144,8 @@ def _local_problems(config: Config, cpu: bool) -> Iterator[str]:
 def planned_job(config: Config) -> Job:
     """The job to plan: on GPUs where the configuration counts or names some, or this machine has them."""
     cluster, here = config.cluster, torch.cuda.device_count()
-    asked = cluster.n_gpus_per_node is not None or cluster.address is not None
-    cpu = config.model.device == "cpu" or cluster.rollout == "torch" or not (asked or here)
+    names_gpus = cluster.n_gpus_per_node is not None or cluster.address is not None
+    cpu = config.model.device == "cpu" or cluster.rollout == "torch" or not (names_gpus or here)
     workers = cluster.n_gpus_per_node or (WORKERS_WITHOUT_GPU if cpu else here or 1)
     return Job(Workspace.resolve().runs / "RUN", cpu=cpu, gpus_per_node=workers)
 

@@ -49,8 +49,8 @@ class Sampled:
         metric = self.section.metric if self.section.enable else REWARD
         self.batches += 1
         scored = zip(trajectories, scores, strict=True)
-        self.records += [Record(item, score, left_out=True) for item, score in scored]
-        self.groups |= {item.question.id: [] for item in trajectories}
+        self.records += [Record(trajectory, score, left_out=True) for trajectory, score in scored]
+        self.groups |= {trajectory.question.id: [] for trajectory in trajectories}
         for trajectory, score in with_metric(trajectories, scores, metric):
             self.groups[trajectory.question.id].append(compared(score, metric, self.turn_level))
 
@@ -71,8 +71,8 @@ class Sampled:
         """Those that are trained on: the first groups that differ, then the first that agree."""
         differing = self._differing()
         agreeing = [question for question in self.groups if question not in set(differing)]
-        chosen = set([*differing, *agreeing][: self.wanted])
-        return [record for record in self.records if record.trajectory.question.id in chosen]
+        question_ids = set([*differing, *agreeing][: self.wanted])
+        return [record for record in self.records if record.trajectory.question.id in question_ids]
 
     @property
     def trajectories(self) -> list[Trajectory]:

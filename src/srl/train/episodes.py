@@ -66,7 +66,7 @@ class EpisodeRunner:
     _writes: BackgroundWrites = field(default_factory=BackgroundWrites)
     _scoring: dict[int, asyncio.Task[list[Score]]] = field(default_factory=dict)
     """The scores of episodes that have ended, by the identity of the trajectory."""
-    _told: bool = False
+    _warned: bool = False
     """Whether the user knows of a reward that gave no score."""
 
     def roll_out(
@@ -88,7 +88,7 @@ class EpisodeRunner:
                 def on_done(trajectory: Trajectory) -> None:
                     self.ended.append(trajectory)
                     task = asyncio.ensure_future(environment.reward.score([trajectory]))
-                    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # raised later
+                    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # raised later
                     self._scoring[id(trajectory)] = task
                     count(len(self.ended))
 
@@ -122,9 +122,9 @@ class EpisodeRunner:
         with self._how_to_go_on():
             scores = process.run_async(scored(), self.event_loop)
         fault = next((score.error for score in scores if score.error), "")
-        if fault and not self._told:
+        if fault and not self._warned:
             self.terminal.note(f"warning: {fault}")
-            self._told = True
+            self._warned = True
         return scores
 
     @contextmanager
@@ -138,10 +138,10 @@ class EpisodeRunner:
 
     def check_failures(self, trajectories: Sequence[Trajectory]) -> None:
         """Raises UserError where too many of these scored episodes failed: a reward may have failed one."""
-        found = failed_episodes(trajectories)
-        if not found.failed:
+        failures = failed_episodes(trajectories)
+        if not failures.failed:
             return
-        if error := too_many_failures(self.log.directory.parent, found, self.config.search.max_failed):
+        if error := too_many_failures(self.log.directory.parent, failures, self.config.search.max_failed):
             raise error
 
     def evaluate(self, phase: Phase, step: int) -> dict[str, float]:

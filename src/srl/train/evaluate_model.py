@@ -61,14 +61,14 @@ class Evaluation:
         generated: int,
     ) -> Evaluation:
         """The result of `n` episodes for each of `questions` from the logs of `runs`. Raises UserError."""
-        found, fault = reading(runs, lambda log: (read_results(log), _first_fault(log)))
-        found.sort(key=lambda result: result.valid)  # of shards, a whole episode counts before a failed one
-        by_episode = {(result.question_id, result.sample): result for result in found}
-        asked = [(question.id, sample) for question in questions for sample in range(n)]
-        lacking = sum(episode not in by_episode for episode in asked)
-        if lacking:
-            raise UserError(f"{lacking:,} episodes are not in the log of {runs[0].name}; repeat the command")
-        results = [by_episode[episode] for episode in asked]
+        logged, fault = reading(runs, lambda log: (read_results(log), _first_fault(log)))
+        logged.sort(key=lambda result: result.valid)  # of shards, a whole episode counts before a failed one
+        by_episode = {(result.question_id, result.sample): result for result in logged}
+        keys = [(question.id, sample) for question in questions for sample in range(n)]
+        missing = sum(episode not in by_episode for episode in keys)
+        if missing:
+            raise UserError(f"{missing:,} episodes are not in the log of {runs[0].name}; repeat the command")
+        results = [by_episode[episode] for episode in keys]
         failed = FailedEpisodes(sum(not result.valid for result in results), len(results), *fault)
         metrics = summarise(results, prefix="eval")
         return cls(results, metrics, em_interval(results), runs[0], generated, failed)
@@ -155,48 +155,48 @@ def evaluate_model(
             note(f"{name} has a longer prompt: data.max_prompt_length={longer} for it")
     earlier = runs_by_setting(runs)
     loaded = _load(config, settings, backend, workspace, note)
-    asked = _same_questions(settings, files, loaded.codec, note)
-    own = next(iter(asked))
+    pools = _same_questions(settings, files, loaded.codec, note)
+    first = next(iter(pools))
     sets: dict[str, list[str]] = {}
-    for question in asked[own]:
+    for question in pools[first]:
         sets.setdefault(question.data_source, []).append(question.id)
     sample = draw(sets, limit)
-    chosen = {*sample.ids}
-    drawn = [question.id for question in asked[own] if question.id in chosen]
-    part = {*drawn[shard[0] - 1 :: shard[1]]}
+    sampled_ids = {*sample.ids}
+    ids = [question.id for question in pools[first] if question.id in sampled_ids]
+    part = {*ids[shard[0] - 1 :: shard[1]]}
     sample = sample.within(part)
-    asked = {name: [question for question in of if question.id in part] for name, of in asked.items()}
-    if not asked[own]:
+    pools = {name: [question for question in pool if question.id in part] for name, pool in pools.items()}
+    if not pools[first]:
         raise UserError(f"fewer than {shard[1]} questions are left, so a shard has none", key="shard")
-    if "search" in asked:
-        warn_about_unlisted_retrievers(asked["search"], config, note)
+    if "search" in pools:
+        warn_about_unlisted_retrievers(pools["search"], config, note)
     searches = any(setting.rollout.search for setting in settings.values())
     with new_cassette(config):
         search = load_search(config.with_settings({"rollout.search": searches}), workspace, note)
-    found: dict[str, Evaluation] = {}
+    evaluations: dict[str, Evaluation] = {}
     evaluation = About.read(runs[0]).evaluation if runs else ""
     try:
         for name, setting in settings.items():
             tool, places = (search if setting.rollout.search else None), earlier.get(name, [])
             for run in places:
-                check_same(run, setting, index_digests(tool), asked[name])
+                check_same(run, setting, index_digests(tool), pools[name])
             if not places:
                 places = [new_run(setting, name, evaluation, workspace, preset, index_digests(tool))]
                 evaluation = evaluation or places[0].name
-            found[name] = _evaluated(setting, name, loaded, tool, asked[name], places, n=n, note=note)
+            evaluations[name] = _evaluated(setting, name, loaded, tool, pools[name], places, n=n, note=note)
     finally:
         loaded.engine.close()
     searched, trained = index_digests(search), trained_with(config)
     return ModelReport(
         model=loaded.name,
         files=tuple(files),
-        questions=len(asked[own]),
+        questions=len(pools[first]),
         samples=n,
         temperature=config.eval.temperature,
         templates={name: load_template(setting).name for name, setting in settings.items()},
         index_digest=searched.get("", ""),
         trained_with=trained.get("", ""),
-        settings=found,
+        settings=evaluations,
         sample=sample,
         retriever_digests={name: digest for name, digest in searched.items() if name},
         changed_indexes=changed_indexes(searched, trained),
@@ -240,8 +240,8 @@ def _evaluated(
         turns=load_turns(config, loaded.codec, search, loaded.engine),
     )  # fmt: skip
     plan = Plan.of(runs, questions, n, note)
-    told = f": {len(plan.done):,} of {n * len(questions):,} episodes are in its log" if plan.done else ""
-    note(f"evaluation {run.name}{told}")
+    progress = f": {len(plan.done):,} of {n * len(questions):,} episodes are in its log" if plan.done else ""
+    note(f"evaluation {run.name}{progress}")
     if plan.wanted:
         loaded.start()
         loaded.engine.reset()
@@ -281,13 +281,13 @@ def _window(config: Config, episodes: int, n: int, copies: int) -> int:
 class _RunningEm:
     """Shows the progress of an evaluation, with the exact match so far."""
 
-    def __init__(self, count: Count, done: Sequence[float]) -> None:
-        self._count, self._ems = count, list(done)
-        count(len(done))
+    def __init__(self, count: Count, ems: Sequence[float]) -> None:
+        self._count, self._ems = count, list(ems)
+        count(len(ems))
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> None:
-        for item in trajectories:
-            right = exact_match(item.answer, item.question.golden_answers) if item.valid else 0.0
+        for episode in trajectories:
+            right = exact_match(episode.answer, episode.question.golden_answers) if episode.valid else 0.0
             self._ems.append(right)
         self._count(len(self._ems), f"EM {sum(self._ems) / len(self._ems):.3f}")
 
@@ -303,10 +303,10 @@ def check_failures(report: ModelReport, limit: float) -> None:
     for evaluation in report.settings.values():
         episodes, searches = (evaluation.metrics[f"eval/{name}"] for name in _LOST_SHARES)
         if max(episodes, searches) > limit:
-            found = evaluation.failed
+            failed = evaluation.failed
             raise CheckFailed(
-                f"{found.what} failed in {episodes:.1%} of the episodes and {searches:.1%} of the searches, "
-                f"more than eval.max_failed={limit:g} ({found.fault})"
+                f"{failed.what} failed in {episodes:.1%} of the episodes and {searches:.1%} of the searches, "
+                f"more than eval.max_failed={limit:g} ({failed.fault})"
             )
 
 
@@ -332,4 +332,4 @@ def _same_questions(
     loaded = {name: load_questions(tuple(files), config, codec, note) for name, config in settings.items()}
     ids = set.intersection(*({question.id for question in questions} for questions in loaded.values()))
     check_some_left(list(ids), files)
-    return {name: [question for question in of if question.id in ids] for name, of in loaded.items()}
+    return {name: [question for question in pool if question.id in ids] for name, pool in loaded.items()}

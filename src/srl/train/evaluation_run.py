@@ -50,11 +50,11 @@ class About:
         return read_json(run / FILE, cls)
 
 
-def runs_by_setting(named: Sequence[Path]) -> dict[str, list[Path]]:
-    """The runs of the evaluations that `named` are of, in the order of the names. Raises UserError."""
+def runs_by_setting(directories: Sequence[Path]) -> dict[str, list[Path]]:
+    """The runs of the evaluations that `directories` are of, in the order of the names. Raises UserError."""
     runs: dict[str, list[Path]] = {}
-    for name in dict.fromkeys(About.read(run).evaluation for run in named):
-        for run in sorted(named[0].resolve().parent.glob(f"*/{FILE}")):
+    for name in dict.fromkeys(About.read(run).evaluation for run in directories):
+        for run in sorted(directories[0].resolve().parent.glob(f"*/{FILE}")):
             about = About.read(run.parent)
             if about.evaluation == name:
                 runs.setdefault(about.setting, []).append(run.parent)
@@ -71,12 +71,12 @@ def check_same(run: Path, config: Config, digests: Mapping[str, str], questions:
             raise UserError(f"{key} was {old} in {run.name} and is {new}", key=key, hint=hint)
     if About.read(run).indexes != digests:
         raise UserError(f"{run.name} searched another index", key="search.index", hint=hint)
-    asked: dict[str, str] = {}
+    logged: dict[str, str] = {}
     if find_logs(run):
         query = f"SELECT question_id, {QUESTION_DIGEST} FROM trajectories"
-        asked = dict(reading([run], lambda log: log.execute(query).fetchall()))
+        logged = dict(reading([run], lambda log: log.execute(query).fetchall()))
     for question in questions:
-        if question.id in asked and asked[question.id] != question_digest(question):
+        if question.id in logged and logged[question.id] != question_digest(question):
             raise UserError(f"the question {question.id} has changed since {run.name}", key="data", hint=hint)
 
 
@@ -137,7 +137,7 @@ class Plan(NamedTuple):
 
 
 async def generate(
-    wanted: Sequence[tuple[Question, int]],
+    episodes: Sequence[tuple[Question, int]],
     engine: Engine,
     environment: Environment,
     log: LogWriter,
@@ -146,30 +146,30 @@ async def generate(
     seed: int = 0,
     on_written: Callable[[Sequence[Trajectory]], None] = lambda trajectories: None,
 ) -> None:
-    """Run an episode for each question and sample number of `wanted`, `at_once` at a time, into `log`.
+    """Run an episode for each question and sample number of `episodes`, `at_once` at a time, into `log`.
 
     What has ended is written every `PAUSE_S`, also where an error ends it, and not kept: memory does not grow
     with the questions. `on_written` is called with it. Raises UserError if a search server does not answer.
     """
-    ended, written = list[Trajectory](), time.monotonic()
+    ended, last_write = list[Trajectory](), time.monotonic()
 
     def write() -> None:
-        nonlocal written
+        nonlocal last_write
         batch, ended[:] = ended[:], []
         if batch:
             log.write(0, "eval", [Record(trajectory) for trajectory in batch], {})
             on_written(batch)
-        written = time.monotonic()
+        last_write = time.monotonic()
 
     async def on_done(_: int, trajectory: Trajectory) -> None:
         ended.append(trajectory)
-        if time.monotonic() - written >= PAUSE_S:
+        if time.monotonic() - last_write >= PAUSE_S:
             write()
 
-    keyed = ((question, Key(seed, "eval", 0, sample)) for question, sample in wanted)
+    keyed = ((question, Key(seed, "eval", 0, sample)) for question, sample in episodes)
     try:
         await connect(environment.search)
-        await environment.play_each(engine, keyed, on_done, min(at_once, len(wanted)))
+        await environment.play_each(engine, keyed, on_done, min(at_once, len(episodes)))
     finally:
         try:
             write()

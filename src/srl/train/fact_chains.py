@@ -47,11 +47,12 @@ class Doc:
     text: str
 
     @classmethod
-    def shown_of(cls, seen: Search) -> list[Doc]:
+    def shown_of(cls, search: Search) -> list[Doc]:
         """The passages that the model is shown of a search."""
         docs = []
-        for rank, (hit, shown) in enumerate(zip(seen.shown_hits, seen.shown_texts, strict=True), start=1):
-            text = shown.removeprefix(hit.passage.heading).lstrip(") ").strip()
+        pairs = zip(search.shown_hits, search.shown_texts, strict=True)
+        for rank, (hit, excerpt) in enumerate(pairs, start=1):
+            text = excerpt.removeprefix(hit.passage.heading).lstrip(") ").strip()
             docs.append(cls(rank, hit.passage, f"{hit.passage.title}\n{text}", text))
         return docs
 
@@ -98,21 +99,21 @@ class Chain:
         """
         if (doc := self.seen(lookup)) is not None:
             return doc
-        tried: dict[str, Search] = {}
+        misses: dict[str, Search] = {}
         for query in self.wordings(lookup, name):
-            if query in self.queries or query in tried:
+            if query in self.queries or query in misses:
                 continue
             outcome = await self.search.search(query)
             if outcome.is_fault:
                 raise SearchFailedError(f"{outcome.status}: {outcome.error}")
             if any(lookup.is_in(hit.passage, hit.passage.contents) for hit in outcome.hits):
-                seen = self.show(outcome)
-                if any(lookup.is_in(doc.passage, doc.whole) for doc in Doc.shown_of(seen)):
-                    if tried:
-                        self._keep_miss(next(iter(tried.values())))
-                    self._write(seen)
+                search = self.show(outcome)
+                if any(lookup.is_in(doc.passage, doc.whole) for doc in Doc.shown_of(search)):
+                    if misses:
+                        self._keep_miss(next(iter(misses.values())))
+                    self._write(search)
                     break
-            tried[query] = outcome
+            misses[query] = outcome
         if (doc := self.seen(lookup)) is None:
             raise NoDemonstration("no wording brings a passage")
         return doc
@@ -120,19 +121,19 @@ class Chain:
     def _keep_miss(self, missed: Search) -> None:
         """Write a search that missed down, if it brings no other gold passage either, and leaves a search for
         each that is wanted."""
-        wanted = [each for each in self.lookups if self.seen(each) is None]
+        remaining = [each for each in self.lookups if self.seen(each) is None]
         hits = [hit.passage for hit in missed.hits]
-        brings = any(each.is_in(passage, passage.contents) for each in wanted for passage in hits)
-        if self.keeps_miss and not brings and len(self.searches) + len(wanted) < self.max_searches:
+        brings = any(each.is_in(passage, passage.contents) for each in remaining for passage in hits)
+        if self.keeps_miss and not brings and len(self.searches) + len(remaining) < self.max_searches:
             self._write(self.show(missed))
             self.said, self.keeps_miss = [texts.missed(self.rng)], False
 
-    def _write(self, seen: Search) -> None:
+    def _write(self, search: Search) -> None:
         if len(self.searches) == self.max_searches:
             raise NoDemonstration("more searches than an episode has")
-        self.turns.append(turn_text(self._thought(), "search", escape(seen.query)))
-        self.searches.append(seen)
-        self.docs += Doc.shown_of(seen)
+        self.turns.append(turn_text(self._thought(), "search", escape(search.query)))
+        self.searches.append(search)
+        self.docs += Doc.shown_of(search)
 
     def _thought(self) -> str:
         thought, self.said = " ".join(self.said), []
@@ -148,50 +149,51 @@ class Chain:
         alone, with the question's words. Last the question's words. Where a miss is to be kept, the first
         query has the names of the question only.
         """
-        question, known = self.question.text.strip().rstrip("?").strip(), self.known
+        question, vocabulary = self.question.text.strip().rstrip("?").strip(), self.known
         content = texts.content_words(question)
-        relation = " ".join(texts.known_words(lookup.relation, known))
+        relation = " ".join(texts.known_words(lookup.relation, vocabulary))
         queries: list[str] = []
         if self.keeps_miss and not self.searches:
             queries.append(texts.names_in(question))
         if lookup.subquestion:
-            words = texts.known_words(name, known)
+            words = texts.known_words(name, vocabulary)
             queries += [name] * (words == texts.words_of(name)) + [texts.content_words(" ".join(words))]
         elif name:
             queries += [f"{name} {relation}".strip(), name]
         else:
             queries += self.rng.sample([content, question], 2)
-        if lookup.title and (title := texts.as_known(lookup.name, known)):
-            rest = " ".join(word for word in content.split() if word not in title.split())
-            queries += [f"{title} {relation}".strip(), title, f"{title} {rest}".strip()]
+        if lookup.title and (title := texts.as_known(lookup.name, vocabulary)):
+            other_words = " ".join(word for word in content.split() if word not in title.split())
+            queries += [f"{title} {relation}".strip(), title, f"{title} {other_words}".strip()]
         yield from dict.fromkeys(query for query in [*queries, content, question] if query)
 
     def quote(self, lookup: Lookup, doc: Doc, value: str) -> None:
         """Say what the passage says, in its words around `value`."""
-        asked, sentences = self.question.text, texts.sentences(doc.text)
+        question, sentences = self.question.text, texts.sentences(doc.text)
         supporting = [sentence for sentence in lookup.sentences if sentence in doc.text]
-        best = texts.best_sentence(supporting, asked, value) or texts.best_sentence(sentences, asked, value)
+        best = texts.best_sentence(supporting, question, value)
+        best = best or texts.best_sentence(sentences, question, value)
         if best is None:
-            best, value = texts.best_sentence(sentences, asked, "") or doc.text, ""
-        self.said.append(texts.quotes(texts.excerpt(best, asked, value), doc.rank, self.rng))
+            best, value = texts.best_sentence(sentences, question, "") or doc.text, ""
+        self.said.append(texts.quotes(texts.excerpt(best, question, value), doc.rank, self.rng))
 
     def answer(self, text: str, doc: Doc | None = None) -> None:
         """The last turn, which names the passage that has the answer."""
         self.said += [f"Doc {doc.rank} says it."] if doc else []
         self.turns.append(turn_text(self._thought(), "answer", escape(text)))
 
-    def accepted(self, shown: Sequence[str]) -> str:
+    def accepted(self, passages: Sequence[str]) -> str:
         """A golden answer that stands in a shown text, in the text's case. Raises NoDemonstration."""
-        stated = [
+        answers = [
             (gold, text[slice(*span)])
             for gold in self.question.golden_answers
-            for text in shown
+            for text in passages
             if (span := find_text(gold, text)) is not None and exact_match(text[slice(*span)], [gold])
         ]
-        if not stated:
+        if not answers:
             raise NoDemonstration("the passages do not have the answer")
-        same = (written for gold, written in stated if written.casefold() == gold.casefold())
-        return next(same, stated[0][0]).rstrip(",;: ")
+        same = (wording for gold, wording in answers if wording.casefold() == gold.casefold())
+        return next(same, answers[0][0]).rstrip(",;: ")
 
 
 async def fact_chain(
@@ -229,31 +231,31 @@ async def _by_values(facts: Facts, chain: Chain) -> None:
 
 def _name(lookup: Lookup, values: Sequence[str], chain: Chain) -> str:
     """What to ask for, with the values so far put in. Raises NoDemonstration for a name not yet known."""
-    asked = lookup.subquestion.rstrip("? ") or lookup.subject
+    phrase = lookup.subquestion.rstrip("? ") or lookup.subject
     for number in range(len(values), 0, -1):
-        asked = asked.replace(f"#{number}", values[number - 1])
+        phrase = phrase.replace(f"#{number}", values[number - 1])
     if lookup.subquestion:
-        return asked
-    for name in filter(None, (asked, lookup.name)):
-        if (known := texts.as_known(name, chain.known)) is not None:
-            return known
+        return phrase
+    for name in filter(None, (phrase, lookup.name)):
+        if (spelling := texts.as_known(name, chain.known)) is not None:
+            return spelling
     raise NoDemonstration("a name that nothing before it says")
 
 
 async def _by_titles(facts: Facts, chain: Chain) -> None:
     """Find the gold passages, each by its name once that is known, else by the question's words."""
-    left, docs = list(facts.lookups), list[Doc]()
-    while left:
-        lookup, name = _next(left, chain, by_name=len(facts.lookups) > 1)
-        if name or len(left) == 1:
+    remaining, docs = list(facts.lookups), list[Doc]()
+    while remaining:
+        lookup, name = _next(remaining, chain, by_name=len(facts.lookups) > 1)
+        if name or len(remaining) == 1:
             doc = await chain.find(lookup, name)
         else:
-            doc = await chain.find(Lookup("", left[0].ids.union(*(each.ids for each in left))), "")
-            lookup = next((each for each in left if each.is_in(doc.passage, doc.whole)), lookup)
-        left.remove(lookup)
+            doc = await chain.find(Lookup("", remaining[0].ids.union(*(each.ids for each in remaining))), "")
+            lookup = next((each for each in remaining if each.is_in(doc.passage, doc.whole)), lookup)
+        remaining.remove(lookup)
         docs.insert(0, doc)
-        if left:
-            names = (each.name for each in left)
+        if remaining:
+            names = (each.name for each in remaining)
             chain.quote(lookup, doc, next((each for each in names if find_text(each, doc.text)), ""))
     gold = normalise_answer(chain.question.golden_answers[0])
     if gold in ("yes", "no"):
@@ -264,12 +266,12 @@ async def _by_titles(facts: Facts, chain: Chain) -> None:
     chain.answer(answer, next((doc for doc in docs if find_text(answer, doc.text)), docs[0]))
 
 
-def _next(left: Sequence[Lookup], chain: Chain, by_name: bool) -> tuple[Lookup, str]:
+def _next(lookups: Sequence[Lookup], chain: Chain, by_name: bool) -> tuple[Lookup, str]:
     """The next passage to find, first one that was shown already; and its name, if that is known."""
-    for lookup in left:
+    for lookup in lookups:
         if chain.seen(lookup) is not None:
             return lookup, lookup.name
-    for lookup in left if by_name else ():
+    for lookup in lookups if by_name else ():
         if lookup.title and (name := texts.as_known(lookup.name, chain.known)):
             return lookup, name
-    return left[0], ""
+    return lookups[0], ""

@@ -34,11 +34,11 @@ def _models(config: Config) -> Iterator[tuple[str, HubName, What]]:
     if reference is not None and not config.needs_reference:
         reference = None
     of_policy: What = "tokenizer" if config.rollout.engine == "openai" else "model"
-    wanted: list[tuple[str, str | None, What]] = [
+    models: list[tuple[str, str | None, What]] = [
         ("model.path", model.path, of_policy),
         ("model.tokenizer", model.tokenizer, "tokenizer"),
         ("ref.path", reference, "model"),
     ]
-    for key, path, what in wanted:
+    for key, path, what in models:
         if path is not None and (name := HubName.parse(path)):
             yield key, name, what

@@ -81,6 +81,6 @@ def episodes_to_learn(
         episodes = demonstrated(file, environment, note, environment.splits.train)
     counts |= {
         "sft/episodes": len(episodes),
-        "sft/policy_tokens": sum(item.policy_tokens for item in episodes),
+        "sft/policy_tokens": sum(episode.policy_tokens for episode in episodes),
     }
     return episodes, counts

@@ -94,8 +94,8 @@ def gib(count: float) -> str:
 
 def available_memory(path: Path = Path("/proc/meminfo")) -> int | None:
     """Bytes of memory that Linux reports as available; None elsewhere."""
-    found = re.search(r"MemAvailable: +(\d+) kB", path.read_text()) if path.is_file() else None
-    return int(found[1]) * 1024 if found else None
+    match = re.search(r"MemAvailable: +(\d+) kB", path.read_text()) if path.is_file() else None
+    return int(match[1]) * 1024 if match else None
 
 
 def footprint(shape: Shape, config: Config, layout: Layout) -> list[Part]:
@@ -166,10 +166,10 @@ def rollout_parts(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     )  # mask, states, what is in it
     buffers = max(sampling, layer) if layout.cpu else sampling + layer
     cached = cache_bytes(shape, slots, longest)
-    kept = cached if layout.cpu and cached <= SMALL_CACHE else 0
+    small = cached if layout.cpu and cached <= SMALL_CACHE else 0
     aside = shape.body * size if shape.adapter and layout.cpu else 0
     return [
-        Part("KV cache", cached, kept, f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"),
+        Part("KV cache", cached, small, f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"),
         Part("rollout buffers", buffers, 0, "logits, one layer"),
         Part("weights aside", aside, 0, "of the matrices with an adapter, while it is merged"),
     ]
@@ -210,15 +210,16 @@ def pass_parts(shape: Shape, config: Config, layout: Layout, section: Actor | Cr
         logits += 2 * FLOAT32 * shape.width * shape.vocabulary  # the head in float32, and its gradient
     gathered = 0
     if layout.kind == "verl":  # embedding, head, two layers and one layer's gradients, unsharded
-        one, root = shape.body // shape.layers, shape.parameters - shape.body
-        gathered = (root + 2 * one) * size + (0 if shape.adapter else (root + one) * (size + FLOAT32))
+        layer_size, root = shape.body // shape.layers, shape.parameters - shape.body
+        gathered = (root + 2 * layer_size) * size
+        gathered += 0 if shape.adapter else (root + layer_size) * (size + FLOAT32)
     mask = 0 if _packs(shape, layout) else config.data.max_episode_tokens * (1 + size)
-    kept = shape.layers * (shape.width * size if checkpointed else layer_kept)
-    kept += shape.width * (4 + 2 * size) + mask
-    who = f"{'policy' if is_actor else 'critic'}, {tokens:,} tokens × {kept:,} bytes"
+    token_bytes = shape.layers * (shape.width * size if checkpointed else layer_kept)
+    token_bytes += shape.width * (4 + 2 * size) + mask
+    who = f"{'policy' if is_actor else 'critic'}, {tokens:,} tokens × {token_bytes:,} bytes"
     return [
         Part("gathered weights", 0, gathered, "embedding, head, two layers"),
-        Part("activations", 0, tokens * kept, who),
+        Part("activations", 0, tokens * token_bytes, who),
         Part("backward buffers", 0, max(logits, layer), "logits, or one layer"),
     ]
 
@@ -259,8 +260,8 @@ def logits_bytes(shape: Shape, config: Config, layout: Layout, tokens: int) -> i
         return per_logit * tokens * shape.vocabulary
     size = FLOAT32 if config.model.cast_lm_head_to_fp32 else shape.itemsize
     chunk = min(CHUNK, tokens) * shape.vocabulary
-    held = chunk if chunk > KEPT_LOGITS else tokens * shape.vocabulary
-    return (held + chunk) * size + (LOGIT + entropy * ENTROPY) * _in_float32(chunk, layout)
+    resident = chunk if chunk > KEPT_LOGITS else tokens * shape.vocabulary
+    return (resident + chunk) * size + (LOGIT + entropy * ENTROPY) * _in_float32(chunk, layout)
 
 
 def _in_float32(logits: int, layout: Layout) -> int:
@@ -301,23 +302,23 @@ def settings_that_fit(
 
     def fits(changed: Config, phase: Phase, memory: int) -> bool:
         sizes = shape_with(changed.model.lora_rank, changed.critic.lora_rank)
-        needed = float(total(footprint(sizes, changed, layout), phase))
+        peak = float(total(footprint(sizes, changed, layout), phase))
         if layout.kind == "verl" and phase == "rollout":
-            needed += server_bytes(sizes, changed, layout, memory)
-        return needed <= USABLE * memory
+            peak += server_bytes(sizes, changed, layout, memory)
+        return peak <= USABLE * memory
 
     def chosen_for(memory: int) -> dict[str, Any] | None:
-        chosen: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for phase in PHASES:
-            changes = _changes(config.with_settings(chosen), phase, layout, shape.critic > 0)
+            changes = _changes(config.with_settings(settings), phase, layout, shape.critic > 0)
             more = next(
-                (each for each in changes if fits(config.with_settings({**chosen, **each}), phase, memory)),
+                (each for each in changes if fits(config.with_settings({**settings, **each}), phase, memory)),
                 None,
             )
             if more is None:
                 return None
-            chosen |= more
-        return chosen
+            settings |= more
+        return settings
 
     return {name: chosen_for(memory) for name, memory in rooms.items()}
 

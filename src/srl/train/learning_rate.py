@@ -31,8 +31,8 @@ def warmup_steps(config: Config, network: Network) -> int:
 def updates_per_step(config: Config, section: Actor | Critic, questions: int | None = None) -> int:
     """Optimiser steps in a training step."""
     batch = config.data.train_batch_size
-    asked = batch if questions is None else min(batch, questions)
-    return -(-asked // section.ppo_mini_batch_size) * config.actor.ppo_epochs
+    questions_per_step = batch if questions is None else min(batch, questions)
+    return -(-questions_per_step // section.ppo_mini_batch_size) * config.actor.ppo_epochs
 
 
 def rate_factor(
@@ -69,17 +69,17 @@ def rate(config: Config, network: Network, step: int, questions: int | None = No
 
 
 def rate_notes(
-    before: Config, after: Config, done: int, algo: str, questions: int | None = None
+    before: Config, after: Config, steps_done: int, algo: str, questions: int | None = None
 ) -> Iterator[str]:
-    """What another number of steps does to each learning rate of reinforcement learning, `done` steps into
-    the run; a line each."""
+    """What another number of steps does to each learning rate of reinforcement learning, `steps_done` steps
+    into the run; a line each."""
     if algo in (SFT, RFT):  # a round has a schedule of its own, and epochs may end a fine-tuning earlier
         return
     networks: list[Network] = ["actor"]
     if algorithm_plugin(after.algorithm.name).needs_critic:
         networks.append("critic")
     for network in networks:
-        moments = ((before, max(1, done)), (before, done + 1), (after, done + 1))
+        moments = ((before, max(1, steps_done)), (before, steps_done + 1), (after, steps_done + 1))
         last, planned, now = (rate(config, network, step, questions) for config, step in moments)
         if now == planned:
             yield f"the learning rate of the {network} stays at {now:.3g}"
@@ -87,5 +87,5 @@ def rate_notes(
             yield (
                 f"the {getattr(after, network).optim.lr_scheduler_type} schedule of the {network} is "
                 f"recomputed for {after.trainer.total_training_steps} steps: its learning rate goes from "
-                f"{last:.3g} in step {done} to {now:.3g} in step {done + 1}"
+                f"{last:.3g} in step {steps_done} to {now:.3g} in step {steps_done + 1}"
             )

@@ -74,8 +74,8 @@ def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec
         note(text)
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if any(type(each) is not int for each in ids):
-        named = Path(section.path or directory, "generation_config.json")
-        raise UserError(f"{named}: eos_token_id is {eos!r}, expected a token id or a list of ids")
+        file = Path(section.path or directory, "generation_config.json")
+        raise UserError(f"{file}: eos_token_id is {eos!r}, expected a token id or a list of ids")
     return Codec(tokenizer, ids, template_kwargs(section))
 
 
@@ -133,8 +133,8 @@ def with_protocol(config: Config, note: Note) -> Config:
             glue = native_glue(native)
         except UserError as error:
             why = str(error)
-    told = f"tags: {why}" if why else f"native: the model's chat template renders {glue.call_format} calls"
-    note(f"rollout.protocol=auto is {told}")
+    text = f"tags: {why}" if why else f"native: the model's chat template renders {glue.call_format} calls"
+    note(f"rollout.protocol=auto is {text}")
     return config.with_settings({"rollout.protocol": "tags"}) if why else native
 
 
@@ -185,11 +185,11 @@ def load_environment(
 ) -> TrainingEnvironment:
     """Search, reward and template of a run's episodes; `splits` are its questions."""
     search, rewards = load_search(config, workspace, note), load_rewards(config)
-    known = splits or Splits([])
-    for line in rewards.without_effect(known.train):
+    question_splits = splits or Splits([])
+    for line in rewards.without_effect(question_splits.train):
         note(f"warning: {line}")
     return TrainingEnvironment(
-        codec, load_template(config), episode_options(config), search, rewards, known,
+        codec, load_template(config), episode_options(config), search, rewards, question_splits,
         turns=load_turns(config, codec, search),
     )  # fmt: skip
 
@@ -257,14 +257,14 @@ def _load_server(config: Config, note: Note) -> Generation:
         retries=openai.retries, max_concurrent=config.rollout.max_num_seqs,
     )  # fmt: skip
     server.model = process.run_async(find_model(server, longest))
-    named = section.tokenizer or section.path
-    if named is None or openai.api == "chat":
+    directory = section.tokenizer or section.path
+    if directory is None or openai.api == "chat":
         why = "chat sends text" if openai.api == "chat" else "model.tokenizer is not set"
         note(f"no tokenizer is used ({why}): lengths are counted in pieces of three bytes")
         codec: Codec = TextCodec()
         ids = False
     else:
-        codec = load_codec(section, _generation_eos(Path(section.path or named)), note)
+        codec = load_codec(section, _generation_eos(Path(section.path or directory)), note)
         ids = process.run_async(returns_ids(server, codec))
         if not ids:
             note(f"{server.url} returns no token ids: prompts are sent as text")

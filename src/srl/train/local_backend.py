@@ -111,5 +111,5 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
 def _note_of_tokenizer(config: Config, workspace: Workspace, terminal: Terminal) -> Note:
     """Reports the flaws of a tokenizer, except for the small model that comes with `srl`."""
     path = Path(str(config.model.path))
-    ours = path in BASE_MODELS.values() or is_cold_started(path, workspace)
-    return (lambda text: None) if ours else terminal.note
+    is_ours = path in BASE_MODELS.values() or is_cold_started(path, workspace)
+    return (lambda text: None) if is_ours else terminal.note

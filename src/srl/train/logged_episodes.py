@@ -52,11 +52,11 @@ class Selection:
 
     @property
     def questions(self) -> int:
-        return len({item.question.id for item in self.episodes})
+        return len({episode.question.id for episode in self.episodes})
 
     @property
     def policy_tokens(self) -> int:
-        return sum(item.policy_tokens for item in self.episodes)
+        return sum(episode.policy_tokens for episode in self.episodes)
 
     def metrics(self) -> dict[str, float]:
         """The counts, as a step's metrics."""
@@ -72,7 +72,7 @@ class Selection:
             f"of the policy (of {self.sampled:,} sampled {self.passed:,} pass the filter, "
             f"{self.distinct:,} of them distinct)"
         )
-        sources = Counter(item.question.data_source for item in self.episodes)
+        sources = Counter(episode.question.data_source for episode in self.episodes)
         yield "by data source: " + ", ".join(f"{name} {count:,}" for name, count in sorted(sources.items()))
 
 
@@ -86,18 +86,18 @@ def select_episodes(
     for a path without exactly one log, and for a condition that DuckDB does not take.
     """
     if len(logs := find_logs(log)) != 1:
-        found = f"{len(logs)} logs" if logs else "no log"
-        raise UserError(f"{log} has {found}: expected the directory of one run, or its log")
+        problem = f"{len(logs)} logs" if logs else "no log"
+        raise UserError(f"{log} has {problem}: expected the directory of one run, or its log")
 
     def read(connection: duckdb.DuckDBPyConnection) -> tuple[int, list[Trajectory]]:
-        at = "true" if step is None else f"step = {step:d}"
-        sampled = passing(connection, f"{_TRAINED} AND {at}")
+        step_condition = "true" if step is None else f"step = {step:d}"
+        sampled = passing(connection, f"{_TRAINED} AND {step_condition}")
         ids = sorted(sampled & passing(connection, condition))
         records = read_records(connection, "list_contains(?, id)", [ids]) if ids else []
         return len(sampled), [record.trajectory for record in records]
 
     sampled, passed = reading([log], read)
-    passed.sort(key=lambda item: (item.step, item.question.id, item.sample))
+    passed.sort(key=lambda episode: (episode.step, episode.question.id, episode.sample))
     distinct = _distinct(passed, _policy_ids)
     return Selection(_at_most(distinct, per_question, seed), sampled, len(passed), len(distinct))
 
@@ -113,8 +113,8 @@ def check_filter(condition: str) -> None:
 def _distinct(episodes: Sequence[Trajectory], key: Callable[[Trajectory], Hashable]) -> list[Trajectory]:
     """The first of the episodes of a question with the same key."""
     first: dict[Hashable, Trajectory] = {}
-    for item in episodes:
-        first.setdefault((item.question.id, key(item)), item)
+    for episode in episodes:
+        first.setdefault((episode.question.id, key(episode)), episode)
     return list(first.values())
 
 
@@ -131,13 +131,13 @@ def _at_most(episodes: list[Trajectory], per_question: int | None, seed: int) ->
     """At most so many episodes of each question, chosen at random, in their order."""
     if per_question is None:
         return episodes
-    rng, left, kept = random.Random(f"episodes {seed}"), Counter[str](), set[int]()
+    rng, counts, places = random.Random(f"episodes {seed}"), Counter[str](), set[int]()
     for place in rng.sample(range(len(episodes)), len(episodes)):
         question = episodes[place].question.id
-        if left[question] < per_question:
-            left[question] += 1
-            kept.add(place)
-    return [item for place, item in enumerate(episodes) if place in kept]
+        if counts[question] < per_question:
+            counts[question] += 1
+            places.add(place)
+    return [episode for place, episode in enumerate(episodes) if place in places]
 
 
 def write_logged_demonstrations(
@@ -157,13 +157,14 @@ def write_logged_demonstrations(
         return Counter(sources), [record.trajectory for record, _ in records]
 
     left_out, passed = reading([log], read)
-    passed.sort(key=lambda item: (item.question.id, item.step, item.sample))
-    kept = _at_most(_distinct(passed, _queries), per_question, seed=0)
-    left_out.subtract((episode.question.data_source, _LEFT_OUT) for episode in kept)
-    made = [
-        replace(each.question, metadata={**each.question.metadata, "turns": turns_of(each)}) for each in kept
+    passed.sort(key=lambda episode: (episode.question.id, episode.step, episode.sample))
+    episodes = _at_most(_distinct(passed, _queries), per_question, seed=0)
+    left_out.subtract((episode.question.data_source, _LEFT_OUT) for episode in episodes)
+    questions = [
+        replace(each.question, metadata={**each.question.metadata, "turns": turns_of(each)})
+        for each in episodes
     ]
-    return save_demonstrations(out, made, +left_out)
+    return save_demonstrations(out, questions, +left_out)
 
 
 _LEFT_OUT = "episodes that are not whole, fail the filter or are like another"
@@ -196,33 +197,33 @@ def episodes_of_log(config: Config) -> Selection:
     """The episodes that `sft.log` and `sft.filter` name. Raises UserError where none are left."""
     sft = config.sft
     assert sft.log is not None, "asked only where sft.log is set"
-    found = select_episodes(Path(sft.log), sft.filter, sft.max_per_question, config.trainer.seed)
-    if not found.sampled:
+    selection = select_episodes(Path(sft.log), sft.filter, sft.max_per_question, config.trainer.seed)
+    if not selection.sampled:
         raise UserError(f"{sft.log} has no training episodes, and others are never trained on")
-    check_kept(found, sft.filter)
-    return found
+    check_kept(selection, sft.filter)
+    return selection
 
 
-def check_kept(found: Selection, condition: str) -> None:
+def check_kept(selection: Selection, condition: str) -> None:
     """Raises UserError where no episode is left."""
-    if not found.episodes:
+    if not selection.episodes:
         raise UserError(
-            f"none of {found.sampled:,} training episodes satisfies the filter '{quoted(condition)}'; loosen "
-            "it, or sample more"
+            f"none of {selection.sampled:,} training episodes satisfies the filter '{quoted(condition)}'; "
+            "loosen it, or sample more"
         )
 
 
 def check_tokens(episodes: Sequence[Trajectory], codec: Codec, where: str) -> None:
     """Raises UserError unless `codec` reads in the policy's tokens the text that was logged with them."""
-    for item in episodes:
-        for segment in item.segments:
-            text = codec.decode(segment.token_ids, special=item.protocol != "tags")
-            if item.protocol != "tags":
+    for episode in episodes:
+        for segment in episode.segments:
+            text = codec.decode(segment.token_ids, special=episode.protocol != "tags")
+            if episode.protocol != "tags":
                 text = text[: len(segment.text)]  # without EOS
             if segment.is_policy and text != segment.text:
                 raise UserError(
                     f"the episodes of {where} were sampled with another tokenizer: the tokens of episode "
-                    f"{item.id} do not give its text here; fine-tune a model with the tokenizer of that run"
+                    f"{episode.id} do not give its text here; fine-tune a model with that run's tokenizer"
                 )
 
 

@@ -173,7 +173,8 @@ class Loop(ABC):
             if trainer.test_freq and self._is_due(trainer.test_freq) and step not in self.progress.val_em:
                 fired = self._validate()
         if to_act_on(fired):  # resumed, the run comes here again
-            delete_checkpoints(self.run, [path for at, path in checkpoints(self.run).items() if at == step])
+            saved = checkpoints(self.run).items()
+            delete_checkpoints(self.run, [path for number, path in saved if number == step])
         self._act_on(fired)
         if self.patience is not None and (self._ends_early() or best_step(self.progress.val_em) == step):
             self._save()

@@ -73,14 +73,14 @@ def make_demonstrations(
     questions = load_questions(tuple(files), config, codec, note, limit)
     check_some_left(questions, files)
     with counted("demonstrations", len(questions)) as count:
-        found = process.run_async(_all(make, questions, search, config.eval.max_failed, count))
-    made, left_out = list[Question](), Counter[tuple[str, str]]()
-    for question, turns in zip(questions, found, strict=True):
+        outcomes = process.run_async(_all(make, questions, search, config.eval.max_failed, count))
+    demonstrations, left_out = list[Question](), Counter[tuple[str, str]]()
+    for question, turns in zip(questions, outcomes, strict=True):
         if isinstance(turns, str):
             left_out[question.data_source, turns] += 1
         else:
-            made.append(replace(question, metadata={**question.metadata, "turns": turns}))
-    return save_demonstrations(out, made, left_out)
+            demonstrations.append(replace(question, metadata={**question.metadata, "turns": turns}))
+    return save_demonstrations(out, demonstrations, left_out)
 
 
 def _codec(config: Config, note: Note) -> Codec:
@@ -118,18 +118,18 @@ async def _all(
             failed.append(error)
             return "a search failed"
 
-    made: list[Turns | str] = []
+    outcomes: list[Turns | str] = []
     try:
         await connect(search)
         for start in range(0, len(questions), AT_ONCE):
             before, together = len(failed), questions[start : start + AT_ONCE]
-            made += await asyncio.gather(*map(once, together))
+            outcomes += await asyncio.gather(*map(once, together))
             if len(failed) > limit * len(questions) or len(failed) - before == len(together):
                 raise failed[-1]
-            count(len(made))
+            count(len(outcomes))
     finally:
         await aclose(search)
-    return made
+    return outcomes
 
 
 async def _from_facts(environment: Environment, search: SearchTool, seed: int, question: Question) -> Turns:
@@ -150,8 +150,8 @@ async def _from_facts(environment: Environment, search: SearchTool, seed: int, q
 
 
 async def _from_passages(environment: Environment, question: Question) -> Turns:
-    wanted = findable(question.golden_answers[:1])
-    if not wanted:
+    answers = findable(question.golden_answers[:1])
+    if not answers:
         raise NoDemonstration("the answer is yes or no, or missing")
     retrieves = environment.template.retrieves
     turns = [] if retrieves else [turn_text("", "search", escape(question.text))]
@@ -161,8 +161,8 @@ async def _from_passages(environment: Environment, question: Question) -> Turns:
         """Write the answer as soon as the passages are shown."""
         if not episode.searches or len(turns) > searches or episode.searches[-1].shown is None:
             return
-        shown = enumerate(episode.searches[-1].shown_texts, start=1)
-        place = next((number for number, text in shown if contains_answer(text, wanted)), None)
+        passages = enumerate(episode.searches[-1].shown_texts, start=1)
+        place = next((number for number, text in passages if contains_answer(text, answers)), None)
         if place is None:
             raise NoDemonstration("no passage shown has the answer")
         turns.append(turn_text(f"Doc {place} says it.", "answer", question.golden_answers[0]))

@@ -79,8 +79,8 @@ def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
     data: dict[str, Any] = {key: (str(folder / f"{name}.parquet"),) for key, name in files.items()}
     if config.search.index is None and config.search.url is None:
         data["corpus"] = str(folder / "corpus.jsonl")
-    given = config.data.model_dump(exclude_none=True)
-    return config.with_settings({f"data.{key}": value for key, value in data.items() if key not in given})
+    section = config.data.model_dump(exclude_none=True)
+    return config.with_settings({f"data.{key}": value for key, value in data.items() if key not in section})
 
 
 def check_demonstrations(config: Config, workspace: Workspace) -> None:
@@ -110,22 +110,22 @@ def check_data(config: Config) -> None:
             f"data.corpus={data.corpus} without data.train_files: the made-up world's questions are not "
             "about that corpus", key="data.train_files", hint="set it too, or leave both out",
         )  # fmt: skip
-    named = (data.corpus, search.index, search.url)
-    if data.train_files is not None and config.rollout.search and not any(named) and not search.replays:
+    sources = (data.corpus, search.index, search.url)
+    if data.train_files is not None and config.rollout.search and not any(sources) and not search.replays:
         raise UserError(NOTHING_TO_SEARCH)
 
 
 def unusable_files(config: Config) -> Iterator[str]:
     """A line for each missing file of questions, and for each pipe, which `--resume` could not read again."""
     data = config.data
-    named = [(f"data.{key}", file) for key in ("train_files", "val_files", "test_files", "exclude_files")
+    files = [(f"data.{key}", file) for key in ("train_files", "val_files", "test_files", "exclude_files")
              for file in getattr(data, key) or ()]  # fmt: skip
-    for key, file in named:
+    for key, file in files:
         if not Path(file).exists():
             hint = "" if "exclude" in key else "; `srl data prepare SOURCE --val 512 --out DIR` writes such"
             yield f"{file}: no such file ({key}){hint}"
     corpus = [data.corpus] if data.corpus is not None and not Path(data.corpus).is_dir() else []
-    for file in (*corpus, *filter(None, [config.sft.train_files]), *(file for _, file in named)):
+    for file in (*corpus, *filter(None, [config.sft.train_files]), *(file for _, file in files)):
         try:
             if Path(file).exists():
                 check_input(Path(file))

@@ -55,6 +55,6 @@ def read_card(model: Path) -> dict[str, Any]:
     path = model / ABOUT
     if not path.is_file():
         return {}
-    known = json_object(path.read_bytes(), str(path))
-    check_format(path, known.get("format"))
-    return known
+    card = json_object(path.read_bytes(), str(path))
+    check_format(path, card.get("format"))
+    return card

@@ -93,5 +93,5 @@ def _mismatch(model: PreTrainedModel, expected: Probe) -> str | None:
         small = [weight for weight in weights if weight.ndim < 2]  # of every layer, and quick
         torch.autograd.grad(logprobs.sum(), small or weights, allow_unused=True)
     targets = batch.input_ids[mask != 0].view(-1, count, 1)
-    theirs: Tensor = expected.ends[:, :-1].log_softmax(-1).gather(2, targets)[..., 0]
-    return expected.wrong(logprobs.detach()[mask != 0].view(-1, count), theirs)
+    expected_logprobs: Tensor = expected.ends[:, :-1].log_softmax(-1).gather(2, targets)[..., 0]
+    return expected.wrong(logprobs.detach()[mask != 0].view(-1, count), expected_logprobs)

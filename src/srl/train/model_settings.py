@@ -42,8 +42,8 @@ def local_settings(
     settings = settings_of(model, preset, file, flags, sets)
     local = with_local_models(settings, note)
     if model is not None and local.model.path != settings.model.path:
-        known = settings_of(Path(str(local.model.path)), preset, file, flags, sets)
-        local = with_local_models(known, note)
+        of_model = settings_of(Path(str(local.model.path)), preset, file, flags, sets)
+        local = with_local_models(of_model, note)
     local = with_protocol(local, note)
     typed = typed_keys(flags, sets)
     for line in unread_lines(unread(local, typed, kind, backend, algorithm_plugin(local.algorithm.name))):
@@ -93,16 +93,16 @@ def settings_of(
     }
     for setting in [] if typed is None else read_layers(preset, typed)[-1].settings:
         talk.pop(".".join(setting.path), None)
-    given = {key: value for key, value in flags.items() if value is not None}
-    if given.keys() & _SEARCHED:
-        cleared += ["data.corpus=null", *(f"{key}=null" for key in sorted(_SEARCHED - given.keys()))]
-    known_flags = {"model.path": model, **talk, **given}
+    set_flags = {key: value for key, value in flags.items() if value is not None}
+    if set_flags.keys() & _SEARCHED:
+        cleared += ["data.corpus=null", *(f"{key}=null" for key in sorted(_SEARCHED - set_flags.keys()))]
+    known_flags = {"model.path": model, **talk, **set_flags}
     return load_config(preset, file, None, known_flags, [*cleared, *sets], trains=False).config
 
 
-def _template_of(known: Mapping[str, Any]) -> object:
+def _template_of(about: Mapping[str, Any]) -> object:
     """The model's template; None for a template file that no longer exists, so that the run's is used."""
-    name = known.get("template")
+    name = about.get("template")
     return None if isinstance(name, str) and name not in TEMPLATES and not Path(name).is_file() else name
 
 

@@ -23,41 +23,41 @@ def model_directory(name: str, workspace: Workspace, note: Callable[[str], None]
 
     A name on the Hugging Face hub is returned as it is. `note` says which is the best.
     """
-    path, (named, which) = Path(name), split_name(name)
-    is_run = _is_run(Path(named))
+    path, (run_name, suffix) = Path(name), split_name(name)
+    is_run = _is_run(Path(run_name))
     if (path.is_dir() and not _is_run(path)) or (HubName.parse(name) and not is_run):
         return path
     if not is_run and not workspace.all_runs():
         raise UserError(f"no model directory {name}, and there are no runs in {workspace.runs}")
-    run = Path(named) if is_run else workspace.find_run(named, trained=True)
-    found = checkpoints(run)
-    if not found and checkpoints(run, "verl"):
+    run = Path(run_name) if is_run else workspace.find_run(run_name, trained=True)
+    saved = checkpoints(run)
+    if not saved and checkpoints(run, "verl"):
         raise UserError(
             f"{run.name} was trained on verl, which saves sharded models; type "
-            f"`srl train export {run.name}{which and f'@{which}'} --out DIR` and give DIR"
+            f"`srl train export {run.name}{suffix and f'@{suffix}'} --out DIR` and give DIR"
         )
-    if not found:
+    if not saved:
         raise UserError(f"the run {run.name} has no checkpoint yet; give a model directory")
-    step = named_step(run, which, note) if which else max(found)
-    if step not in found:
-        raise UserError(f"{run.name} has no checkpoint of step {step}; it has {', '.join(map(str, found))}")
-    return found[step]
+    step = named_step(run, suffix, note) if suffix else max(saved)
+    if step not in saved:
+        raise UserError(f"{run.name} has no checkpoint of step {step}; it has {', '.join(map(str, saved))}")
+    return saved[step]
 
 
 def split_name(name: str) -> tuple[str, str]:
     """The run that `name` names, and what follows its `@`: `best`, a step, or nothing."""
-    run, which = split_at_step(name)
-    return ("last", BEST) if name == BEST else (run, which or "")
+    run, suffix = split_at_step(name)
+    return ("last", BEST) if name == BEST else (run, suffix or "")
 
 
-def named_step(run: Path, which: str, note: Callable[[str], None]) -> int:
-    """The step of the checkpoint `which`: `best`, or a number. Raises UserError."""
-    if which == BEST:
+def named_step(run: Path, suffix: str, note: Callable[[str], None]) -> int:
+    """The step of the checkpoint `suffix`: `best`, or a number. Raises UserError."""
+    if suffix == BEST:
         return best_of_run(run, note)
-    if not which.isdecimal():
-        raise UserError(f"{run.name}@{which}: expected {run.name}@best, or the step of a checkpoint after @")
-    with parsing(f"{run.name}@{which}"):
-        return int(which)
+    if not suffix.isdecimal():
+        raise UserError(f"{run.name}@{suffix}: expected {run.name}@best, or the step of a checkpoint after @")
+    with parsing(f"{run.name}@{suffix}"):
+        return int(suffix)
 
 
 def best_of_run(run: Path, note: Callable[[str], None]) -> int:

@@ -36,7 +36,7 @@ class QuestionOrder:
             shares = [mix[name] / sum(mix[name] for name in pools) for name in pools]
             _check_sizes(pools, shares, batch_size, key, smaller)
         self.batch_size = min(batch_size, len(self.questions))
-        self._asked: list[Question] = []
+        self._questions_so_far: list[Question] = []
         self._batches = (
             _mixed(list(pools.values()), shares, self.batch_size, seed)
             if mix
@@ -46,25 +46,27 @@ class QuestionOrder:
     def batch(self, step: int) -> list[Question]:
         """The questions of a step, counted from 1."""
         start, end = (step - 1) * self.batch_size, step * self.batch_size
-        while len(self._asked) < end:
-            self._asked += next(self._batches)
-        return self._asked[start:end]
+        while len(self._questions_so_far) < end:
+            self._questions_so_far += next(self._batches)
+        return self._questions_so_far[start:end]
 
-    def further(self, position: int, count: int, asked: Container[str] = ()) -> tuple[list[Question], int]:
+    def further(
+        self, position: int, count: int, asked_ids: Container[str] = ()
+    ) -> tuple[list[Question], int]:
         """The next `count` questions from `position` on, counted from 0, and the position after them.
 
-        Those with an id in `asked` are passed over, since a step asks no question twice. Where too few others
-        come within two epochs it is those.
+        Those with an id in `asked_ids` are passed over, since a step asks no question twice. Where too few
+        others come within two epochs it is those.
         """
-        found: dict[str, Question] = {}
+        questions: dict[str, Question] = {}
         for place in range(position, position + 2 * len(self.questions)):
-            if len(found) == count:
+            if len(questions) == count:
                 break
-            step, at = divmod(place, self.batch_size)
-            position, question = place + 1, self.batch(step + 1)[at]
-            if question.id not in asked:
-                found.setdefault(question.id, question)
-        return list(found.values()), position
+            step, index = divmod(place, self.batch_size)
+            position, question = place + 1, self.batch(step + 1)[index]
+            if question.id not in asked_ids:
+                questions.setdefault(question.id, question)
+        return list(questions.values()), position
 
 
 def order_of(
@@ -102,20 +104,20 @@ def _mixed(
     is shuffled anew when it has too few questions left for a batch, so pools have epochs of their own.
     """
     epochs = [_epochs(pool, seed) for pool in pools]
-    left = [iter(next(epoch)) for epoch in epochs]
+    queues = [iter(next(epoch)) for epoch in epochs]
     unasked = [len(pool) for pool in pools]
-    asked = [0] * len(pools)
+    counts = [0] * len(pools)
     for start in count(step=size):
         slots = list[int]()
         for total in range(start + 1, start + size + 1):
-            missing = [share * total - own for share, own in zip(shares, asked, strict=True)]
-            slots.append(missing.index(max(missing)))
-            asked[slots[-1]] += 1
+            shortfalls = [share * total - filled for share, filled in zip(shares, counts, strict=True)]
+            slots.append(shortfalls.index(max(shortfalls)))
+            counts[slots[-1]] += 1
         for number, pool in enumerate(pools):
-            if (needed := slots.count(number)) > unasked[number]:
-                left[number], unasked[number] = iter(next(epochs[number])), len(pool)
-            unasked[number] -= needed
-        yield [next(left[number]) for number in slots]
+            if (uses := slots.count(number)) > unasked[number]:
+                queues[number], unasked[number] = iter(next(epochs[number])), len(pool)
+            unasked[number] -= uses
+        yield [next(queues[number]) for number in slots]
 
 
 _NO_HOPS = "unknown"
@@ -157,8 +159,8 @@ def _check_sizes(
     (`_mixed`): 1/2 + … + 1/n from below before it, and 1 − 1/n above after it."""
     most_on_top = sum(1 / place for place in range(1, len(pools) + 1)) - 1 / len(pools)
     for (name, pool), share in zip(pools.items(), shares, strict=True):
-        if len(pool) < (needed := floor(share * size + most_on_top)):
+        if len(pool) < (smallest := floor(share * size + most_on_top)):
             raise UserError(
-                f"{key} needs at least {needed} questions of {name!r} for batches of {size}, and "
+                f"{key} needs at least {smallest} questions of {name!r} for batches of {size}, and "
                 f"there are {len(pool)}: lower its share or {smaller}"
             )

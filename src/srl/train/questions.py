@@ -64,14 +64,16 @@ def load_split(phase: Phase, config: Config, codec: Codec, note: Note) -> list[Q
     without = config.data.exclude_files
     if phase == "train" and without and questions:
         excluded = {question.id for file in without for question in _questions_of(Path(file))}
-        kept = [question for question in questions if question.id not in excluded]
-        if len(kept) == len(questions):
+        remaining = [question for question in questions if question.id not in excluded]
+        if len(remaining) == len(questions):
             raise UserError(
                 f"data.exclude_files={', '.join(without)}: none of the {len(excluded):,} ids is that of a "
                 f"question of data.train_files, such as {questions[0].id!r}"
             )
-        note(f"left out {len(questions) - len(kept):,} training questions that are in data.exclude_files")
-        questions = kept
+        note(
+            f"left out {len(questions) - len(remaining):,} training questions that are in data.exclude_files"
+        )
+        questions = remaining
     return load_questions(files, config, codec, note, limits.get(phase), questions)
 
 
@@ -87,11 +89,11 @@ def load_questions(
     codec: Codec,
     note: Note,
     limit: int | Mapping[str, int] | None = None,
-    read: Sequence[Question] | None = None,
+    questions_read: Sequence[Question] | None = None,
 ) -> list[Question]:
     """The questions of `files`, or a sample of `limit` of them: the same each time, and of every data source
-    in proportion, or as many as `limit` has for it by name. `read` are the questions where the caller has
-    read the files.
+    in proportion, or as many as `limit` has for it by name. `questions_read` are the questions where the
+    caller has read the files.
 
     A question without a prompt of its own gets that of the template. Raises UserError for an id that occurs
     twice, for a data source in `limit` that no question has, and for a prompt longer than
@@ -100,10 +102,10 @@ def load_questions(
     """
     as_written, prompting = takes_written_prompts(config), choose_template(config)
     prompt_of = prompts(prompting, codec)
-    if read is None:
-        read = [question for file in files or () for question in read_questions(file)]
+    if questions_read is None:
+        questions_read = [question for file in files or () for question in read_questions(file)]
     by_id: dict[str, Question] = {}
-    for question in read:
+    for question in questions_read:
         if question.id in by_id:
             raise UserError(f"question id {question.id!r} is in {', '.join(files or ())} twice")
         is_ready = as_written and question.prompt
@@ -115,12 +117,12 @@ def load_questions(
     tools = declared_tools(config) if is_native(config) else []
     longest, lengths = config.data.max_prompt_length, list[int]()
     with counted("reading prompts", len(questions)) as count:
-        for done, question in enumerate(questions, start=1):
+        for number, question in enumerate(questions, start=1):
             prompt = question.prompt
             if prompting.retrieves:
                 prompt = prompting.messages(question.text, NO_INFORMATION)
             lengths.append(len(codec.encode_prompt(prompt, tools)[0]) + room)
-            count(done)
+            count(number)
     fitting = [question for question, length in zip(questions, lengths, strict=True) if length <= longest]
     dropped = len(questions) - len(fitting)
     if dropped and not config.data.filter_overlong_prompts:
@@ -155,12 +157,12 @@ def stratified(questions: Sequence[Question], size: int | Mapping[str, int]) -> 
         shares = {source: min(size.get(source, 0), count) for source, count in sizes.items()}
     else:
         shares = proportional(sizes, min(size, len(questions)))
-    drawn = [
+    places = [
         position
         for source, positions in strata.items()
         for position in random.Random("the same questions each time").sample(positions, shares[source])
     ]
-    return [questions[position] for position in sorted(drawn)]
+    return [questions[position] for position in sorted(places)]
 
 
 def prompts(template: Template, codec: Codec) -> Callable[[str], tuple[dict[str, str], ...]]:
@@ -181,30 +183,30 @@ def is_native(config: Config) -> bool:
 def load_template(config: Config) -> Template:
     """The template, checked. Raises UserError if it searches and `rollout.search` is off, or the reverse; or
     if it asks for tags, and the policy calls tools."""
-    chosen = choose_template(config)
+    prompting = choose_template(config)
     if is_native(config):
-        if chosen.retrieves or "<search>" in chosen.prompt:
+        if prompting.retrieves or "<search>" in prompting.prompt:
             raise UserError(
-                f"data.template={chosen.name} is not for calls of tools, and rollout.protocol is native",
+                f"data.template={prompting.name} is not for calls of tools, and rollout.protocol is native",
                 key="data.template", hint="use tools, tools-tagged or a text of your own",
             )  # fmt: skip
-        return replace(chosen, searches=True)
-    if chosen.searches != config.rollout.search:
-        other = "one without search such as r1" if chosen.searches else "one with search such as search-r1"
+        return replace(prompting, searches=True)
+    if prompting.searches != config.rollout.search:
+        advice = "one without search such as r1" if prompting.searches else "one with it such as search-r1"
         raise UserError(
-            f"rollout.search={str(config.rollout.search).lower()} and data.template={chosen.name} do not go "
-            f"together: use {other}"
+            f"rollout.search={str(config.rollout.search).lower()} and data.template={prompting.name} do not "
+            f"go together: use {advice}"
         )
-    return chosen
+    return prompting
 
 
 def choose_template(config: Config) -> Template:
     """The template `template_name`, with `data.examples` and the named retrievers filled in."""
-    chosen = template(template_name(config))
+    prompting = template(template_name(config))
     if config.data.examples is not None:
-        chosen = chosen.with_examples(read_examples(config.data.examples))
-    named = config.search.retrievers if config.rollout.search else {}
-    return chosen.naming({name: retriever.description for name, retriever in named.items()})
+        prompting = prompting.with_examples(read_examples(config.data.examples))
+    retrievers = config.search.retrievers if config.rollout.search else {}
+    return prompting.naming({name: retriever.description for name, retriever in retrievers.items()})
 
 
 def template_name(config: Config) -> str:
@@ -216,8 +218,8 @@ def template_name(config: Config) -> str:
 
 def warn_about_unlisted_retrievers(questions: Sequence[Question], config: Config, note: Note) -> None:
     """Warn of prompts that leave out a named retriever: the policy would never use it."""
-    named = config.search.retrievers if config.rollout.search and not is_native(config) else ()
-    names = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in named]
+    retrievers = config.search.retrievers if config.rollout.search and not is_native(config) else ()
+    names = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in retrievers]
     texts = ["\n".join(message["content"] for message in question.prompt) for question in questions]
     unlisted = sum(not all(name.search(text) for name in names) for text in texts)
     if unlisted:

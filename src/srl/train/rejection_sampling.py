@@ -105,4 +105,4 @@ class RejectionSampling(Loop):
         for start in range(0, len(questions), size):
             batch = questions[start : start + size]
             pairs = [(question, sample) for question in batch for sample in range(config.rollout.n)]
-            yield batch, [Trajectory(item, sample=sample, step=number).id for item, sample in pairs]
+            yield batch, [Trajectory(question, sample=sample, step=number).id for question, sample in pairs]

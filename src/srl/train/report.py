@@ -138,10 +138,10 @@ class Terminal:
         now = time.monotonic()
         first, began = self._began = self._began or (step - 1, now - values["timing_s/step"])
         pace = (now - began) / max(step - first, 1)
-        left = duration(pace * (total - step) + sum(self._evaluations.values()))
+        remaining = duration(pace * (total - step) + sum(self._evaluations.values()))
         self.note(
             f"step {step:>{len(str(total))}}/{total}  {_learning(values)}  |  {_health(values)}{rate}"
-            f"  {left} left"
+            f"  {remaining} left"
         )
 
     def evaluation(self, name: str, step: int, values: Mapping[str, float]) -> None:
@@ -188,13 +188,13 @@ def nothing_to_learn(values: Mapping[str, float], config: Config) -> str:
 
 
 def _learning(values: Mapping[str, float]) -> str:
-    named = {
+    keys = {
         "reward": "critic/score/mean",
         "EM": "train/em",
         "searches": "env/number_of_valid_search",
         "loss": "sft/policy_loss",
     }
-    return "  ".join(f"{name} {values[key]:.3f}" for name, key in named.items() if key in values)
+    return "  ".join(f"{name} {values[key]:.3f}" for name, key in keys.items() if key in values)
 
 
 def _health(values: Mapping[str, float]) -> str:

@@ -88,17 +88,17 @@ def tells_how_to_go_on(run: Path, backend: BackendName) -> Iterator[None]:
 def new_run_command(run: Path, setting: str, step: int | None, *options: str) -> str:
     """A new run's command with the settings of `run` but `setting`, from its checkpoint at `step` if any."""
     model = [] if step is None else ["--model", str(checkpoint_path(run, step))]
-    given = ["--config", str(run / SAVED), *options, *model, "--set", setting]
-    return Workspace(run.parent.parent).command("train", *given)
+    arguments = ["--config", str(run / SAVED), *options, *model, "--set", setting]
+    return Workspace(run.parent.parent).command("train", *arguments)
 
 
-def too_many_failures(run: Path, found: FailedEpisodes, limit: float) -> UserError | None:
+def too_many_failures(run: Path, failures: FailedEpisodes, limit: float) -> UserError | None:
     """The error that ends `run` if a fault cost more than the share `limit` of a step's episodes."""
-    if found.failed <= limit * found.episodes:
+    if failures.failed <= limit * failures.episodes:
         return None
     return UserError(
-        f"{found.what} failed in {found.failed} of {found.episodes} episodes, more than "
-        f"search.max_failed={limit:g} ({found.fault}); once it works again, {resume_with(run)}"
+        f"{failures.what} failed in {failures.failed} of {failures.episodes} episodes, more than "
+        f"search.max_failed={limit:g} ({failures.fault}); once it works again, {resume_with(run)}"
     )
 
 
@@ -158,26 +158,26 @@ def only_this_process(run: Path, saved: Sequence[int], backend: BackendName) -> 
         yield lock
 
 
-def with_steps(run: Path, record: RunRecord, config: Config, steps: int | None, done: int) -> Config:
+def with_steps(run: Path, record: RunRecord, config: Config, steps: int | None, steps_done: int) -> Config:
     """`config` for `steps` steps in all, if given. Raises UserError where more are done already."""
     if steps is None:
         return config
-    if steps < done:
+    if steps < steps_done:
         raise UserError(
-            f"--steps {steps}: {run.name} has made {done} steps, and --steps is the new total: give {done} "
-            "or a larger number, or leave it out"
+            f"--steps {steps}: {run.name} has made {steps_done} steps, and --steps is the new total: give "
+            f"{steps_done} or a larger number, or leave it out"
         )
     return config.with_settings({steps_key(record.algo): steps})
 
 
 def progress_if_finished(
-    run: Path, record: RunRecord, config: Config, done: int, note: Note
+    run: Path, record: RunRecord, config: Config, steps_done: int, note: Note
 ) -> Progress | None:
     """The progress of a run that has made all steps and closed its log; None while there is work left."""
-    if done < total_steps(config, record.algo) or not is_finished(run / LOG):
+    if steps_done < total_steps(config, record.algo) or not is_finished(run / LOG):
         return None
-    note(f"{run.name} is finished, all {done} steps; to train longer: {resume_command(run)} --steps N")
-    return Progress.of_log(run / LOG, done)
+    note(f"{run.name} is finished, all {steps_done} steps; to train longer: {resume_command(run)} --steps N")
+    return Progress.of_log(run / LOG, steps_done)
 
 
 def check_inputs(run: Path, record: RunRecord, now: Mapping[str, str], config: Config, note: Note) -> None:
@@ -222,18 +222,18 @@ def with_its_dtype(run: Path, record: RunRecord, config: Config, note: Note) -> 
 
 def question_digests(config: Config) -> dict[str, str]:
     """A digest of the files of each set of questions, by the key that names them."""
-    found = {key: getattr(config.data, key) or () for key in _QUESTIONS}
+    sets = {key: getattr(config.data, key) or () for key in _QUESTIONS}
     return {
         f"data.{key}": digest_text(*map(digest_file, files))
-        for key, files in found.items()
+        for key, files in sets.items()
         if files and all(Path(file).is_file() for file in files)
     }
 
 
 def with_changes_noted(
-    run: Path, record: RunRecord, before: Config, config: Config, done: int, questions: int, note: Note
+    run: Path, record: RunRecord, before: Config, config: Config, steps_done: int, questions: int, note: Note
 ) -> RunRecord:
-    """Save what a resumed run changes after step `done`, its steps and `CHANGEABLE` settings, and say it."""
+    """Save what a resumed run changes after `steps_done` steps (steps, `CHANGEABLE` settings), and say it."""
     as_it_was, steps = record, steps_key(record.algo)
     for key in (steps, *CHANGEABLE):
         old, new = (plain(attrgetter(key)(each)) for each in (before, config))
@@ -241,11 +241,11 @@ def with_changes_noted(
             continue
         if key == steps:
             note(f"{run.name} has {new} steps now, not {old}")
-            for line in rate_notes(before, config, done, record.algo, questions):
+            for line in rate_notes(before, config, steps_done, record.algo, questions):
                 note(line)
         else:
             note(f"{key} is {new} from here on, not {old}")
-        change = {"at": done, "key": key, "before": old, "after": new, "when": utc_now()}
+        change = {"at": steps_done, "key": key, "before": old, "after": new, "when": utc_now()}
         record = replace(record, changed=[*record.changed, change])
     if record is not as_it_was:
         save_config(run, config)

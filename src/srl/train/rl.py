@@ -54,7 +54,7 @@ class ReinforcementLearning(Loop):
         learner = self.learner
         learner.timings.clear()
         with learner.timed("step"):
-            sampled, asked = self.sample(number)
+            sampled, position = self.sample(number)
             trained = sampled.trained()
             trajectories, scores = unzipped(trained)
             self.put_to_sleep()
@@ -62,7 +62,7 @@ class ReinforcementLearning(Loop):
             experience, updated = update(learner, self.optimisers, number, experience)
             with learner.timed("update_weights"):
                 self.wake()
-        self.asked = asked
+        self.asked = position
         metrics |= updated | step_metrics(*unzipped(sampled.records)) | sampled.metrics()
         metrics |= {f"timing_s/{name}": seconds for name, seconds in learner.timings.items()}
         with_numbers_of_tokens(trained, experience)
@@ -95,7 +95,9 @@ class ReinforcementLearning(Loop):
             sampled.require_differing(number)
         except Exception:
             ended = {
-                item.id: item for item in [*sampled.trajectories, *self.runner.ended] if item.step == number
+                episode.id: episode
+                for episode in [*sampled.trajectories, *self.runner.ended]
+                if episode.step == number
             }
             if ended:
                 unscored = list(map(Record, ended.values()))
@@ -122,7 +124,7 @@ def make_experience(
     """
     config, correction = learner.config, learner.correction
     batch = collate(trajectories).to(learner.device)  # (B, T)
-    valid = torch.tensor([item.valid for item in trajectories], device=learner.device)  # (B,)
+    valid = torch.tensor([episode.valid for episode in trajectories], device=learner.device)  # (B,)
     mask, loss_mask = response_and_loss_mask(batch, valid, mask_observations=config.actor.mask_observations)
     old, reference, values = None, None, None
     if needs_old_logprobs(config, correction):
@@ -136,11 +138,11 @@ def make_experience(
             values = batched_values(learner.critic, batch, max_tokens=config.critic.ppo_max_token_len)
     rewards = token_rewards(
         torch.tensor([score.value for score in scores], device=learner.device, dtype=torch.float32),
-        [score.per_turn for score in scores], [item.turn_ends for item in trajectories], mask,
+        [score.per_turn for score in scores], [episode.turn_ends for episode in trajectories], mask,
     )  # fmt: skip
     experience = Experience(
         tokens=batch, valid=valid, mask=mask, loss_mask=loss_mask,
-        group_ids=group_ids([item.question.id for item in trajectories]).to(learner.device),
+        group_ids=group_ids([episode.question.id for episode in trajectories]).to(learner.device),
         rewards=rewards, advantages=rewards, returns=rewards, sampler_logprobs=batch.sampler_logprobs,
         old_logprobs=old.logprobs if old else None, entropies=old.entropy if old else None,
         ref_logprobs=reference, values=values,
@@ -167,22 +169,22 @@ def update(
             )  # fmt: skip
     if number <= config.trainer.critic_warmup:
         return experience, metrics
-    loss, seen = actor_loss(config, learner.correction), None
+    loss, stats = actor_loss(config, learner.correction), None
     if experience.old_logprobs is None:
-        seen = TokenStats(torch.zeros_like(experience.mask), torch.zeros_like(experience.mask))
+        stats = TokenStats(torch.zeros_like(experience.mask), torch.zeros_like(experience.mask))
     with learner.timed("update_actor"):
         metrics |= update_actor(
             learner.actor, optimisers["actor"], experience, loss=loss,
             mini_batch_rows=config.actor.ppo_mini_batch_size * config.rollout.n,
-            epochs=config.actor.ppo_epochs, max_tokens=config.actor.ppo_max_token_len, seen=seen,
+            epochs=config.actor.ppo_epochs, max_tokens=config.actor.ppo_max_token_len, stats=stats,
         )  # fmt: skip
-    if seen is None:
+    if stats is None:
         return experience, metrics
     mask = experience.mask * rows_with_gradient(experience, loss)[:, None]
     sampler, reference = experience.sampler_logprobs, experience.ref_logprobs
-    metrics |= entropy_metric(seen, mask)
-    metrics |= policy_metrics(seen.logprobs, mask, sampler, reference, learner.correction)
-    return replace(experience, old_logprobs=seen.logprobs, entropies=seen.entropy), metrics
+    metrics |= entropy_metric(stats, mask)
+    metrics |= policy_metrics(stats.logprobs, mask, sampler, reference, learner.correction)
+    return replace(experience, old_logprobs=stats.logprobs, entropies=stats.entropy), metrics
 
 
 def entropy_metric(stats: TokenStats, mask: Tensor) -> dict[str, float]:

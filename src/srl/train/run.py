@@ -125,12 +125,12 @@ def resume(
         terminal.note(f"warning: {line}")
     saved = list(checkpoints(run, record.backend))
     step = max(saved, default=-1)
-    done = max(0, step)
+    steps_done = max(0, step)
     if record.backend == "verl":
         resuming.check_for_verl(run, step)
-    config = resuming.with_steps(run, record, changed, steps, done)
-    if steps in (None, done) and (
-        progress := resuming.progress_if_finished(run, record, before, done, terminal.note)
+    config = resuming.with_steps(run, record, changed, steps, steps_done)
+    if steps in (None, steps_done) and (
+        progress := resuming.progress_if_finished(run, record, before, steps_done, terminal.note)
     ):
         if sets:
             terminal.note("warning: --set has no effect on a finished run; --steps N makes it longer")
@@ -146,7 +146,7 @@ def resume(
     terminal.note(f"resuming {run.name}")
     with resuming.only_this_process(run, saved, record.backend) as lock:
         record = resuming.with_changes_noted(
-            run, record, before, config, done, trainer.questions, terminal.note
+            run, record, before, config, steps_done, trainer.questions, terminal.note
         )
         if record.backend == "verl":  # another process writes the log
             lock.release()
@@ -196,10 +196,10 @@ def run_info(run: Path, config: Config, record: RunRecord) -> RunInfo:
         "extended": [change for change in record.changed if change["key"] == steps],
         "changed": [change for change in record.changed if change["key"] != steps],
     }
-    known = config.model_dump() | {name: changes for name, changes in since.items() if changes}
+    settings = config.model_dump() | {name: changes for name, changes in since.items() if changes}
     return RunInfo(
         run_id=run.name, preset=record.preset, algo=record.algo, seed=config.trainer.seed,
-        model=hub_name(config.model.path) or config.model.path or "", config=known,
+        model=hub_name(config.model.path) or config.model.path or "", config=settings,
         index_digest=record.inputs.get("index", ""), srl_version=__version__, started=record.started,
     )  # fmt: skip
 

@@ -69,8 +69,9 @@ class Progress:
         from srl.store import reading
 
         progress = cls()
-        for at, phase, name, value in reading([log], lambda read: read.execute(_FIGURES, [step]).fetchall()):
-            progress.note(at, phase, {name: value})
+        rows = reading([log], lambda connection: connection.execute(_FIGURES, [step]).fetchall())
+        for at_step, phase, name, value in rows:
+            progress.note(at_step, phase, {name: value})
         progress.step = step
         return progress
 
@@ -128,8 +129,8 @@ def checkpoints(run: Path, backend: BackendName = "local") -> dict[int, Path]:
     """The whole checkpoints of `run` by step, oldest first: those with a manifest, which is written last."""
     folder, name = run / CHECKPOINTS, _VERL_NAME if backend == "verl" else _LOCAL_NAME
     paths = folder.iterdir() if folder.is_dir() else ()
-    found = {int(match[1]): path for path in paths if (match := name.fullmatch(path.name))}
-    return {step: path for step, path in sorted(found.items()) if backend == "local" or is_checked(path)}
+    by_step = {int(match[1]): path for path in paths if (match := name.fullmatch(path.name))}
+    return {step: path for step, path in sorted(by_step.items()) if backend == "local" or is_checked(path)}
 
 
 def best_step(val_em: Mapping[int, float]) -> int | None:
@@ -146,8 +147,8 @@ def superseded_checkpoints(
     """
     saved = checkpoints(run, backend)
     best = best_step({step: em for step, em in (val_em or {}).items() if step in saved})
-    kept = {*(list(saved)[-keep:] if keep else saved), best}
-    return [path for step, path in saved.items() if step not in kept]
+    steps_kept = {*(list(saved)[-keep:] if keep else saved), best}
+    return [path for step, path in saved.items() if step not in steps_kept]
 
 
 def name_latest_verl_step(run: Path, step: int) -> None:

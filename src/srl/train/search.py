@@ -36,17 +36,17 @@ def load_search(config: Config, workspace: Workspace, note: Note) -> SearchTool 
     mode, file = section.cassette_use or ("", "")
     if mode == "replay":
         search: SearchTool = Replay(file, topk=section.topk)
-        if lacking := sorted({*getattr(search, "retrievers", ())} - section.retrievers.keys()):
+        if missing := sorted({*getattr(search, "retrievers", ())} - section.retrievers.keys()):
             raise UserError(
-                f"the cassette {file} was recorded with the retrievers {', '.join(lacking)}, and "
+                f"the cassette {file} was recorded with the retrievers {', '.join(missing)}, and "
                 "search.retrievers does not name them",
                 key="search.retrievers",
                 hint="set them as in the run that recorded it",
             )
     else:
         search = _default(config, workspace, note)
-        if named := {name: _named(config, name) for name in section.retrievers}:
-            search = NamedRetrievers(search, named)
+        if retrievers := {name: _named(config, name) for name in section.retrievers}:
+            search = NamedRetrievers(search, retrievers)
     takes_ids = config.rollout.protocol == "native" and not OPENERS.isdisjoint(config.rollout.tools)
     process.run_async(_reach(search, takes_ids))
     if section.digest is not None and not digest_of(search).startswith(section.digest):

@@ -49,51 +49,54 @@ def demonstrated(
     file: Path,
     environment: Environment,
     note: Note = lambda text: None,
-    asked: Sequence[Question] = (),
+    training_questions: Sequence[Question] = (),
 ) -> list[Trajectory]:
     """The demonstrations of `file` as episodes, run against the search that training will use. Those of the
-    training questions `asked` have their prompts.
+    `training_questions` have their prompts.
 
     One that does not play as it is written (`not_as_written`) would teach something else. It is left out, and
     a note says so. Raises UserError if none is left.
     """
-    shown = read_demonstrations(file)
-    fitting, wrong = with_prompts(shown, environment, asked)
+    demonstrations = read_demonstrations(file)
+    fitting, faults = with_prompts(demonstrations, environment, training_questions)
     episodes = demonstrate(fitting, environment)
-    whys = [not_as_written(item, environment.talk) for item in episodes]
-    wrong += [(item.question.id, why) for item, why in zip(episodes, whys, strict=True) if why is not None]
-    if wrong:
-        name, why = wrong[0]
-        said = (
-            f"{file}: {len(wrong):,} of {len(shown):,} demonstrations do not play as they are written; the "
-            f"first is {name!r}: {why}"
+    whys = [not_as_written(episode, environment.talk) for episode in episodes]
+    faults += [
+        (episode.question.id, why) for episode, why in zip(episodes, whys, strict=True) if why is not None
+    ]
+    if faults:
+        name, why = faults[0]
+        message = (
+            f"{file}: {len(faults):,} of {len(demonstrations):,} demonstrations do not play as they are "
+            f"written; the first is {name!r}: {why}"
         )
-        if len(wrong) == len(shown):
-            raise UserError(said)
-        note(f"warning: {said}; they are left out")
-    return [item for item, why in zip(episodes, whys, strict=True) if why is None]
+        if len(faults) == len(demonstrations):
+            raise UserError(message)
+        note(f"warning: {message}; they are left out")
+    return [episode for episode, why in zip(episodes, whys, strict=True) if why is None]
 
 
 def with_prompts(
-    questions: Sequence[Question], environment: Environment, asked: Sequence[Question] = ()
+    questions: Sequence[Question], environment: Environment, training_questions: Sequence[Question] = ()
 ) -> tuple[list[Question], list[tuple[str, str]]]:
-    """The questions with the prompts that reinforcement learning gives them: that of a question `asked` with
-    the same text, which may be from its file, else the template's. Also the ids of those whose prompt is too
-    long, with what to say. A template that retrieves makes its prompts while an episode runs."""
+    """The questions with the prompts that reinforcement learning gives them: that of one of
+    `training_questions` with the same text, which may be from its file, else the template's. Also the ids of
+    those whose prompt is too long, with what to say. A template that retrieves makes its prompts while an
+    episode runs."""
     codec, template = environment.codec, environment.template
     if template.retrieves:
         return list(questions), []
     prompt_of, longest = prompts(template, codec), environment.options.max_prompt_length
-    fitting, wrong = list[Question](), list[tuple[str, str]]()
-    known = {item.text: item.prompt for item in asked}
+    fitting, faults = list[Question](), list[tuple[str, str]]()
+    prompt_by_text = {question.text: question.prompt for question in training_questions}
     for question in questions:
-        prompt = known.get(question.text) or prompt_of(question.text)
+        prompt = prompt_by_text.get(question.text) or prompt_of(question.text)
         if (length := len(environment.talk.prompt(prompt)[0])) <= longest:
             fitting.append(replace(question, prompt=prompt))
         else:
             why = f"its prompt has {length:,} tokens, more than data.max_prompt_length={longest}"
-            wrong.append((question.id, why))
-    return fitting, wrong
+            faults.append((question.id, why))
+    return fitting, faults
 
 
 def not_as_written(episode: Trajectory, talk: Turns) -> str | None:
@@ -173,17 +176,17 @@ def demonstrate(questions: Sequence[Question], environment: Environment) -> list
             environment.talk.encode,
         )  # fmt: skip
         trajectory = await environment.play(engine, question, Key(phase="sft"))
-        count(next(done))
+        count(next(numbers))
         return trajectory
 
     async def all_at_once() -> list[Trajectory]:
         return await asyncio.gather(*map(one, questions))
 
-    done = itertools.count(1)
+    numbers = itertools.count(1)
 
     with counted("demonstrations", len(questions)) as count:
         trajectories = process.run_async(all_at_once())
-    failed = [item for item in trajectories if not item.valid]
+    failed = [trajectory for trajectory in trajectories if not trajectory.valid]
     if failed:
         fault = failed[0].searches[-1]
         raise UserError(
@@ -200,13 +203,16 @@ def batches(trajectories: Sequence[Trajectory], sft: Sft, seed: int) -> Iterator
     Raises UserError where `sft.mix` does not fit them.
     """
     if sft.mix:
-        named = {f"{item.question.id} (number {place})": item for place, item in enumerate(trajectories, 1)}
-        questions = [replace(item.question, id=name) for name, item in named.items()]
+        by_name = {
+            f"{trajectory.question.id} (number {place})": trajectory
+            for place, trajectory in enumerate(trajectories, 1)
+        }
+        questions = [replace(trajectory.question, id=name) for name, trajectory in by_name.items()]
         order = QuestionOrder(
             questions, sft.batch_size, seed, mix=sft.mix, key="sft.mix", smaller="sft.batch_size"
         )
-        chosen = map(order.batch, range(1, sft.steps + 1))
-        return ([named[item.id] for item in batch] for batch in chosen)
+        question_batches = map(order.batch, range(1, sft.steps + 1))
+        return ([by_name[question.id] for question in batch] for batch in question_batches)
     return _shuffled(trajectories, sft, random.Random(seed))
 
 

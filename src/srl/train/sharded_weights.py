@@ -91,8 +91,8 @@ def _without_adapter(state: Mapping[str, Tensor], folder: Path) -> dict[str, Ten
         raise UserError(f"{folder} has an adapter of an unsupported kind; LoRA on linear layers is supported")
     file = folder / "lora_train_meta.json"
     with parsing(f"{file}, the adapter's rank and alpha"):
-        known = json.loads(file.read_text(encoding="utf-8")) if adapted else {"lora_alpha": 1, "r": 1}
-        scale = float(known["lora_alpha"]) / float(known["r"])
+        adapter = json.loads(file.read_text(encoding="utf-8")) if adapted else {"lora_alpha": 1, "r": 1}
+        scale = float(adapter["lora_alpha"]) / float(adapter["r"])
     for name in adapted:
         weight = plain.get(target := f"{_plain_name(name)}.weight")
         if weight is None or f"{name}{_B}" not in state:

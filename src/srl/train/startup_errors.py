@@ -117,9 +117,9 @@ def _of_search(config: Config) -> Iterator[Check]:
         yield partial(check_corpus, Path(config.data.corpus))
     if search.url is None and search.index is None:
         yield partial(load_retriever, config.retriever.name, config.retriever.options(config.retriever.name))
-    for named in search.retrievers.values():
-        if named.retriever is not None:
-            yield partial(load_retriever, named.retriever, named.options)
+    for retriever in search.retrievers.values():
+        if retriever.retriever is not None:
+            yield partial(load_retriever, retriever.retriever, retriever.options)
     sources: list[Search | NamedRetriever] = [search, *search.retrievers.values()]
     for source in sources:
         yield from (partial(retrieve_url, url) for url in source.url or ())

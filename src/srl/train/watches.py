@@ -198,8 +198,8 @@ class Watcher:
             within = bound is None or (value <= bound if rule.above else value >= bound)
             course.note(step, value, is_finite and within, rule)
             if course.beyond == section.patience.get(name, rule.patience):
-                shown, since = value if is_finite else None, course.since or 0
-                fired.append(Fired(step, phase, name, rule.metric, shown, bound, since, section.does(name)))
+                figure, since = value if is_finite else None, course.since or 0
+                fired.append(Fired(step, phase, name, rule.metric, figure, bound, since, section.does(name)))
         self.fired += fired
         return fired
 
@@ -223,7 +223,7 @@ def how_to_start_again(run: Path, config: Config, val_em: Mapping[int, float], s
     margin = config.watch.thresholds.get("val_em", RULES["val_em"].threshold)
 
     def is_good(step: int) -> bool:
-        so_far = [val_em[at] for at in sorted(val_em) if at <= step]
+        so_far = [val_em[number] for number in sorted(val_em) if number <= step]
         return not so_far or so_far[-1] >= max(so_far) - margin
 
     good = max((step for step in checkpoints(run) if step < since and is_good(step)), default=None)

@@ -64,7 +64,7 @@ class Experience:
     def rows(self, index: Tensor) -> Experience:
         batch = self.batch.rows(index)
         width = batch.input_ids.shape[1]
-        columns: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        columns: dict[str, Any] = {column.name: getattr(self, column.name) for column in fields(self)}
         cut: dict[str, Any] = {
             name: value[index, :width] if value.dim() > 1 else value[index]
             for name, value in columns.items()
@@ -129,14 +129,14 @@ def update_actor(
     mini_batch_rows: int,
     epochs: int = 1,
     max_tokens: int = 16384,
-    seen: TokenStats | None = None,
+    stats: TokenStats | None = None,
 ) -> Metrics:
-    """The `update` of the policy; `seen` is filled with the log-probs and entropies of a single mini-batch,
+    """The `update` of the policy; `stats` is filled with the log-probs and entropies of a single mini-batch,
     the whole experience."""
 
     def accumulate(part: Experience) -> Metrics:
         share = 1 - float(rows_with_gradient(part, loss).float().mean())
-        metrics = accumulate_actor(model, part, loss=loss, max_tokens=max_tokens, seen=seen)
+        metrics = accumulate_actor(model, part, loss=loss, max_tokens=max_tokens, stats=stats)
         return metrics | {"actor/no_gradient_share": share}
 
     return update("actor", optimiser, experience, accumulate, mini_batch_rows, epochs)
@@ -150,15 +150,15 @@ def rows_with_gradient(part: Experience, loss: ActorLoss) -> Tensor:
     counts: the optimiser then steps on gradients of 0, which move the weights by its momentum.
     """
     counted = part.loss_mask.bool()
-    kept = counted.any(dim=1)
+    has_loss = counted.any(dim=1)
     if loss.entropy_coeff or (loss.kl_loss_coef and part.ref_logprobs is not None):
-        return kept
-    found = (counted & (part.advantages != 0)).any(dim=1)
-    if bool(found.any()) or not bool(kept.any()):
-        return found
-    lengths = part.batch.lengths.masked_fill(~kept, part.batch.input_ids.shape[1] + 1)
-    found[lengths.argmin()] = True
-    return found
+        return has_loss
+    has_gradient = (counted & (part.advantages != 0)).any(dim=1)
+    if bool(has_gradient.any()) or not bool(has_loss.any()):
+        return has_gradient
+    lengths = part.batch.lengths.masked_fill(~has_loss, part.batch.input_ids.shape[1] + 1)
+    has_gradient[lengths.argmin()] = True
+    return has_gradient
 
 
 def accumulate_actor(
@@ -167,24 +167,24 @@ def accumulate_actor(
     *,
     loss: ActorLoss,
     max_tokens: int,
-    seen: TokenStats | None = None,
+    stats: TokenStats | None = None,
 ) -> dict[str, float]:
     """Backward pass of one mini-batch; the losses of its micro-batches add up to its loss.
 
     Rows without a gradient (`rows_with_gradient`) go through no pass. They count in what the loss is divided
-    by, and not in the metrics. `seen` (B, T) is filled with the log-probs and entropies of the others.
+    by, and not in the metrics. `stats` (B, T) is filled with the log-probs and entropies of the others.
     """
     denominator = count_for(part.mask, loss.normalise, loss.horizon)
-    (read,) = rows_with_gradient(part, loss).nonzero(as_tuple=True)
-    tokens = float(part.mask[read].sum())
+    (rows_read,) = rows_with_gradient(part, loss).nonzero(as_tuple=True)
+    tokens = float(part.mask[rows_read].sum())
     total: dict[str, float] = {}
-    if not len(read):
+    if not len(rows_read):
         return total
-    for chosen in micro_batches_of(model, part.batch.rows(read), max_tokens):
-        index = read[chosen]
+    for micro_batch in micro_batches_of(model, part.batch.rows(rows_read), max_tokens):
+        index = rows_read[micro_batch]
         rows = part.rows(index)
-        put = None if seen is None else partial(seen.put, index)
-        value, metrics = actor_loss(model, rows, loss, denominator, tokens, put)
+        record = None if stats is None else partial(stats.put, index)
+        value, metrics = actor_loss(model, rows, loss, denominator, tokens, record)
         value.backward()
         for name, number in metrics.items():
             total[name] = total.get(name, 0.0) + float(number.detach())
@@ -197,28 +197,28 @@ def actor_loss(
     loss: ActorLoss,
     denominator: float,
     tokens: float,
-    seen: Callable[[TokenStats], None] | None = None,
+    record: Callable[[TokenStats], None] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Policy loss + β·KL − c·entropy of one micro-batch, divided by the mini-batch's `denominator`.
 
-    `seen` is called with the log-probs and entropies.
+    `record` is called with the log-probs and entropies.
     """
-    known = bool(loss.entropy_coeff) or seen is not None
-    stats = token_stats(model, part.batch, part.loss_mask, loss.temperature, entropy=known)
-    if seen is not None:
-        seen(stats)
+    with_entropy = bool(loss.entropy_coeff) or record is not None
+    stats = token_stats(model, part.batch, part.loss_mask, loss.temperature, entropy=with_entropy)
+    if record is not None:
+        record(stats)
     old, weights = part.old_logprobs, part.weights
     if old is None:
         assert part.sampler_logprobs is not None, "only verl has none, and verl updates"
         old = stats.logprobs.detach()
         weights = loss.correction.weights(old, part.sampler_logprobs, part.mask)
-    policy, found = policy_loss(
+    policy, policy_metrics = policy_loss(
         stats.logprobs, old, part.advantages, part.mask,
         clip_low=loss.clip_low, clip_high=loss.clip_high, clip_c=loss.clip_c, weights=weights,
         normalise=loss.normalise, denominator=denominator, tokens=tokens, loss_mask=part.loss_mask,
         loss_mode=loss.loss_mode,
     )  # fmt: skip
-    metrics = {"actor/pg_loss": policy, **{f"actor/{name}": value for name, value in found.items()}}
+    metrics = {"actor/pg_loss": policy, **{f"actor/{name}": value for name, value in policy_metrics.items()}}
     whole = policy
     if loss.entropy_coeff:
         entropy = aggregate(stats.entropy, part.mask, normalise=loss.normalise, denominator=denominator)

@@ -35,10 +35,10 @@ class Batch:
     def rows(self, index: Tensor) -> Batch:
         """The rows of `index`, without columns that are padding in all of them."""
         width = int(self.lengths[index].max())
-        return Batch(*(getattr(self, item.name)[index, :width] for item in fields(self)))
+        return Batch(*(getattr(self, column.name)[index, :width] for column in fields(self)))
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(getattr(self, item.name).to(device) for item in fields(self)))
+        return Batch(*(getattr(self, column.name).to(device) for column in fields(self)))
 
 
 def collate(trajectories: Sequence[Trajectory], pad_id: int = 0) -> Batch:
@@ -56,9 +56,9 @@ def collate(trajectories: Sequence[Trajectory], pad_id: int = 0) -> Batch:
     return Batch(
         input_ids=padded(ids, pad_id, torch.long),
         attention_mask=padded([[1] * len(row) for row in ids], 0, torch.long),
-        response_mask=padded([item.response_mask for item in trajectories], 0, torch.float32),
+        response_mask=padded([trajectory.response_mask for trajectory in trajectories], 0, torch.float32),
         after_prompt=padded(after, 0, torch.float32),
-        sampler_logprobs=padded([item.logprobs for item in trajectories], 0, torch.float32),
+        sampler_logprobs=padded([trajectory.logprobs for trajectory in trajectories], 0, torch.float32),
     )
 
 
@@ -79,8 +79,8 @@ def row_batch(rows: Sequence[Sequence[int]], device: torch.device) -> Batch:
     ids = torch.zeros(real.shape, dtype=torch.long).masked_scatter(
         real, torch.tensor([id for row in rows for id in row])
     )
-    ones = real.float()
-    return Batch(ids, real.long(), ones, ones, ones * 0).to(device)
+    mask = real.float()
+    return Batch(ids, real.long(), mask, mask, mask * 0).to(device)
 
 
 def micro_batches(lengths: Tensor, max_tokens: int) -> Iterator[Tensor]:
@@ -89,9 +89,9 @@ def micro_batches(lengths: Tensor, max_tokens: int) -> Iterator[Tensor]:
     A row with more tokens than that is a group of its own. The order depends on the lengths only.
     """
     group: list[int] = []
-    known = lengths.tolist()
-    for row in sorted(range(len(known)), key=known.__getitem__, reverse=True):
-        if group and known[group[0]] * (len(group) + 1) > max_tokens:
+    sizes = lengths.tolist()
+    for row in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        if group and sizes[group[0]] * (len(group) + 1) > max_tokens:
             yield torch.tensor(group)
             group = []
         group.append(row)

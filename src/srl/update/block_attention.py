@@ -29,8 +29,8 @@ def pays_for(query: Tensor) -> bool:
 @cache
 def _multiplies_bfloat16() -> bool:
     """Whether the CPU has products of bfloat16, and no AMX, with which flash attention is fast too."""
-    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return bool(known.get("avx512_bf16")) and not known.get("amx_bf16")
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return bool(capabilities.get("avx512_bf16")) and not capabilities.get("amx_bf16")
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None) -> Tensor:
@@ -61,14 +61,14 @@ class _BlockAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, of_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, out = ctx.saved_tensors
-        scaled, given = _grouped(query * ctx.scale, key), _grouped(given, key)
+        scaled, of_out = _grouped(query * ctx.scale, key), _grouped(of_out, key)
         of_query = torch.empty_like(scaled)
         of_key, of_value = (torch.zeros_like(key, dtype=torch.float32) for _ in range(2))
-        means = (given * out).sum(-1, keepdim=True)  # of the weights' gradients, by the weights
+        means = (of_out * out).sum(-1, keepdim=True)  # of the weights' gradients, by the weights
         for block in _blocks(key):
-            rows, errors, end = _rows(scaled, block), _rows(given, block), block.stop
+            rows, errors, end = _rows(scaled, block), _rows(of_out, block), block.stop
             weights = _weights(rows, key, block)
             of_value[:, :end] += weights.transpose(1, 2) @ errors
             of_scores = (errors @ value[:, :end].transpose(1, 2)).sub_(_rows(means, block)).mul_(weights)

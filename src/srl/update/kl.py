@@ -38,8 +38,8 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k3") -> Tens
     if kind == "k3+":
         half_square = 0.5 * difference.square()
         return half_square - half_square.detach() + kl_penalty(logprobs, ref_logprobs, "k3").detach()
-    known = ["k1", "k2", "k3", "k3+"]
-    raise UserError(f"no KL estimator {kind!r}: k1, k2, k3 and k3+ exist{nearest(kind, known)}")
+    kinds = ["k1", "k2", "k3", "k3+"]
+    raise UserError(f"no KL estimator {kind!r}: k1, k2, k3 and k3+ exist{nearest(kind, kinds)}")
 
 
 def penalised_rewards(token_rewards: Tensor, kl: Tensor, mask: Tensor, coef: float) -> Tensor:

@@ -26,25 +26,25 @@ LogitsOf = Callable[["PreTrainedModel", Batch, Tensor], tuple[Tensor, Head]]
 `wanted` (B, T - 1) is True at column t if the log-prob of token t + 1 is needed.
 """
 
-_chosen: WeakKeyDictionary[PreTrainedModel, LogitsOf] = WeakKeyDictionary()
+_ways: WeakKeyDictionary[PreTrainedModel, LogitsOf] = WeakKeyDictionary()
 
 
 def logits_of(model: PreTrainedModel) -> LogitsOf:
     """How to get logits from `model`; tested once with a small forward pass."""
-    if model not in _chosen:
-        _chosen[model] = head_on_trunk if is_head_on_trunk(model) else whole_model
-    return _chosen[model]
+    if model not in _ways:
+        _ways[model] = head_on_trunk if is_head_on_trunk(model) else whole_model
+    return _ways[model]
 
 
-def head_on_trunk(model: PreTrainedModel, batch: Batch, wanted: Tensor) -> tuple[Tensor, Head]:
+def head_on_trunk(model: PreTrainedModel, batch: Batch, positions: Tensor) -> tuple[Tensor, Head]:
     """The trunk's states; the caller can turn any number of them into logits at a time."""
-    return states_before(model, batch, wanted), model.get_output_embeddings()
+    return states_before(model, batch, positions), model.get_output_embeddings()
 
 
-def whole_model(model: PreTrainedModel, batch: Batch, wanted: Tensor) -> tuple[Tensor, Head]:
+def whole_model(model: PreTrainedModel, batch: Batch, positions: Tensor) -> tuple[Tensor, Head]:
     """The model's own logits at every position: correct for any model, at the cost of memory."""
     logits = _run(model, batch).logits
-    return logits[:, :-1][wanted], nn.Identity()
+    return logits[:, :-1][positions], nn.Identity()
 
 
 @torch.no_grad()
@@ -54,14 +54,14 @@ def is_head_on_trunk(model: PreTrainedModel) -> bool:
     Some models scale their logits (Cohere, Granite) or cap them (Gemma 2). The test makes the head give
     numbers up to ±100, since a cap hardly changes small logits.
     """
-    head, seen = model.get_output_embeddings(), list[tuple[Tensor, Tensor]]()
+    head, calls = model.get_output_embeddings(), list[tuple[Tensor, Tensor]]()
     if head is None:
         return False
 
     def swap(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         marks = torch.linspace(-100, 100, output.numel(), device=output.device).to(output.dtype)
-        seen.append((inputs[0], marks.reshape(output.shape)))
-        return seen[-1][1]
+        calls.append((inputs[0], marks.reshape(output.shape)))
+        return calls[-1][1]
 
     vocabulary, device = model.config.get_text_config().vocab_size, next(model.parameters()).device
     batch = row_batch([[id % vocabulary for id in row] for row in ((3, 4, 5, 6), (7, 8, 9, 10))], device)
@@ -75,10 +75,10 @@ def is_head_on_trunk(model: PreTrainedModel) -> bool:
         return False
     finally:
         hook.remove()
-    if len(seen) != 1 or seen[0][0].shape != states.shape:
+    if len(calls) != 1 or calls[0][0].shape != states.shape:
         return False
-    given, marks = (tensor.float() for tensor in seen[0])
-    same_states = torch.allclose(given, states.float(), rtol=1e-2, atol=1e-2 * float(given.std()))
+    head_inputs, marks = (tensor.float() for tensor in calls[0])
+    same_states = torch.allclose(head_inputs, states.float(), rtol=1e-2, atol=1e-2 * float(head_inputs.std()))
     return same_states and torch.equal(logits.float(), marks[:, :-1].flatten(0, 1))
 
 
@@ -94,16 +94,16 @@ def micro_batches_of(model: PreTrainedModel, batch: Batch, max_tokens: int) -> I
     return micro_batches(batch.lengths, max_tokens)
 
 
-def states_before(model: nn.Module, batch: Batch, wanted: Tensor) -> Tensor:
-    """The trunk's states (N, D) at the N positions of `wanted` (B, T - 1), which predict the tokens after.
+def states_before(model: nn.Module, batch: Batch, positions: Tensor) -> Tensor:
+    """The trunk's states (N, D) at the N `positions` (B, T - 1), which predict the tokens after.
 
     Under a head in float32, which is there to bring trainer and sampler together, attention is exact.
     """
     if not packing.packs(trunk(model), batch.input_ids.shape[1]):
-        return last_hidden_state(model, batch)[:, :-1][wanted]
-    kept = nn.functional.pad(wanted, (0, 1))[batch.attention_mask != 0]  # (all real tokens,)
+        return last_hidden_state(model, batch)[:, :-1][positions]
+    packed_positions = nn.functional.pad(positions, (0, 1))[batch.attention_mask != 0]  # (all real tokens,)
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    return packing.packed_states(trunk(model), batch, exact=isinstance(head, Float32Head))[kept]
+    return packing.packed_states(trunk(model), batch, exact=isinstance(head, Float32Head))[packed_positions]
 
 
 def last_hidden_state(model: nn.Module, batch: Batch) -> Tensor:
@@ -123,5 +123,5 @@ def trunk(model: nn.Module) -> PreTrainedModel:
     inner: Any = getattr(model, "get_base_model", lambda: model)()
     decoder: Any = inner.get_decoder() if hasattr(inner, "get_decoder") else None
     # ModernBERT's decoder calls its head so.
-    found: PreTrainedModel = decoder if hasattr(decoder, "config") else inner.base_model
-    return found
+    module: PreTrainedModel = decoder if hasattr(decoder, "config") else inner.base_model
+    return module

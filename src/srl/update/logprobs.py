@@ -45,14 +45,14 @@ def token_stats(
     Computed in float32 (float64 for a model in float64), only where `mask` (B, T) is not 0. Padding and a
     row's first token have none. Both carry gradients if gradients are enabled.
     """
-    wanted = ((mask != 0) & (batch.attention_mask != 0))[:, 1:]  # (B, T-1)
-    states, head = logits_of(model)(model, batch, wanted)  # (N, S): what predicts t + 1
-    targets = batch.input_ids[:, 1:][wanted]  # (N,)
+    positions = ((mask != 0) & (batch.attention_mask != 0))[:, 1:]  # (B, T-1)
+    states, head = logits_of(model)(model, batch, positions)  # (N, S): what predicts t + 1
+    targets = batch.input_ids[:, 1:][positions]  # (N,)
     pieces = [
         _head(head, states[start : start + CHUNK], targets[start : start + CHUNK], temperature, entropy)
         for start in range(0, len(targets), CHUNK)
     ]
-    return TokenStats(*(_scatter(pieces, index, wanted) for index in range(2)))
+    return TokenStats(*(_scatter(pieces, index, positions) for index in range(2)))
 
 
 def _head(
@@ -88,16 +88,16 @@ class _FromLogits(torch.autograd.Function):
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         wide = torch.promote_types(logits.dtype, torch.float32)
-        chosen, norms, entropies = (logits.new_zeros(len(logits), dtype=wide) for _ in range(3))
+        logprobs, norms, entropies = (logits.new_zeros(len(logits), dtype=wide) for _ in range(3))
         for part in _parts(logits):
             z = logits[part].to(wide) / temperature
             norms[part] = torch.logsumexp(z, dim=-1)
-            chosen[part] = z.gather(1, targets[part, None]).squeeze(1) - norms[part]
+            logprobs[part] = z.gather(1, targets[part, None]).squeeze(1) - norms[part]
             if entropy:
                 p = (z - norms[part, None]).exp_()
                 entropies[part] = norms[part] - p.mul_(z).sum(dim=-1)
         ctx.save_for_backward(logits, targets, norms, entropies)
-        return chosen, entropies
+        return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:
@@ -109,12 +109,12 @@ class _FromLogits(torch.autograd.Function):
             p = logp.exp()
             slope = torch.zeros_like(norms[part]) if of_chosen is None else of_chosen[part]
             if of_entropy is None:
-                found = p.mul_(-slope[:, None])
+                gradient = p.mul_(-slope[:, None])
             else:
                 weight = of_entropy[part, None] * (logp + entropies[part, None]) + slope[:, None]
-                found = p.mul_(weight).neg_()
-            found.scatter_add_(1, targets[part, None], slope[:, None])
-            out[part] = found.div_(ctx.temperature)
+                gradient = p.mul_(weight).neg_()
+            gradient.scatter_add_(1, targets[part, None], slope[:, None])
+            out[part] = gradient.div_(ctx.temperature)
         return out, None, None, None
 
 
@@ -125,12 +125,12 @@ def _parts(logits: Tensor) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, len(logits), rows)]
 
 
-def _scatter(pieces: list[tuple[Tensor, Tensor]], index: int, wanted: Tensor) -> Tensor:
+def _scatter(pieces: list[tuple[Tensor, Tensor]], index: int, positions: Tensor) -> Tensor:
     """The pieces in their places in `(B, T)`; the first column, which has no prediction, is 0."""
     if not pieces:
-        return torch.zeros(len(wanted), wanted.shape[1] + 1, device=wanted.device)
+        return torch.zeros(len(positions), positions.shape[1] + 1, device=positions.device)
     values = torch.cat([piece[index] for piece in pieces])
-    out = values.new_zeros(wanted.shape).masked_scatter(wanted, values)
+    out = values.new_zeros(positions.shape).masked_scatter(positions, values)
     return torch.cat([torch.zeros_like(out[:, :1]), out], dim=1)
 
 
@@ -139,9 +139,9 @@ def batched_stats(
     model: PreTrainedModel, batch: Batch, mask: Tensor, *, max_tokens: int, temperature: float = 1.0
 ) -> TokenStats:
     """`token_stats` where `mask` (B, T) is 1, for a whole batch, in micro-batches, without gradients."""
-    found = TokenStats(torch.zeros_like(mask), torch.zeros_like(mask))
+    stats = TokenStats(torch.zeros_like(mask), torch.zeros_like(mask))
     for index in micro_batches_of(model, batch, max_tokens):
         rows = batch.rows(index)
         width = rows.input_ids.shape[1]
-        found.put(index, token_stats(model, rows, mask[index, :width], temperature))
-    return found
+        stats.put(index, token_stats(model, rows, mask[index, :width], temperature))
+    return stats

@@ -115,12 +115,12 @@ def policy_loss(
     advantages = advantages.masked_fill(~counted.bool(), 0)
     if loss_mode == "gspo":
         bound = _of_sequence(logprobs, logprobs - old_logprobs, mask, counted).exp()
-        found = _clipped_objective(bound, advantages, clip_low, clip_high, None)
+        objective = _clipped_objective(bound, advantages, clip_low, clip_high, None)
     elif loss_mode == "cispo":
-        found = _clipped_weights(logprobs, log_ratio.exp(), advantages, counted, clip_low, clip_high)
+        objective = _clipped_weights(logprobs, log_ratio.exp(), advantages, counted, clip_low, clip_high)
     else:
-        found = _clipped_objective(log_ratio.exp(), advantages, clip_low, clip_high, clip_c)
-    per_token = found.per_token
+        objective = _clipped_objective(log_ratio.exp(), advantages, clip_low, clip_high, clip_c)
+    per_token = objective.per_token
     if weights is not None:
         per_token = per_token * weights
     loss = aggregate(
@@ -131,8 +131,8 @@ def policy_loss(
         lengths=mask.bool().sum(dim=-1),
     )
     watched = {
-        "pg_clipfrac": found.clipped,
-        "pg_clipfrac_lower": found.lowered,
+        "pg_clipfrac": objective.clipped,
+        "pg_clipfrac_lower": objective.lowered,
         "ppo_kl": -log_ratio,
         "ratio_mean": log_ratio.exp(),
     }
@@ -161,8 +161,8 @@ def _clipped_objective(
 def _of_sequence(logprobs: Tensor, log_ratio: Tensor, mask: Tensor, counted: Tensor) -> Tensor:
     """log s_t of GSPO (B, T): the mean log-ratio of the row, with the gradient of the token's log-prob."""
     mean = masked_sum(log_ratio, mask, dim=-1) / mask.bool().sum(dim=-1).clamp(min=1)
-    known = logprobs.masked_fill(~counted.bool(), 0)
-    return (known - known.detach() + mean.detach().unsqueeze(-1)).clamp(max=MAX_SEQUENCE_LOG_RATIO)
+    written = logprobs.masked_fill(~counted.bool(), 0)
+    return (written - written.detach() + mean.detach().unsqueeze(-1)).clamp(max=MAX_SEQUENCE_LOG_RATIO)
 
 
 def _clipped_weights(

@@ -122,20 +122,20 @@ class Optimiser:
 
     def state_dict(self) -> dict[str, Any]:
         masters = [master.detach() for _, master in self._copies()]
-        known = {"adamw": self.adamw.state_dict(), "scheduler": self.scheduler.state_dict()}
-        return {**known, "masters": masters}
+        states = {"adamw": self.adamw.state_dict(), "scheduler": self.scheduler.state_dict()}
+        return {**states, "masters": masters}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Copy `state` in place, from any device. Raises ValueError if it is of another model."""
-        found, expected = len(state["adamw"]["param_groups"][0]["params"]), len(self.masters)
-        if found != expected:
-            raise ValueError(f"its optimiser has {found} weights, and this run's has {expected}")
+        count, own_count = len(state["adamw"]["param_groups"][0]["params"]), len(self.masters)
+        if count != own_count:
+            raise ValueError(f"its optimiser has {count} weights, and this run's has {own_count}")
         if len(state["masters"]) != len(self._copies()):
             raise ValueError("its weights have another precision (model.dtype) than this run's")
         for number, saved in state["adamw"]["state"].items():
-            own = self.adamw.state[self.masters[number]]
+            moments = self.adamw.state[self.masters[number]]
             for name, value in saved.items():
-                _copy(value, own[name])
+                _copy(value, moments[name])
         for (_, master), value in zip(self._copies(), state["masters"], strict=True):
             _copy(value, master)
         self.scheduler.load_state_dict(state["scheduler"])
@@ -157,10 +157,10 @@ def _new_state(master: Tensor) -> dict[str, Tensor]:
 
 def _passed_on_to(master: Tensor) -> Callable[[Tensor], None]:
     """A hook that adds a parameter's gradient to that of its copy, as long as the optimiser exists."""
-    known = weakref.ref(master)
+    reference = weakref.ref(master)
 
     def hook(parameter: Tensor) -> None:
-        if (copy := known()) is not None:
+        if (copy := reference()) is not None:
             _pass_on(parameter, copy)
 
     return hook

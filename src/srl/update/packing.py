@@ -101,10 +101,11 @@ def shared_prefixes(batch: Batch) -> list[tuple[int, int]]:
     return list(zip(order, shared, strict=True)) if any(shared) else [(row, 0) for row in range(len(rows))]
 
 
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+def _shared(ids: Sequence[int], other_ids: Sequence[int]) -> int:
     """How many ids both begin with."""
     return next(
-        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        (place for place, (a, b) in enumerate(zip(ids, other_ids, strict=False)) if a != b),
+        min(len(ids), len(other_ids)),
     )
 
 
@@ -166,9 +167,9 @@ def packed_attention(
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
-    others = {name: option for name, option in options.items() if name not in IGNORED}
-    if asked := [name for name, option in others.items() if isinstance(option, Tensor) or option]:
-        raise ValueError(f"packed attention has no {', '.join(sorted(asked))}")
+    unsupported = {name: option for name, option in options.items() if name not in IGNORED}
+    if names := [name for name, option in unsupported.items() if isinstance(option, Tensor) or option]:
+        raise ValueError(f"packed attention has no {', '.join(sorted(names))}")
     exact, starts, places, first = _parts_of(attention_mask, query.shape[2])
     if places is not None:
         query, key, value = (tensor.index_select(2, places) for tensor in (query, key, value))

@@ -61,11 +61,11 @@ class RolloutCorrection:
     def kept(self, trainer: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
         """What no rejection takes out (B, T), as bool; a rejected sequence is out as a whole row."""
         log_ratio = _log_ratio(trainer, sampler, mask)
-        kept = torch.ones_like(mask, dtype=torch.bool)
+        unrejected = torch.ones_like(mask, dtype=torch.bool)
         for rejection in self.rejections:
-            found = _divergence(rejection.option, log_ratio, mask)
-            kept = kept & (found >= rejection.lower) & (found <= rejection.upper)
-        return kept
+            statistic = _divergence(rejection.option, log_ratio, mask)
+            unrejected = unrejected & (statistic >= rejection.lower) & (statistic <= rejection.upper)
+        return unrejected
 
     def metrics(self, trainer: Tensor, sampler: Tensor, mask: Tensor) -> dict[str, float]:
         """`rollout_corr/…` of verl: how far sampler and trainer are apart, and what was done about it.
@@ -76,15 +76,15 @@ class RolloutCorrection:
         if not bool(rows.any()):
             return {}
         trainer, sampler, mask = trainer[rows], sampler[rows], mask[rows]
-        found = _mismatch(trainer, sampler, mask)
+        metrics = _mismatch(trainer, sampler, mask)
         if self.level is not None:
             log_ratio = _log_ratio(trainer, sampler, mask)
-            found |= _weight_metrics(log_ratio, mask, self.level, self.upper, self.lower)
+            metrics |= _weight_metrics(log_ratio, mask, self.level, self.upper, self.lower)
         if self.rejections:
-            lost = (~self.kept(trainer, sampler, mask) & mask.bool()).float()
-            found["rollout_rs_masked_fraction"] = masked_mean(lost, mask)
-            found["rollout_rs_seq_masked_fraction"] = lost.any(dim=-1).float().mean()
-        return {f"rollout_corr/{name}": float(value) for name, value in found.items()}
+            rejected = (~self.kept(trainer, sampler, mask) & mask.bool()).float()
+            metrics["rollout_rs_masked_fraction"] = masked_mean(rejected, mask)
+            metrics["rollout_rs_seq_masked_fraction"] = rejected.any(dim=-1).float().mean()
+        return {f"rollout_corr/{name}": float(value) for name, value in metrics.items()}
 
 
 NO_CORRECTION = RolloutCorrection()
@@ -115,26 +115,26 @@ def _divergence(option: str, log_ratio: Tensor, mask: Tensor) -> Tensor:
     level, _, kind = option.rpartition("_")
     bounded = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     estimators = {"k1": -bounded, "k2": bounded.square() / 2, "k3": torch.expm1(bounded) - bounded}
-    found = estimators[kind]
+    statistic = estimators[kind]
     if level == "token":
-        return found
+        return statistic
     if level == "seq_max":
-        return found.masked_fill(~mask.bool(), 0.0).amax(dim=-1, keepdim=True)
+        return statistic.masked_fill(~mask.bool(), 0.0).amax(dim=-1, keepdim=True)
     reduce = {"seq_sum": masked_sum, "seq_mean": masked_mean}[level]
-    return reduce(found, mask, dim=-1).unsqueeze(-1)
+    return reduce(statistic, mask, dim=-1).unsqueeze(-1)
 
 
 def _mismatch(trainer: Tensor, sampler: Tensor, mask: Tensor) -> Metrics:
     """KL(sampler ‖ trainer) by k1 and k3, both perplexities, and the differences of their logarithms."""
     log_ratio = _log_ratio(trainer, sampler, mask)
-    own, theirs = (-masked_mean(each, mask, dim=-1) for each in (trainer, sampler))  # (B,)
+    trainer_mean, sampler_mean = (-masked_mean(each, mask, dim=-1) for each in (trainer, sampler))  # (B,)
     return {
         "kl": masked_mean(-log_ratio, mask),
         "k3_kl": masked_mean(_divergence("token_k3", log_ratio, mask), mask),
-        "training_ppl": own.exp().mean(),
-        "rollout_ppl": theirs.exp().mean(),
-        "log_ppl_diff": (own - theirs).mean(),
-        "log_ppl_abs_diff": (own - theirs).abs().mean(),
+        "training_ppl": trainer_mean.exp().mean(),
+        "rollout_ppl": sampler_mean.exp().mean(),
+        "log_ppl_diff": (trainer_mean - sampler_mean).mean(),
+        "log_ppl_abs_diff": (trainer_mean - sampler_mean).abs().mean(),
     }
 
 
@@ -149,12 +149,12 @@ def _weight_metrics(
     ratios = _ratios(log_ratio, mask, level)
     weights = truncated(ratios, upper, lower)
     shares, on = (ratios, mask) if level == "token" else (ratios[:, :1], mask.bool().any(-1, keepdim=True))
-    seen = (weights if level == "token" else ratios)[mask.bool()]
+    counted = (weights if level == "token" else ratios)[mask.bool()]
     mean, square = masked_mean(weights, mask), masked_mean(weights.square(), mask)
     return {
         "rollout_is_mean": mean,
-        "rollout_is_max": seen.max(),
-        "rollout_is_min": seen.min(),
+        "rollout_is_max": counted.max(),
+        "rollout_is_min": counted.min(),
         "rollout_is_eff_sample_size": torch.where(square > 0, mean.square() / square, 0.0).clamp(max=1.0),
         "rollout_is_ratio_fraction_high": masked_mean((shares > upper).float(), on),
         "rollout_is_ratio_fraction_low": masked_mean((shares < (lower or 1 / upper)).float(), on),

@@ -79,9 +79,9 @@ def tokens_by_trajectory(
     if entropy is not None:
         columns["entropies"] = entropy.float()
     return {
-        item["srl_id"]: {name: values[row, :length].tolist() for name, values in columns.items()}
-        for row, (item, fill, length) in enumerate(zip(extra, padding, lengths, strict=True))
-        if not fill and item["srl_turn_ends"]  # without a turn it has no token but the one for verl
+        columns_of_row["srl_id"]: {name: values[row, :length].tolist() for name, values in columns.items()}
+        for row, (columns_of_row, fill, length) in enumerate(zip(extra, padding, lengths, strict=True))
+        if not fill and columns_of_row["srl_turn_ends"]  # without a turn it has no token but the one for verl
     }
 
 

@@ -90,7 +90,7 @@ def _rollout(config: Config, job: Job) -> Problems:
     """Which rollout engine runs on which kind of machine."""
     engine, device = rollout_name(config, job), config.model.device
     own = engine == TORCH
-    for wrong, key, why in (
+    for applies, key, why in (
         (own and not job.cpu, "cluster.rollout", "torch is for machines without a GPU; set vllm or sglang"),
         (engine == "sglang" and job.cpu, "cluster.rollout", "sglang needs a GPU; set torch or vllm"),
         (own and config.cluster.tensor_model_parallel_size > 1, "cluster.tensor_model_parallel_size",
@@ -101,13 +101,13 @@ def _rollout(config: Config, job: Job) -> Problems:
          "the workers use all visible GPUs; set auto, and CUDA_VISIBLE_DEVICES to choose some"),
         (device == "cuda" and job.cpu, "model.device", "this machine has no GPU; set auto"),
     ):  # fmt: skip
-        if wrong:
+        if applies:
             yield _problem(config, key, why)
 
 
 def _training(config: Config, job: Job) -> Problems:
     megatron, model = is_megatron(config), config.model
-    for wrong, key, why in (
+    for applies, key, why in (
         (config.trainer.total_training_steps == 0, "trainer.total_training_steps",
          "training with --backend verl takes at least one step; `srl eval run` evaluates without training"),
         (megatron and model.lora_rank and model.lora_target_modules != "all-linear",
@@ -117,7 +117,7 @@ def _training(config: Config, job: Job) -> Problems:
         (megatron and precision(config, job) == "float32", "model.dtype",
          "Megatron trains in bfloat16 or float16; set one of them"),
     ):  # fmt: skip
-        if wrong:
+        if applies:
             yield _problem(config, key, why)
     yield from map(UserError, truncation_errors(config, rollout_name(config, job)))
     mode, _ = config.search.cassette_use or ("", "")

@@ -79,15 +79,15 @@ def follow(
     from srl.train.verl.failures import end_of_run, root
 
     try:
-        done = False
-        while not done:
-            done = training.done(POLL_S)
+        finished = False
+        while not finished:
+            finished = training.done(POLL_S)
             news: RunStatus = log.ask("poll")
             for note in news.notes:
                 terminal.note(f"warning: {note}")
             for event in news.events:
                 _report(event, config, terminal, also)
-            if not done:
+            if not finished:
                 _check_progress(news, config.cluster.watchdog_s, run)
         try:
             training.outcome()

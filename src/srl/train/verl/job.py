@@ -85,15 +85,15 @@ def is_megatron(config: Config) -> bool:
 
 def rollout_name(config: Config, job: Job) -> str:
     """The name that verl registers the run's rollout engine under."""
-    chosen = config.cluster.rollout
-    if chosen == "auto":
-        chosen = "torch" if job.cpu else "vllm"
-    return TORCH if chosen == "torch" else chosen
+    name = config.cluster.rollout
+    if name == "auto":
+        name = "torch" if job.cpu else "vllm"
+    return TORCH if name == "torch" else name
 
 
-def tokens_per_pass(asked: int, config: Config) -> int:
+def tokens_per_pass(tokens: int, config: Config) -> int:
     """Tokens of a pass on one GPU: at least one episode, since verl fails on an episode above its limit."""
-    return max(asked, config.data.max_episode_tokens)
+    return max(tokens, config.data.max_episode_tokens)
 
 
 def model_config(path: str | None) -> dict[str, Any]:

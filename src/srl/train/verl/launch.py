@@ -203,8 +203,8 @@ def ray_cluster(
 
     options: Any = OmegaConf.to_container(composed.ray_kwargs.ray_init, resolve=True)
     runtime: Any = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(composed)))
-    given = options.pop("runtime_env", None) or {}
-    variables = {**runtime.get("env_vars", {}), **environment, **(given.get("env_vars") or {})}
+    from_user = options.pop("runtime_env", None) or {}
+    variables = {**runtime.get("env_vars", {}), **environment, **(from_user.get("env_vars") or {})}
     address = options.get("address")
     if address is None:
         options |= {"address": "local", "_node_ip_address": "127.0.0.1"}
@@ -213,7 +213,7 @@ def ray_cluster(
     try:
         with _signals_are_ours():
             ray.init(
-                **options, runtime_env={**runtime, **given, "env_vars": variables}, namespace=namespace,
+                **options, runtime_env={**runtime, **from_user, "env_vars": variables}, namespace=namespace,
                 log_to_driver=not quiet and logging.getLogger("srl").isEnabledFor(logging.DEBUG),
                 logging_level=logging.ERROR,
             )  # fmt: skip
@@ -232,12 +232,12 @@ def _signals_are_ours() -> Iterator[None]:
     """In the body Ray sets no SIGTERM handler, which would end this process with another exit code."""
     from ray._private import utils
 
-    theirs = utils.set_sigterm_handler
+    original = utils.set_sigterm_handler
     utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
-        utils.set_sigterm_handler = theirs
+        utils.set_sigterm_handler = original
 
 
 class Runner:

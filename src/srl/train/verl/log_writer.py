@@ -66,7 +66,7 @@ class LogActor:
     progress: Progress = field(default_factory=Progress)
     _log: LogWriter = field(init=False)
     _open: dict[tuple[int, Phase], dict[str, Record]] = field(default_factory=lambda: defaultdict(dict))
-    _done: set[tuple[int, Phase]] = field(default_factory=set)
+    _ended_phases: set[tuple[int, Phase]] = field(default_factory=set)
     _closed: bool = False
     _writes: BackgroundWrites = field(default_factory=BackgroundWrites)
     _events: list[Event] = field(default_factory=list)
@@ -74,7 +74,7 @@ class LogActor:
     _failure: SrlError | None = None
     _where: str = "start-up"
     _started: bool = False
-    _told: bool = False
+    _warned: bool = False
     """Whether the user knows of a reward that gave no score."""
     _last: float = field(default_factory=time.monotonic)
 
@@ -124,10 +124,10 @@ class LogActor:
     def add(self, step: int, phase: Phase, record: Record) -> None:
         """Keep a finished, scored episode, a repeated one once; one that comes after its step is dropped."""
         self._last, self._started = time.monotonic(), True
-        if record.score is not None and record.score.error and not self._told:
+        if record.score is not None and record.score.error and not self._warned:
             self._notes.append(record.score.error)
-            self._told = True
-        if (step, phase) not in self._done and not self._closed:
+            self._warned = True
+        if (step, phase) not in self._ended_phases and not self._closed:
             self._open[step, phase][record.trajectory.id] = record
 
     def fail(self, error: SrlError) -> None:
@@ -207,7 +207,7 @@ class LogActor:
         """The records of a step with the numbers of their tokens; the step accepts no more of them."""
         records = [_with_tokens(record, tokens) for record in self._records(step, phase)]
         self._open.pop((step, phase), None)
-        self._done.add((step, phase))
+        self._ended_phases.add((step, phase))
         return records
 
 

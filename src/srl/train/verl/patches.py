@@ -203,18 +203,18 @@ def _wrap_train_batch(name: str, around: Callable[..., Any]) -> None:
     put(BaseEngine, "train_batch", train_batch)
 
 
-def put(owner: Any, name: str, ours: Any) -> None:
+def put(owner: Any, name: str, replacement: Any) -> None:
     """Replace an attribute of verl's."""
-    setattr(owner, name, ours)
+    setattr(owner, name, replacement)
 
 
-def replace(module: Any, name: str, ours: Callable[..., Any]) -> None:
+def replace(module: Any, name: str, replacement: Callable[..., Any]) -> None:
     """Replace a function of verl's, also in modules of verl that have imported it by name."""
-    theirs = getattr(module, name)
-    loaded = [known for path, known in list(sys.modules.items()) if path.split(".")[0] == "verl"]
-    for known in loaded:
-        if vars(known).get(name) is theirs:
-            setattr(known, name, ours)
+    original = getattr(module, name)
+    modules = [candidate for path, candidate in list(sys.modules.items()) if path.split(".")[0] == "verl"]
+    for candidate in modules:
+        if vars(candidate).get(name) is original:
+            setattr(candidate, name, replacement)
 
 
 PATCHES = (

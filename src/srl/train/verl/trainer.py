@@ -142,13 +142,13 @@ class SearchTrainer(PPOTrainerSync):
 
     def _setup(self) -> None:
         """verl's workers, which meet at a port that no outgoing connection takes before they listen on it."""
-        theirs = trainer_base.RayWorkerGroup
+        group = trainer_base.RayWorkerGroup
         first = random.SystemRandom().randrange(*MEETING_PORTS)
-        put(trainer_base, "RayWorkerGroup", partial(theirs, master_port_range=[first, MEETING_PORTS[1]]))
+        put(trainer_base, "RayWorkerGroup", partial(group, master_port_range=[first, MEETING_PORTS[1]]))
         try:
             super()._setup()
         finally:
-            put(trainer_base, "RayWorkerGroup", theirs)
+            put(trainer_base, "RayWorkerGroup", group)
         with open_dict(self.config):  # the workers have a copy; the trainer names no latest checkpoint
             self.config.actor_rollout_ref.actor.checkpoint.async_save = True
 
@@ -207,9 +207,9 @@ class SearchTrainer(PPOTrainerSync):
         self._mark("putting the rollout to sleep")
         super().on_sample_end()
 
-    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> Any:
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **options: Any) -> Any:
         """verl's batch, padded, in the order in which mini-batches hold the same questions as locally."""
-        batch = super()._balance_batch(batch, metrics, *args, **named)
+        batch = super()._balance_batch(batch, metrics, *args, **options)
         workers = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         n, actor = self.config.actor_rollout_ref.rollout.n, self.config.actor_rollout_ref.actor
         critic = self.config.critic.ppo_mini_batch_size * n if self.use_critic else None
@@ -272,12 +272,12 @@ class SearchTrainer(PPOTrainerSync):
         super().on_step_end()
         self._mark("logging")
 
-    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> None:
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **options: Any) -> None:
         """verl's metrics, overridden by ours of the same name; then the step goes to the log.
 
         verl has put those of the step's validation among them, which has its own place in the log.
         """
-        super()._compute_metrics(batch, metrics, *args, **named)
+        super()._compute_metrics(batch, metrics, *args, **options)
         metrics.update(self.step_metrics)
         numbers = _numbers(metrics)
         trained = {name: numbers[name] for name in numbers if not name.startswith(OF_VALIDATION)}
@@ -324,9 +324,9 @@ class SearchTrainer(PPOTrainerSync):
         if failure := ray.get(self.log_actor.failure.remote()):
             raise failure
         self.health.check()
-        if lost := sum(map(len, self.replay_buffer.failure_keys.values())):
+        if count := sum(map(len, self.replay_buffer.failure_keys.values())):
             hint = f"the reason is in the logs of Ray's workers; {resume_with(self.run)}"
-            raise UserError(f"verl dropped {lost} questions", hint=hint)
+            raise UserError(f"verl dropped {count} questions", hint=hint)
 
     def _stop_on_failures(self, phase: Phase) -> None:
         """Raises UserError when search failed in more of the step's episodes of `phase` than is allowed."""

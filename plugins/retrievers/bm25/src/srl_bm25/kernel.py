@@ -67,17 +67,17 @@ def _first(rows: np.ndarray, low: int, high: int, row: int) -> int:
 @compiled
 def _add(
     data: np.ndarray, rows: np.ndarray, place: int, end: int, base: int, limit: int,
-    sums: np.ndarray, seen: np.ndarray, found: int,
+    sums: np.ndarray, window_rows: np.ndarray, count: int,
 ) -> tuple[int, int]:  # fmt: skip
     """Add the scores of the postings from `place` up to row `limit`; the end, and the number of rows seen."""
     while place < end and rows[place] < limit:
         row = rows[place] - base
         if sums[row] == 0:
-            seen[found] = row
-            found += 1
+            window_rows[count] = row
+            count += 1
         sums[row] += data[place]
         place += 1
-    return place, found
+    return place, count
 
 
 @compiled
@@ -101,50 +101,53 @@ def _look_up(
 
 
 @compiled
-def _keep(sums: np.ndarray, seen: np.ndarray, needed: float) -> int:
-    """Move the rows with a score of at least `needed` to the front of `seen`; their number."""
-    kept = 0
-    for place in range(len(seen)):
-        row = seen[place]
-        if sums[row] >= needed:
-            seen[place], seen[kept] = seen[kept], row
-            kept += 1
-    return kept
+def _keep(sums: np.ndarray, window_rows: np.ndarray, least: float) -> int:
+    """Move the rows with a score of at least `least` to the front of `window_rows`; their number."""
+    count = 0
+    for place in range(len(window_rows)):
+        row = window_rows[place]
+        if sums[row] >= least:
+            window_rows[place], window_rows[count] = window_rows[count], row
+            count += 1
+    return count
 
 
 @compiled
 def _search(
     data: np.ndarray, rows: np.ndarray, starts: np.ndarray, peaks: np.ndarray, passages: int,
-    sums: np.ndarray, seen: np.ndarray, terms: np.ndarray, best_rows: np.ndarray, best_scores: np.ndarray,
+    sums: np.ndarray, window_rows: np.ndarray,
+    terms: np.ndarray, best_rows: np.ndarray, best_scores: np.ndarray,
 ) -> None:  # fmt: skip
     """One query: fill `best_rows` and `best_scores` (k,). `terms` are sorted by descending peak."""
     places, ends = starts[terms], starts[terms + 1]
-    left = np.zeros(len(terms) + 1)  # the maximum that this term and the following ones add to a row
+    bounds = np.zeros(len(terms) + 1)  # the maximum that this term and the following ones add to a row
     for term in range(len(terms) - 1, -1, -1):
-        left[term] = left[term + 1] + peaks[terms[term]]
+        bounds[term] = bounds[term + 1] + peaks[terms[term]]
     limit, width = 0, FIRST_WINDOW
     while limit < passages:
-        needed, base, following = best_scores[-1] * SLACK, passages, 0
-        while following < len(terms) and left[following] >= needed:
+        threshold, base, following = best_scores[-1] * SLACK, passages, 0
+        while following < len(terms) and bounds[following] >= threshold:
             if places[following] < ends[following]:
                 base = min(base, rows[places[following]])
             following += 1
         limit, width = min(base + width, passages), min(2 * width, WINDOW)
-        found = 0
+        count = 0
         for term in range(following):
-            places[term], found = _add(data, rows, places[term], ends[term], base, limit, sums, seen, found)
-        candidates = found
+            places[term], count = _add(
+                data, rows, places[term], ends[term], base, limit, sums, window_rows, count
+            )
+        candidates = count
         for term in range(following, len(terms)):
-            candidates = _keep(sums, seen[:candidates], needed - left[term])
+            candidates = _keep(sums, window_rows[:candidates], threshold - bounds[term])
             if candidates == 0:
                 break
             places[term] = _look_up(
-                data, rows, places[term], ends[term], base, limit, sums, seen[:candidates]
+                data, rows, places[term], ends[term], base, limit, sums, window_rows[:candidates]
             )
-        for row in seen[:candidates]:
+        for row in window_rows[:candidates]:
             if sums[row] >= best_scores[-1]:
                 _insert(best_rows, best_scores, row + base, sums[row])
-        for row in seen[:found]:
+        for row in window_rows[:count]:
             sums[row] = 0
 
 
@@ -166,9 +169,9 @@ def top_rows(
     """
     best_rows = np.full((len(queries) - 1, k), -1, np.int64)
     best_scores = np.zeros((len(queries) - 1, k), np.float32)
-    sums, seen = np.zeros(WINDOW, np.float32), np.empty(WINDOW, np.int32)
+    sums, window_rows = np.zeros(WINDOW, np.float32), np.empty(WINDOW, np.int32)
     for q in range(len(queries) - 1):
-        asked = terms[queries[q] : queries[q + 1]]
-        asked = asked[np.argsort(-peaks[asked], kind="mergesort")]
-        _search(data, rows, starts, peaks, passages, sums, seen, asked, best_rows[q], best_scores[q])
+        query = terms[queries[q] : queries[q + 1]]
+        query = query[np.argsort(-peaks[query], kind="mergesort")]
+        _search(data, rows, starts, peaks, passages, sums, window_rows, query, best_rows[q], best_scores[q])
     return best_rows, best_scores

@@ -35,8 +35,8 @@ _ENCODING = ("utf-8", "surrogatepass")
 
 def processes(options: Options, passages: int) -> int:
     """How many processes to use: the option's, else one per core, with enough passages for each."""
-    wanted = options.build_processes or min(os.cpu_count() or 1, MAX_PROCESSES)
-    return max(1, min(wanted, passages // MIN_PASSAGES))
+    number = options.build_processes or min(os.cpu_count() or 1, MAX_PROCESSES)
+    return max(1, min(number, passages // MIN_PASSAGES))
 
 
 def read_in_parts(
@@ -56,10 +56,10 @@ def read_in_parts(
                 for (first, end), part in zip(pairwise(bounds), parts, strict=True):
                     running.append(_start(store.directory, first, end, part, options, writing))
                 os.close(writing)
-                done = 0
+                analysed = 0
                 for line in counts:  # until the last process ends
-                    done += int(line)
-                    progress(done)
+                    analysed += int(line)
+                    progress(analysed)
                 codes = [each.wait() for each in running]
             finally:  # after a failure or ctrl-C the processes end too
                 for each in running:
@@ -110,10 +110,10 @@ def work(passages: str, first: str, end: str, part: str, stopwords: str, stemmer
     options = Options.model_validate({"stopwords": stopwords, "stemmer": stemmer})
     store, size = PassageStore(passages), int(end) - int(first)
 
-    def tell(done: int) -> None:
-        if done % _EVERY == 0 or done == size:
+    def tell(analysed: int) -> None:
+        if analysed % _EVERY == 0 or analysed == size:
             # One write, which no other process of the pipe comes between; print may make two.
-            os.write(1, b"%d\n" % ((done - 1) % _EVERY + 1))
+            os.write(1, b"%d\n" % ((analysed - 1) % _EVERY + 1))
 
     rows = (store[row] for row in range(int(first), int(end)))
     documents = read_documents(rows, Analyzer(options.stopwords, options.stemmer), tell)

@@ -43,8 +43,8 @@ def read_documents(
         starts.append(len(terms))
         progress(count)
     bounds = np.frombuffer(starts, np.int64)
-    kept = np.frombuffer(terms, np.int32) if terms else np.empty(0, np.int32)
-    return Documents(numbers, kept[: without_stop_words(kept, bounds)], bounds)
+    ids = np.frombuffer(terms, np.int32) if terms else np.empty(0, np.int32)
+    return Documents(numbers, ids[: without_stop_words(ids, bounds)], bounds)
 
 
 class _Words(dict[str, int]):
@@ -83,15 +83,15 @@ def write_postings(documents: Documents, k1: float, b: float, folder: Path) -> N
 @compiled
 def without_stop_words(terms: np.ndarray, starts: np.ndarray) -> int:
     """Remove stop words (-1) from `terms` and adjust `starts`, in place; the number of terms left."""
-    kept = 0
+    end = 0
     for row in range(len(starts) - 1):
-        begin, starts[row] = starts[row], kept
+        begin, starts[row] = starts[row], end
         for term in terms[begin : starts[row + 1]]:
             if term >= 0:
-                terms[kept] = term
-                kept += 1
-    starts[-1] = kept
-    return kept
+                terms[end] = term
+                end += 1
+    starts[-1] = end
+    return end
 
 
 @compiled

@@ -102,12 +102,12 @@ class BM25Retriever(RetrieverBase):
 
 def _warn_of_memory(store: PassageStore) -> None:
     """Recommend lucene if building the index needs more memory than is free."""
-    needed, free = MEMORY_OF_TEXT * (store.directory / "text.bin").stat().st_size, free_memory()
-    if needed >= free:
+    size, free = MEMORY_OF_TEXT * (store.directory / "text.bin").stat().st_size, free_memory()
+    if size >= free:
         log.warning(
             "building bm25 for %s passages takes about %.1f GB of memory, %.1f GB are free; lucene builds "
             "with 2 GB: srl index build --retriever lucene",
-            f"{len(store):,}", needed / 1e9, free / 1e9,
+            f"{len(store):,}", size / 1e9, free / 1e9,
         )  # fmt: skip
 
 

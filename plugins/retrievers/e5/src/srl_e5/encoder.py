@@ -72,12 +72,12 @@ class Encoder:
         encodings = tokenizer.encode_batch([_clean((prefix + text)[: self._room]) for text in once])
         ids = [encoding.ids for encoding in encodings]
         vectors = np.empty((len(once), self.dimension), np.float32)
-        done, total = 0, max(1, sum(map(len, ids)))
+        encoded, total = 0, max(1, sum(map(len, ids)))
         for rows in _by_length(ids, self._batch_size):
             vectors[rows] = self._vectors([ids[row] for row in rows])
-            done += sum(len(ids[row]) for row in rows)
+            encoded += sum(len(ids[row]) for row in rows)
             if report:
-                report(done / total)
+                report(encoded / total)
         if not np.isfinite(vectors).all():
             raise UserError("the encoder returned a vector that is not finite", key="retriever.e5.dtype")
         return vectors[[once[text] for text in texts]]

@@ -22,11 +22,11 @@ class TorchSearch:
     @torch.inference_mode()
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Scores and rows, both (Q, k), best first; `k` is at most N."""
-        asked = torch.from_numpy(queries).to(self._vectors)
+        query_vectors = torch.from_numpy(queries).to(self._vectors)
         best: tuple[Tensor, Tensor] | None = None
         for start in range(0, len(self._vectors), self._chunk):
             chunk = self._vectors[start : start + self._chunk]
-            scores, rows = top_columns(asked @ chunk.T, k)
+            scores, rows = top_columns(query_vectors @ chunk.T, k)
             if best is not None:
                 scores, rows = torch.cat([best[0], scores], 1), torch.cat([best[1], rows + start], 1)
                 scores, order = scores.topk(min(k, scores.shape[1]), dim=1)
@@ -46,13 +46,13 @@ def top_columns(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     k = min(k, columns)
     groups = columns // _GROUP
     if groups <= 4 * k:
-        found = scores.topk(k, dim=1)
-        return found.values, found.indices
+        largest = scores.topk(k, dim=1)
+        return largest.values, largest.indices
     grouped = scores[:, : groups * _GROUP].view(queries, groups, _GROUP)
-    chosen = grouped.amax(2).topk(k, dim=1).indices  # (Q, k)
-    inside = chosen[:, :, None] * _GROUP + torch.arange(_GROUP, device=scores.device)
-    rest = torch.arange(groups * _GROUP, columns, device=scores.device).expand(queries, -1)
-    candidates = torch.cat([inside.flatten(1), rest], dim=1)  # (Q, k · group + rest)
+    top_groups = grouped.amax(2).topk(k, dim=1).indices  # (Q, k)
+    inside = top_groups[:, :, None] * _GROUP + torch.arange(_GROUP, device=scores.device)
+    ungrouped = torch.arange(groups * _GROUP, columns, device=scores.device).expand(queries, -1)
+    candidates = torch.cat([inside.flatten(1), ungrouped], dim=1)  # (Q, k · group + ungrouped)
     values, order = scores.gather(1, candidates).topk(k, dim=1)
     return values, candidates.gather(1, order)
 

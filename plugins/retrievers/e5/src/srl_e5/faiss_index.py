@@ -43,11 +43,11 @@ def check_feasible(index: Any, spec: str, passages: int, to_embed: int, folder: 
             f"{spec} has {ivf.nlist:,} lists, the corpus only {passages:,} passages", key="retriever.e5.index"
         )
     keeps_vectors = "Flat" in spec or "HNSW" in spec
-    needed = (to_embed + (passages if keeps_vectors else 0)) * index.d * 4
+    size = (to_embed + (passages if keeps_vectors else 0)) * index.d * 4
     free = shutil.disk_usage(folder).free
-    if free < needed:
+    if free < size:
         raise UserError(
-            f"{folder}: embedding {to_embed:,} passages takes {needed / 1e9:,.1f} GB of disk, "
+            f"{folder}: embedding {to_embed:,} passages takes {size / 1e9:,.1f} GB of disk, "
             f"{free / 1e9:,.1f} GB are free"
         )
 
@@ -108,9 +108,9 @@ def _train(index: Any, vectors: np.ndarray) -> None:
     ivf = faiss.try_extract_index_ivf(index)
     lists = ivf.nlist if ivf is not None else 0
     size = min(len(vectors), max(_TRAIN_PER_LIST * lists, _TRAIN_AT_LEAST))
-    chosen = np.sort(np.random.default_rng(0).choice(len(vectors), size, replace=False))
+    sample = np.sort(np.random.default_rng(0).choice(len(vectors), size, replace=False))
     try:
-        index.train(vectors[chosen])
+        index.train(vectors[sample])
     except RuntimeError as error:
         raise UserError(
             f"the index could not be trained on {size:,} passages: {_reason(error)}",

@@ -158,9 +158,9 @@ class DenseRetriever(RetrieverBase):
         if not isinstance(index, faiss.IndexFlat | faiss.IndexHNSW):
             return
         rows = np.unique(np.linspace(0, len(store) - 1, _SAMPLE).astype(int)).tolist()
-        ours = torch.from_numpy(self._load("float32").passages([store[row].contents for row in rows]))
-        theirs = torch.from_numpy(np.stack([index.reconstruct(row) for row in rows]))
-        cosine = float(torch.nn.functional.cosine_similarity(ours, theirs).median())
+        encoded = torch.from_numpy(self._load("float32").passages([store[row].contents for row in rows]))
+        stored = torch.from_numpy(np.stack([index.reconstruct(row) for row in rows]))
+        cosine = float(torch.nn.functional.cosine_similarity(encoded, stored).median())
         if cosine < _MIN_COSINE:
             raise UserError(
                 f"{source} does not have {self.options.model}'s vectors of these passages: of {len(rows)} "

@@ -146,12 +146,12 @@ def _on_gpu(index: Any, device: torch.device, n_threads: int) -> Find:
 
 def _fits(index: Any, options: Options, device: torch.device) -> bool:
     """Whether a float16 copy fits on the GPU. Raises UserError if it does not and `search_on` is gpu."""
-    needed, (free, _) = index.ntotal * index.d * 2, torch.cuda.mem_get_info(device)
-    if needed < 0.9 * free:
+    size, (free, _) = index.ntotal * index.d * 2, torch.cuda.mem_get_info(device)
+    if size < 0.9 * free:
         return True
     if options.search_on == "gpu":
         raise UserError(
-            f"the vectors take {needed / 1e9:,.1f} GB in float16, {free / 1e9:,.1f} GB of {device} are free",
+            f"the vectors take {size / 1e9:,.1f} GB in float16, {free / 1e9:,.1f} GB of {device} are free",
             key="retriever.e5.search_on",
         )
     return False

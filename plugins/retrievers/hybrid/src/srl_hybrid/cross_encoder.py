@@ -62,9 +62,9 @@ class CrossEncoder:
             for rows, values in self._batches(window):
                 logits[start + np.array(rows)] = values
         place = {pair: row for row, pair in enumerate(once)}
-        chosen = logits[[place[pair] for pair in pairs]]
+        per_pair = logits[[place[pair] for pair in pairs]]
         # without clipping, a logit below -700 would give a score of 0, and a hit needs a positive score
-        return np.where(np.isfinite(chosen), 1 / (1 + np.exp(-np.clip(chosen, -700, 700))), np.nan)
+        return np.where(np.isfinite(per_pair), 1 / (1 + np.exp(-np.clip(per_pair, -700, 700))), np.nan)
 
     def _batches(self, pairs: list[tuple[str, str]]) -> Iterator[tuple[list[int], np.ndarray]]:
         """Rows of `pairs` and their logits, the longest first: a lack of memory shows at once."""
@@ -76,7 +76,7 @@ class CrossEncoder:
         order = sorted(range(len(pairs)), key=lambda row: -len(tokens["input_ids"][row]))
         for start in range(0, len(order), self._batch_size):
             rows = order[start : start + self._batch_size]
-            yield rows, self._logits({name: [found[row] for row in rows] for name, found in tokens.items()})
+            yield rows, self._logits({name: [column[row] for row in rows] for name, column in tokens.items()})
 
     @torch.inference_mode()
     def _logits(self, batch: dict[str, list[list[int]]]) -> np.ndarray:
@@ -91,13 +91,13 @@ def _load(directory: Path, dtype: str, trust_remote_code: bool) -> tuple[Any, An
     """Model and tokenizer. Raises UserError if the model is not a cross-encoder."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    given = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
         with quietly():
             model, info = AutoModelForSequenceClassification.from_pretrained(
-                str(directory), dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True, **given
+                str(directory), dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True, **options
             )
-            tokenizer = AutoTokenizer.from_pretrained(str(directory), **given)
+            tokenizer = AutoTokenizer.from_pretrained(str(directory), **options)
     except Exception as error:
         raise UserError(f"{directory} could not be loaded as a cross-encoder: {error_line(error)}") from error
     if info["missing_keys"]:

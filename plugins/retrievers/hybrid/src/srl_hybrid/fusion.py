@@ -22,22 +22,22 @@ def fuse(
     for name, ranking in rankings.items():
         for rank, passage_id in enumerate(dict.fromkeys(ranking[:depth]), start=1):
             shares.setdefault(passage_id, []).append(weights[name] / (rank_constant + rank))
-    rest = zip_longest(*(rankings[name][depth:] for name in sorted(rankings)))
-    others = (passage_id for ranks in rest for passage_id in ranks if passage_id is not None)
-    return followed_by({passage_id: fsum(parts) for passage_id, parts in shares.items()}, others)
+    tails = zip_longest(*(rankings[name][depth:] for name in sorted(rankings)))
+    tail = (passage_id for ranks in tails for passage_id in ranks if passage_id is not None)
+    return followed_by({passage_id: fsum(parts) for passage_id, parts in shares.items()}, tail)
 
 
-def followed_by(scores: Mapping[str, float], others: Iterable[str]) -> dict[str, float]:
-    """`scores`, all above 0, and `others` after the lowest of them, in their order, with lower scores."""
+def followed_by(scores: Mapping[str, float], tail: Iterable[str]) -> dict[str, float]:
+    """`scores`, all above 0, and `tail` after the lowest of them, in their order, with lower scores."""
     lowest = min(scores.values(), default=1.0)
-    rest = (one for one in dict.fromkeys(others) if one not in scores)
-    return {**scores, **{one: lowest / (1 + place) for place, one in enumerate(rest, start=1)}}
+    ids = (passage_id for passage_id in dict.fromkeys(tail) if passage_id not in scores)
+    return {**scores, **{passage_id: lowest / (1 + place) for place, passage_id in enumerate(ids, start=1)}}
 
 
 def best(scores: Mapping[str, float], k: int, place: Callable[[str], int]) -> list[str]:
     """The `k` ids with the highest scores. Ties are sorted by `place`, which is called for tied ids only."""
     ids: list[str] = []
-    for _, group in groupby(sorted(scores, key=lambda one: -scores[one]), key=scores.__getitem__):
+    for _, group in groupby(sorted(scores, key=scores.__getitem__, reverse=True), key=scores.__getitem__):
         tied = list(group)
         ids += tied if len(tied) == 1 else sorted(tied, key=place)
         if len(ids) >= k:

@@ -30,8 +30,8 @@ class HybridRetriever(RetrieverBase):
     def __init__(self, options: HybridOptions) -> None:
         self.options = options
         self._retrievers = {
-            name: load_retriever(name, {**built, **options.runtime.get(name, {})})
-            for name, built in options.retrievers.items()
+            name: load_retriever(name, {**index_options, **options.runtime.get(name, {})})
+            for name, index_options in options.retrievers.items()
         }
         self.live = any(retriever.live for retriever in self._retrievers.values())
         if self.live and len(self._retrievers) > 1:
@@ -67,7 +67,7 @@ class HybridRetriever(RetrieverBase):
         order = sorted(self._retrievers.values(), key=lambda retriever: not retriever.resumable)
         for position, retriever in enumerate(order):
             before = position * len(store)
-            retriever.build(store, directory, lambda done, n=before: progress((n + done) // len(order)))
+            retriever.build(store, directory, lambda count, n=before: progress((n + count) // len(order)))
 
     def open(self, directory: Path | None) -> HybridRetriever:
         """Open all retrievers on `directory`."""
@@ -98,7 +98,7 @@ class HybridRetriever(RetrieverBase):
         """The `k` passages with the highest scores, ties in the order of the corpus or of `passages`."""
         order = {passage_id: place for place, passage_id in enumerate(passages)}
         place = order.__getitem__ if self._store is None else self._row
-        return [Hit(passages[one], scores[one]) for one in best(scores, k, place)]
+        return [Hit(passages[passage_id], scores[passage_id]) for passage_id in best(scores, k, place)]
 
     def _row(self, passage_id: str) -> int:
         row = self._store.row(passage_id) if self._store else None

@@ -51,13 +51,13 @@ class HybridOptions(BaseModel):
         if not retrievers:
             raise UserError("no retrievers", key=f"{cls.where}.retrievers", hint="for example [bm25, e5]")
         _check_names(f"{cls.where}.runtime", runtime, retrievers)
-        built: dict[str, Any] = {}
+        index_options: dict[str, Any] = {}
         machine: dict[str, Any] = {}
         for name, options in retrievers.items():
             where = f"{cls.where}.retrievers.{name}"
-            built[name], own = _split(where, name, options, runtime.get(name, {}))
+            index_options[name], own = _split(where, name, options, runtime.get(name, {}))
             machine |= {name: own} if own else {}
-        return {**values, "retrievers": built, "runtime": machine}
+        return {**values, "retrievers": index_options, "runtime": machine}
 
     @field_validator("weights")
     @classmethod
@@ -111,8 +111,8 @@ def _split(
     for key in runtime.keys() & (model.model_fields.keys() - machine):
         raise UserError(f"{where}.{key} is part of the index, not of the machine", key=f"{where}.{key}")
     checked = validated(where, model, {**options, **runtime})
-    given = machine & checked.model_fields_set
-    return checked.model_dump(mode="json", exclude=machine), checked.model_dump(mode="json", include=given)
+    local = machine & checked.model_fields_set
+    return checked.model_dump(mode="json", exclude=machine), checked.model_dump(mode="json", include=local)
 
 
 def _check_names(where: str, mapping: dict[str, Any], names: dict[str, Any]) -> None:

@@ -160,8 +160,8 @@ def _version(home: Path) -> int:
     """The major version of the Java in `home`; 0 if it does not run."""
     command = [str(home / "bin" / "java"), "-version"]
     try:
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return 0
-    match = re.search(r'version "(\d+)', shown.stderr + shown.stdout)
+    match = re.search(r'version "(\d+)', output.stderr + output.stdout)
     return int(match[1]) if match else 0

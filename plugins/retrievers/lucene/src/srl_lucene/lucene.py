@@ -28,17 +28,17 @@ def analyzer(options: Options) -> Any:
     if options.language == "en":
         english = java_class("io.anserini.analysis.DefaultEnglishAnalyzer")
         return english.fromArguments(options.stemmer, options.stopwords == "none", None)
-    others = java_class("io.anserini.analysis.AnalyzerMap")
+    analyzers = java_class("io.anserini.analysis.AnalyzerMap")
     try:
-        chosen = others.getLanguageSpecificAnalyzer(options.language)
-        java_class("io.anserini.analysis.AnalyzerUtils").analyze(chosen, "1066")
+        of_language = analyzers.getLanguageSpecificAnalyzer(options.language)
+        java_class("io.anserini.analysis.AnalyzerUtils").analyze(of_language, "1066")
     except JavaException as error:
         raise UserError(
             f"this Java lacks a module for the language {options.language}: {_reason(error)}",
             key="retriever.lucene.language",
             hint="set JAVA_HOME to a full JDK",
         ) from error
-    return chosen
+    return of_language
 
 
 def reader(folder: Path) -> Any:

@@ -32,21 +32,21 @@ def adopt(source: Path, store: PassageStore, folder: Path, progress: Callable[[i
 
     Raises UserError unless the index and the store contain the same passages.
     """
-    found = index_folder(source)
-    reader = lucene.reader(found)
+    index = index_folder(source)
+    reader = lucene.reader(index)
     if reader.numDocs() != len(store):
         raise UserError(
-            f"{found} has {reader.numDocs():,} passages, the corpus {len(store):,}", hint=_GIVE_CORPUS
+            f"{index} has {reader.numDocs():,} passages, the corpus {len(store):,}", hint=_GIVE_CORPUS
         )
     rows = np.full(reader.maxDoc(), -1, np.int64)
-    for done, (number, document) in enumerate(_documents(reader), start=1):
-        name = _id_of(document, found)
+    for count, (number, document) in enumerate(_documents(reader), start=1):
+        name = _id_of(document, index)
         row = store.row(name)
         if row is None:
-            raise UserError(f"{found} has a passage {name!r} that the corpus lacks", hint=_GIVE_CORPUS)
+            raise UserError(f"{index} has a passage {name!r} that the corpus lacks", hint=_GIVE_CORPUS)
         rows[number] = row
-        progress(done)
-    for path in sorted(found.iterdir()):
+        progress(count)
+    for path in sorted(index.iterdir()):
         if path.is_file() and path.name != "write.lock":
             link_or_copy(path, folder / path.name)
     if not np.array_equal(rows, np.arange(len(store))):

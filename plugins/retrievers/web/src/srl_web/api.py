@@ -204,7 +204,7 @@ def _leaves(template: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def _placeholders(value: Any) -> list[str]:
     """The names of the placeholders in a string, or in all items of a list."""
     if isinstance(value, list | tuple):
-        return [name for item in value for _, leaf in _leaves(item) for name in _placeholders(leaf)]
+        return [name for element in value for _, leaf in _leaves(element) for name in _placeholders(leaf)]
     return _PLACE.findall(value) if isinstance(value, str) else []
 
 
@@ -231,8 +231,8 @@ def _fill(template: Any, values: Mapping[str, Any]) -> Any:
         filled = {name: _fill(value, values) for name, value in template.items()}
         return {name: value for name, value in filled.items() if value is not None}
     if isinstance(template, list | tuple):
-        items = [_fill(value, values) for value in template]
-        return None if any(item is None for item in items) else items
+        elements = [_fill(value, values) for value in template]
+        return None if any(element is None for element in elements) else elements
     if not isinstance(template, str):
         return template
     if whole := _PLACE.fullmatch(template):

@@ -58,9 +58,9 @@ class Limits:
                 )
             self.spent += 1
             now = self._clock()
-            mine = max(now, self._next)
-            self._next = mine + self._interval
-            return mine - now
+            start = max(now, self._next)
+            self._next = start + self._interval
+            return start - now
 
 
 class Caller:
@@ -162,8 +162,8 @@ class Caller:
             direct = read_answers(self._api, answer) if self._options.answers else []
         except (ValueError, RecursionError) as error:
             what = "not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
-            said = quoted(response.text, _SHOWN)
-            raise Fault("failed", f"{self._host}: {what}; response: {said}") from None
+            text = quoted(response.text, _SHOWN)
+            raise Fault("failed", f"{self._host}: {what}; response: {text}") from None
         return cleaned([*direct, *results])
 
     def _fault_of(self, response: _Response) -> Fault:

@@ -49,8 +49,8 @@ class WebRetriever(RetrieverBase):
         self._cache = UserCache(options.cache, "web.sqlite", _TABLE, "retriever.web.cache")
         self._caller = Caller(options, keys, self._transport)
         # What results depend on besides query and k: the API without its key, and other variables.
-        others = [value for name, value in keys.items() if name != self._api.key_env]
-        about = (options.language or "", options.country or "", str(options.answers), *others)
+        variables = [value for name, value in keys.items() if name != self._api.key_env]
+        about = (options.language or "", options.country or "", str(options.answers), *variables)
         self._source = digest_text(self._api.model_dump_json(exclude={"key_env"}), *about)
         return self
 

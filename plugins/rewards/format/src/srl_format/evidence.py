@@ -25,11 +25,11 @@ def _score(trajectory: Trajectory) -> Score:
     if evidence_recall(trajectory.question, (), ()) is None:
         return Score(0.0, {"known": 0.0})
     turns = [segment.turn for segment in trajectory.segments if segment.is_policy]
-    credit, shown, before = dict.fromkeys(turns, 0.0), list[Passage](), 0.0
+    credit, passages, before = dict.fromkeys(turns, 0.0), list[Passage](), 0.0
     own = _own_searches(trajectory)
     for search in trajectory.searches:
-        shown += [hit.passage for hit in search.shown_hits]
-        ids, titles = {item.id for item in shown}, {item.title for item in shown}
+        passages += [hit.passage for hit in search.shown_hits]
+        ids, titles = {passage.id for passage in passages}, {item.title for item in passages}
         recall = max(before, evidence_recall(trajectory.question, ids, titles) or 0.0)
         if own.get(search.turn) is search:
             credit[search.turn] += recall - before

@@ -60,5 +60,5 @@ class FormatReward:
 
 def _retrieved(trajectory: Trajectory) -> bool:
     golds = trajectory.question.golden_answers
-    shown = (text for search in trajectory.searches for text in search.shown_texts)
-    return any(contains_answer(text, golds) for text in shown)
+    texts = (text for search in trajectory.searches for text in search.shown_texts)
+    return any(contains_answer(text, golds) for text in texts)

@@ -96,11 +96,11 @@ class Options(BaseModel):
 
     @field_validator("verdicts")
     @classmethod
-    def _check_verdicts(cls, given: dict[str, float]) -> dict[str, float]:
-        for word, value in given.items():
+    def _check_verdicts(cls, verdicts: dict[str, float]) -> dict[str, float]:
+        for word, value in verdicts.items():
             if not _WORD.fullmatch(word) or not math.isfinite(value):
                 raise ValueError(f"{word!r}: {value} is not a word in lower case and a finite number")
-        return given
+        return verdicts
 
 
 class NoVerdictError(SrlError):
@@ -132,7 +132,7 @@ class Judge:
         self.version = blake2b(prompt.encode(), digest_size=8).hexdigest()
         self._options, self._usage, self._used = options, usage, dict(usage())
         self._verdicts = Verdicts(options.cache)
-        self._asked: dict[str, asyncio.Task[Verdict]] = {}
+        self._requests: dict[str, asyncio.Task[Verdict]] = {}
         self._slots = asyncio.Semaphore(options.max_concurrent)
         self._without_verdict = 0  # in a row
         self._given_up = ""
@@ -143,37 +143,38 @@ class Judge:
             return Score(min(self._options.verdicts.values()), self._parts(None))
         question = trajectory.question
         case = Case(question.text, question.golden_answers, trajectory.answer, self.version, self.model)
-        known, asked = self._verdicts.get(case), case.key not in self._asked
+        cached_word, is_request = self._verdicts.get(case), case.key not in self._requests
         try:
-            found = Verdict(known) if known is not None else await self._once(case)
+            verdict = Verdict(cached_word) if cached_word is not None else await self._once(case)
         except UserError:
             raise
         except SrlError as error:
-            request = error.request if asked and isinstance(error, NoVerdictError) else None
+            request = error.request if is_request and isinstance(error, NoVerdictError) else None
             return Score(0.0, self._parts(request), error=str(error))
         return Score(
-            self._options.verdicts[found.verdict], self._parts(found if known is None and asked else None)
+            self._options.verdicts[verdict.verdict],
+            self._parts(verdict if cached_word is None and is_request else None),
         )
 
     def _parts(self, request: Verdict | None) -> dict[str, float]:
         """What an episode's own `request` took: `asked` is 1 if there was one, its tokens, and with prices
         its `cost`. Tokens that the server does not tell are left out."""
         parts = {"asked": float(request is not None)}
-        taken = request or Verdict("")
-        if request is None or taken.prompt_tokens or taken.completion_tokens:
-            parts["prompt_tokens"] = float(taken.prompt_tokens)
-            parts["completion_tokens"] = float(taken.completion_tokens)
+        usage = request or Verdict("")
+        if request is None or usage.prompt_tokens or usage.completion_tokens:
+            parts["prompt_tokens"] = float(usage.prompt_tokens)
+            parts["completion_tokens"] = float(usage.completion_tokens)
         if self._options.has_prices:
-            parts["cost"] = taken.cost or 0.0
+            parts["cost"] = usage.cost or 0.0
         return parts
 
     async def _once(self, case: Case) -> Verdict:
         """The verdict on `case`. While a request for it is under way, there is no second one."""
-        if case.key not in self._asked:
+        if case.key not in self._requests:
             task = asyncio.ensure_future(self._ask(case))
-            task.add_done_callback(lambda _: self._asked.pop(case.key, None))
-            self._asked[case.key] = task
-        return await asyncio.shield(self._asked[case.key])
+            task.add_done_callback(lambda _: self._requests.pop(case.key, None))
+            self._requests[case.key] = task
+        return await asyncio.shield(self._requests[case.key])
 
     async def _ask(self, case: Case) -> Verdict:
         async with self._slots:
@@ -194,15 +195,15 @@ class Judge:
         finally:
             self.engine.finish(case.key)
             used = self._used_since()
-        said = self.codec.decode(completion.token_ids)
-        word = said.strip().lower()
-        found = Verdict(word, int(used["prompt_tokens"]), int(used["completion_tokens"]), used.get("cost"))
+        text = self.codec.decode(completion.token_ids)
+        word = text.strip().lower()
+        verdict = Verdict(word, int(used["prompt_tokens"]), int(used["completion_tokens"]), used.get("cost"))
         if word not in self._options.verdicts:
             words = ", ".join(self._options.verdicts)
-            raise self._no_verdict(f"said {quoted(said, 80)!r}; expected one of {words}", found)
+            raise self._no_verdict(f"said {quoted(text, 80)!r}; expected one of {words}", verdict)
         self._without_verdict = 0
-        self._verdicts.keep(case, found, self.prompt)
-        return found
+        self._verdicts.keep(case, verdict, self.prompt)
+        return verdict
 
     def _no_verdict(self, what: str, request: Verdict) -> NoVerdictError | UserError:
         """What is raised for a reply that is no verdict: UserError after too many in a row."""
@@ -266,15 +267,16 @@ class JudgeReward:
     async def _open(self) -> Judge:
         from srl.rollout.openai_engine import OpenAiEngine, OpenAiServer, find_key, find_model
 
-        given, codec = self.options, WholeTexts()
+        options, codec = self.options, WholeTexts()
         server = OpenAiServer(
-            url=given.url, model=given.model or "", api="chat", key=find_key(given.key_variable, SECTION),
-            timeout_s=given.timeout_s, retries=given.retries, max_concurrent=given.max_concurrent,
-            price_in=given.price_in, price_out=given.price_out, section=SECTION,
+            url=options.url, model=options.model or "", api="chat", timeout_s=options.timeout_s,
+            key=find_key(options.key_variable, SECTION), price_in=options.price_in,
+            price_out=options.price_out, retries=options.retries,
+            max_concurrent=options.max_concurrent, section=SECTION,
         )  # fmt: skip
         server.model = await find_model(server, 0)
         engine = OpenAiEngine(codec, server, token_ids=False, max_model_len=_MANY)
-        return Judge(engine, codec, server.model, self._prompt, given, server.used)
+        return Judge(engine, codec, server.model, self._prompt, options, server.used)
 
 
 class WholeTexts(TextCodec):
@@ -298,7 +300,7 @@ def filled_in(prompt: str, case: Case) -> str:
         "golden_answers": as_data(case.golden_answers),
         "answer": as_data(answer),
     }
-    return _FIELD.sub(lambda found: texts.get(found[1], found[0]), prompt)
+    return _FIELD.sub(lambda match: texts.get(match[1], match[0]), prompt)
 
 
 def as_data(value: str | tuple[str, ...]) -> str:

@@ -135,27 +135,27 @@ class ModelReward:
 
     def _encoded(self, trajectory: Trajectory) -> Encoded:
         """The text of an episode as inputs of the model, not yet cut."""
-        said = self._messages(trajectory)
+        messages = self._messages(trajectory)
         if self._tokenizer.chat_template is None:
-            found = self._tokenizer(*(message["content"] for message in said), verbose=False)
+            encoded = self._tokenizer(*(message["content"] for message in messages), verbose=False)
         else:
-            found = self._tokenizer.apply_chat_template(said, tokenize=True, return_dict=True)
-        return {name: list(values) for name, values in found.items()}
+            encoded = self._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
+        return {name: list(values) for name, values in encoded.items()}
 
     def _messages(self, trajectory: Trajectory) -> list[dict[str, str]]:
         """The question, then the answer, or the turns of the policy and what it read."""
-        said = [("user", trajectory.question.text)]
+        parts_by_role = [("user", trajectory.question.text)]
         if self.options.reads == "answer":
-            said.append(("assistant", trajectory.answer or ""))
+            parts_by_role.append(("assistant", trajectory.answer or ""))
         else:
-            said += [
+            parts_by_role += [
                 ("assistant" if part.is_policy else "user", part.text)
                 for part in trajectory.segments
                 if part.kind != "prompt"
             ]
         return [
             {"role": role, "content": self._plain("".join(text for _, text in parts))}
-            for role, parts in groupby(said, key=lambda item: item[0])
+            for role, parts in groupby(parts_by_role, key=lambda pair: pair[0])
         ]
 
     def _plain(self, text: str) -> str:
@@ -169,13 +169,13 @@ class ModelReward:
         """The most tokens that are read."""
         positions = getattr(self._config, "max_position_embeddings", None) or LONGEST
         longest = min(positions, self._tokenizer.model_max_length)
-        asked = self.options.max_length
-        if asked is not None and asked > longest:
+        limit = self.options.max_length
+        if limit is not None and limit > longest:
             raise UserError(
-                f"reward.rm.max_length={asked}: {self.options.model} takes at most {longest} tokens; "
+                f"reward.rm.max_length={limit}: {self.options.model} takes at most {longest} tokens; "
                 f"type: --set reward.rm.max_length={longest}"
             )
-        return asked or min(longest, LONGEST)
+        return limit or min(longest, LONGEST)
 
     def _check_reading(self) -> None:
         """Raises UserError for a model that cannot read what it is asked to, or not so many at once."""

@@ -52,20 +52,20 @@ class Verdicts:
     Raises UserError for a file that is no cache.
     """
 
-    def __init__(self, chosen: str | Path | None) -> None:
-        self._known = dict[str, str]()
-        self._cache = UserCache(chosen, "verdicts.sqlite", _TABLES, "reward.judge.cache")
+    def __init__(self, cache: str | Path | None) -> None:
+        self._words = dict[str, str]()
+        self._cache = UserCache(cache, "verdicts.sqlite", _TABLES, "reward.judge.cache")
 
     def get(self, case: Case) -> str | None:
         """The verdict on `case`; None if nobody has asked."""
-        if case.key not in self._known:
+        if case.key not in self._words:
             rows = self._cache.run("SELECT verdict FROM verdicts WHERE key = ?", case.key)
-            self._known.update((case.key, verdict) for (verdict,) in rows)
-        return self._known.get(case.key)
+            self._words.update((case.key, verdict) for (verdict,) in rows)
+        return self._words.get(case.key)
 
     def keep(self, case: Case, verdict: Verdict, prompt: str) -> None:
         """Remember a verdict, with the text of the prompt that its version stands for."""
-        self._known[case.key] = verdict.verdict
+        self._words[case.key] = verdict.verdict
         row = (
             case.key, verdict.verdict, case.model, case.prompt_version, case.question,
             json.dumps(case.golden_answers, ensure_ascii=False), case.answer, verdict.prompt_tokens,

@@ -82,29 +82,29 @@ class McpServer:
 
     async def tools(self) -> Sequence[Tool]:
         """The tools that the server lists. Raises UserError."""
-        found: list[Any] = []
+        entries: list[Any] = []
         try:
             async with self._connected() as client:
                 cursor: str | None = None
                 for _ in range(MOST_PAGES):
                     page = await client.list_tools(cursor=cursor)
-                    found += page.tools
+                    entries += page.tools
                     if (cursor := page.next_cursor) is None:
                         break
         except Exception as error:  # a library may raise anything
             failure = _failure(error, self.options.timeout_s)
             raise UserError(f"{self.options.url} lists no tools: {failure.why}", key=KEY) from error
-        names = [tool.name for tool in found]
-        if lacking := set(self.options.names or ()) - set(names):
+        names = [tool.name for tool in entries]
+        if missing := set(self.options.names or ()) - set(names):
             raise UserError(
-                f"{self.options.url} has no tool {', '.join(sorted(lacking))}: there is {', '.join(names)}",
+                f"{self.options.url} has no tool {', '.join(sorted(missing))}: there is {', '.join(names)}",
                 key="tool.mcp.names",
             )
-        wanted = set(names) if self.options.names is None else set(self.options.names)
+        selection = set(names) if self.options.names is None else set(self.options.names)
         return [
             McpTool(self, tool.name, tool.description or "", tool.input_schema)
-            for tool in found
-            if tool.name in wanted
+            for tool in entries
+            if tool.name in selection
         ]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Search:
@@ -186,9 +186,9 @@ class _Limited(httpx2.AsyncByteStream):
         self._stream = stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = MOST_BYTES
+        room = MOST_BYTES
         async for chunk in self._stream:
-            if (left := left - len(chunk)) < 0:
+            if (room := room - len(chunk)) < 0:
                 raise ValueError(f"the answer is larger than {MOST_BYTES:,} bytes")
             yield chunk
 
