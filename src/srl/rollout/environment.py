@@ -97,7 +97,7 @@ class Environment:
         on_done: Callable[[int, Trajectory], Awaitable[None]],
         at_once: int,
     ) -> None:
-        """Play the episodes `episodes`, `at_once` at a time.
+        """Play `episodes`, `at_once` at a time.
 
         `on_done` gets the place of an ended one, and the next begins when it has returned. The first
         exception cancels the other episodes and is raised.

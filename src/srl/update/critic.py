@@ -56,20 +56,20 @@ class Critic(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Values `(B, T)` in float32; 0 at padding and in the first column, as no token precedes it."""
-        predicts = batch.attention_mask[:, 1:] != 0  # (B, T-1)
-        predictions = self.head(states_before(self, batch, predicts)).squeeze(-1).float()  # (N,)
-        values = predictions.new_zeros(predicts.shape).masked_scatter(predicts, predictions)
+        positions = batch.attention_mask[:, 1:] != 0  # (B, T-1)
+        predictions = self.head(states_before(self, batch, positions)).squeeze(-1).float()  # (N,)
+        values = predictions.new_zeros(positions.shape).masked_scatter(positions, predictions)
         return torch.nn.functional.pad(values, (1, 0))
 
 
 def _trunk_without_adapter(policy: PreTrainedModel, *, shared: bool) -> PreTrainedModel:
     """A copy of the policy's trunk without its adapter; with `shared` its frozen weights are the policy's."""
     frozen = [weight for weight in policy.parameters() if shared and not weight.requires_grad]
-    copied = copy.deepcopy(trunk(policy), {id(weight): weight for weight in frozen})
-    for name, module in list(copied.named_modules()):
+    decoder = copy.deepcopy(trunk(policy), {id(weight): weight for weight in frozen})
+    for name, module in list(decoder.named_modules()):
         if hasattr(module, "get_base_layer") and not name.endswith(".base_layer"):  # PEFT nests them
-            copied.set_submodule(name, module.get_base_layer())
-    return copied
+            decoder.set_submodule(name, module.get_base_layer())
+    return decoder
 
 
 @torch.no_grad()
@@ -129,8 +129,8 @@ def accumulate_critic(
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     """1 − Var(R − V) / Var(R) over tokens with mask 1; 0 where the returns do not vary."""
-    counted = mask.bool()
-    if int(counted.sum()) < 2:
+    real = mask.bool()
+    if int(real.sum()) < 2:
         return 0.0
-    variance = returns[counted].var()
-    return float(1 - (returns - values)[counted].var() / variance) if variance > 1e-12 else 0.0
+    variance = returns[real].var()
+    return float(1 - (returns - values)[real].var() / variance) if variance > 1e-12 else 0.0
