@@ -329,9 +329,9 @@ class OpenAiEngine(Engine):
         text += "" if is_long else _cut_off(text, choice, sampling.stop)
         ends = [text.index(stop) + len(stop) for stop in sampling.stop if stop in text]
         ids = tuple(self.codec.encode_text(text[: min(ends, default=None)]))
-        turn_ids = ids[: sampling.max_tokens]
-        is_long = turn_ids != ids or (is_long and not ends)
-        return Completion(turn_ids, (0.0,) * len(turn_ids), "length" if is_long else "stop" if ends else "eos")
+        reply = ids[: sampling.max_tokens]
+        is_long = reply != ids or (is_long and not ends)
+        return Completion(reply, (0.0,) * len(reply), "length" if is_long else "stop" if ends else "eos")
 
     def _of_ids(self, text: str, choice: Mapping[str, Any], sampling: Sampling) -> Completion:
         """Through the token that completes a stop string, also where the server went on."""
