@@ -69,7 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("_directories", "_used"):
         monkeypatch.setattr(import_path, name, [])
-    monkeypatch.setattr(import_path, "_named", set())
+    monkeypatch.setattr(import_path, "_typed_names", set())
     yield here
     monkeypatch.undo()  # it may bring back modules that a test made it forget
     forget_modules(tmp_path)
@@ -125,7 +125,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     for name in ("_directories", "_used"):
         monkeypatch.setattr(import_path, name, [])
-    monkeypatch.setattr(import_path, "_named", set())
+    monkeypatch.setattr(import_path, "_typed_names", set())
 
 
 @pytest.mark.parametrize("name", ["mine", "made"])
