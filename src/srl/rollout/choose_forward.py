@@ -35,7 +35,7 @@ def choose_forward(
     """
     expected, name = probe(model, max_length), type(model).__name__
     plain = PlainForward(model)
-    if why := attempt(model, lambda: _mismatch(plain, expected, left=(3,))):
+    if why := attempt(model, lambda: _mismatch(plain, expected, steps=(3,))):
         raise UserError(f"{name}: rows in a batch do not get the logits of rows alone, they differ {why}")
     for in_place in (True, False):
         try:
@@ -58,15 +58,15 @@ def choose_forward(
     return plain
 
 
-def _mismatch(forward: Forward, expected: Probe, left: Sequence[int] = STEPS) -> str | None:
+def _mismatch(forward: Forward, expected: Probe, steps: Sequence[int] = STEPS) -> str | None:
     """How the logits of `forward` differ at the ends of the rows; None where they agree.
 
-    All rows are fed together, so far that as many ids as `left` says are still to come: prompts, then single
+    All rows are fed together, so far that as many ids as `steps` says are still to come: prompts, then single
     ids, then a span.
     """
     count, ends = len(expected.rows), expected.ends.shape[1]
     table, rows = SlotTable(count), np.arange(count)
-    lengths = sorted({max(ends - later, 1) for later in left})  # the ends that are reached
+    lengths = sorted({max(ends - later, 1) for later in steps})  # the ends that are reached
     logits = []
     for reached in lengths:
         for row, ids in enumerate(expected.rows):

@@ -157,8 +157,8 @@ class ScriptedEngine(Engine):
         text = self.script(request_id, self.turns[request_id])
         self.turns[request_id] += 1
         ids = tuple(self.encode(text, token_ids))
-        written = ids[: sampling.max_tokens]
-        return Completion(written, (0.0,) * len(written), "stop" if written == ids else "length")
+        turn = ids[: sampling.max_tokens]
+        return Completion(turn, (0.0,) * len(turn), "stop" if turn == ids else "length")
 
     def finish(self, request_id: str) -> None:
         self.turns.pop(request_id, None)

@@ -130,7 +130,7 @@ def _pools(questions: Sequence[Question], mix: Mapping[str, float], key: str) ->
     Raises UserError."""
     is_hops = [name.isdecimal() for name in mix]
     by_hops = any(is_hops) and all(
-        known or name == _NO_HOPS for known, name in zip(is_hops, mix, strict=True)
+        is_number or name == _NO_HOPS for is_number, name in zip(is_hops, mix, strict=True)
     )
     kind = "number of hops" if by_hops else "data source"
     pools: dict[str, list[Question]] = {name: [] for name in mix}

@@ -161,8 +161,8 @@ def _clipped_objective(
 def _of_sequence(logprobs: Tensor, log_ratio: Tensor, mask: Tensor, counted: Tensor) -> Tensor:
     """log s_t of GSPO (B, T): the mean log-ratio of the row, with the gradient of the token's log-prob."""
     mean = masked_sum(log_ratio, mask, dim=-1) / mask.bool().sum(dim=-1).clamp(min=1)
-    written = logprobs.masked_fill(~counted.bool(), 0)
-    return (written - written.detach() + mean.detach().unsqueeze(-1)).clamp(max=MAX_SEQUENCE_LOG_RATIO)
+    logprob = logprobs.masked_fill(~counted.bool(), 0)
+    return (logprob - logprob.detach() + mean.detach().unsqueeze(-1)).clamp(max=MAX_SEQUENCE_LOG_RATIO)
 
 
 def _clipped_weights(

@@ -29,7 +29,7 @@ def _score(trajectory: Trajectory) -> Score:
     own = _own_searches(trajectory)
     for search in trajectory.searches:
         passages += [hit.passage for hit in search.shown_hits]
-        ids, titles = {passage.id for passage in passages}, {item.title for item in passages}
+        ids, titles = {passage.id for passage in passages}, {passage.title for passage in passages}
         recall = max(before, evidence_recall(trajectory.question, ids, titles) or 0.0)
         if own.get(search.turn) is search:
             credit[search.turn] += recall - before
