@@ -165,7 +165,7 @@ def test_examples_are_one_message_where_the_chat_template_drops_thoughts(content
     tokenizer.chat_template = CHAT.replace("CONTENT", content)
     config = load_config(sets=["data.template=few-shot", "data.max_prompt_length=9999"]).config
     codec = Codec(tokenizer)
-    asked = load_questions((), config, codec, lambda text: None, read=[QUESTION])
+    asked = load_questions((), config, codec, lambda text: None, questions_read=[QUESTION])
     assert [message["role"] for message in asked[0].prompt] == roles
     shown = [replace(item, prompt=()) for item in asked]
     options = EpisodeOptions(max_prompt_length=9999)
