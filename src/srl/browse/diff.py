@@ -89,7 +89,7 @@ def run_of(connection: duckdb.DuckDBPyConnection, run: Path) -> str:
 
 def sides(
     connection: duckdb.DuckDBPyConnection,
-    chosen: Sequence[tuple[str, int | None]],
+    pairs: Sequence[tuple[str, int | None]],
     phase: str | None = None,
 ) -> tuple[Side, Side]:
     """What two pairs of run_id and step stand for; without a step, the last one of the phase.
@@ -97,11 +97,11 @@ def sides(
     Raises UserError if the two have no phase in common, and if they are the same.
     """
     query = "SELECT DISTINCT phase, step FROM raw.trajectories WHERE run_id = ? ORDER BY phase, step"
-    all_places = [connection.execute(query, [run_id]).fetchall() for run_id, _ in chosen]
+    all_places = [connection.execute(query, [run_id]).fetchall() for run_id, _ in pairs]
     for common in PHASES if phase is None else (phase,):
         pair = [
             Side(run_id, common, max(steps))
-            for (run_id, step), places in zip(chosen, all_places, strict=True)
+            for (run_id, step), places in zip(pairs, all_places, strict=True)
             if (steps := [at for name, at in places if name == common and step in (None, at)])
         ]
         if len(pair) == 2:

@@ -94,13 +94,13 @@ class Facets:
     counts: dict[str, list[tuple[Any, int]]]
 
 
-def facets(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Facets:
-    """Counts of what matches `chosen`, by one query over the log."""
-    chosen.where()  # refuses an unknown verdict or end, which the query below does not have
-    where, parameters = replace(chosen, **dict.fromkeys(FACETS)).where()
+def facets(connection: duckdb.DuckDBPyConnection, filters: Filter) -> Facets:
+    """Counts of what matches `filters`, by one query over the log."""
+    filters.where()  # refuses an unknown verdict or end, which the query below does not have
+    where, parameters = replace(filters, **dict.fromkeys(FACETS)).where()
     columns = ", ".join(f'"{column}"' for column in FACETS.values())
     query = f"SELECT {columns}, count(*) FROM trajectories WHERE {where} GROUP BY ALL"
-    conditions = {place: getattr(chosen, name) for place, name in enumerate(FACETS)}
+    conditions = {place: getattr(filters, name) for place, name in enumerate(FACETS)}
     total, counts = 0, [Counter[Any]() for _ in FACETS]
     for *values, count in connection.execute(query, parameters).fetchall():
         misses = [place for place, want in conditions.items() if want is not None and values[place] != want]

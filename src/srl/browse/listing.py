@@ -66,14 +66,14 @@ def page(
     order = _order(column, descending, backwards)
     query = f"SELECT {names} FROM trajectories WHERE {where} ORDER BY {order} {count}"
     table = rows(connection, query, parameters)
-    more, table = size is not None and len(table) > size, table[:size]
+    has_more, table = size is not None and len(table) > size, table[:size]
     if backwards:
         table.reverse()
     first, last = (_cursor(table[at], column) if table else None for at in (0, -1))
     return Page(
         table,
-        first if (more if backwards else after is not None) else None,
-        last if backwards or more else None,
+        first if (has_more if backwards else after is not None) else None,
+        last if backwards or has_more else None,
     )
 
 

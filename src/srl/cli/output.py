@@ -146,8 +146,8 @@ def table(
     grid = Table(box=None, pad_edge=False, header_style="bold")
     places = [place for place, name in enumerate(columns) if name not in left_out]
     for place in places:
-        whole = place == 0 or all(_is_number(row[place]) for row in cells[1:])
-        grid.add_column(Text(columns[place], no_wrap=one_line), no_wrap=whole, overflow="ellipsis")
+        is_whole = place == 0 or all(_is_number(row[place]) for row in cells[1:])
+        grid.add_column(Text(columns[place], no_wrap=one_line), no_wrap=is_whole, overflow="ellipsis")
     for row in cells[1:]:
         grid.add_row(*(Text(row[place], no_wrap=one_line, overflow=overflow) for place in places))
     stdout().print(grid)
@@ -243,8 +243,8 @@ def _lines(description: str, total: int | None, start: int, passing: bool) -> It
             noted_s = now
             from srl.browse.formatting import duration
 
-            left = (now - began) * (total - done) / (done - start) if total and done > start else 0
-            parts = [share(done), f"{duration(left)} left" if left else "", so_far]
+            left_s = (now - began) * (total - done) / (done - start) if total and done > start else 0
+            parts = [share(done), f"{duration(left_s)} left" if left_s else "", so_far]
             note(f"{description}: {', '.join(filter(None, parts))}")
 
     yield count
@@ -259,8 +259,8 @@ def _bar(description: str, total: int | None, start: int, passing: bool) -> Iter
     text, elapsed = bars.TextColumn("{task.description}", markup=False), bars.TimeElapsedColumn()
     columns: tuple[Any, ...] = bars.SpinnerColumn("line"), text, elapsed
     if total:
-        left = bars.TextColumn("left"), bars.TimeRemainingColumn()
-        columns = text, bars.BarColumn(), bars.MofNCompleteColumn(), elapsed, *left
+        remaining = bars.TextColumn("left"), bars.TimeRemainingColumn()
+        columns = text, bars.BarColumn(), bars.MofNCompleteColumn(), elapsed, *remaining
     title = safe(description)
     with bars.Progress(
         *columns, console=stderr(), speed_estimate_period=300, transient=passing, redirect_stdout=False

@@ -134,11 +134,11 @@ def _text_records(folder: Path) -> Iterator[Record]:
             text = (folder / name).read_text(encoding="utf-8-sig").strip()
         except UnicodeDecodeError as error:
             raise UserError(f"{folder / name}: expected text in UTF-8, found {error.reason}") from error
-        first, _, rest = text.partition("\n")
+        first, _, body = text.partition("\n")
         title = first.strip("# \t*=_")
-        if not rest.strip() or len(first) > _LONGEST_TITLE or not re.search(r"\w", title):
-            title, rest = name.stem, text
-        row = {"id": name.as_posix(), "title": title if text else "", "text": rest}
+        if not body.strip() or len(first) > _LONGEST_TITLE or not re.search(r"\w", title):
+            title, body = name.stem, text
+        row = {"id": name.as_posix(), "title": title if text else "", "text": body}
         yield Record(folder / name, "", index, row)
 
 

@@ -91,15 +91,15 @@ def split_off(
         parts = proportional(sizes, _number(amount, len(questions)))
     keys = {key for source, part in parts.items() for key in _held_out_keys(by_source[source], part)}
     validation = [replace(question, split="validation") for question in questions if _key(question) in keys]
-    rest = [question for question in questions if _key(question) not in keys]
-    if not validation or not rest:
+    training = [question for question in questions if _key(question) not in keys]
+    if not validation or not training:
         what = "leaves none for training" if validation else "sets none aside"
         raise UserError(
             f"a validation set of {sum(parts.values())} out of {len(questions)} questions {what} "
             "(those about one paragraph stay together)",
             hint="choose another size, or name a file of validation questions",
         )
-    return rest, validation
+    return training, validation
 
 
 def _number(amount: float, size: int) -> int:

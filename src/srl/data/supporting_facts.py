@@ -99,10 +99,10 @@ def facts_of(question: Question) -> Facts:
 def steps_of(value: object) -> list[Mapping[str, Any]]:
     """The steps of a decomposition, if all have a question and an answer."""
     steps = value if isinstance(value, list) else []
-    whole = (
+    complete = (
         isinstance(step, dict) and _are_texts(step.get("question"), step.get("answer")) for step in steps
     )
-    return steps if all(whole) else []
+    return steps if all(complete) else []
 
 
 def triples_of(value: object) -> list[Triple]:

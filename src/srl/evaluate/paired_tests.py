@@ -73,12 +73,12 @@ def _random_swaps(sizes: NDArray[np.float64], counts: NDArray[np.int64], reached
 
     Of `counts` equal sizes only the number with a positive sign matters, which is binomial.
     """
-    rng, extremes, left = np.random.default_rng(0), 0, _PERMUTATIONS
-    while left:
-        rows = min(left, max(_AT_ONCE // len(sizes), 1))
+    rng, extremes, remaining = np.random.default_rng(0), 0, _PERMUTATIONS
+    while remaining:
+        rows = min(remaining, max(_AT_ONCE // len(sizes), 1))
         positive = rng.binomial(counts, 0.5, (rows, len(sizes)))
         extremes += int((np.abs((2 * positive - counts) @ sizes) >= reached).sum())
-        left -= rows
+        remaining -= rows
     return extremes
 
 

@@ -86,10 +86,10 @@ def rescore(run: Path, names: Sequence[str]) -> Rescored:
             (directory,) = srl.store.find_logs(run)
             file = rescore_file(directory, rewards)
             before = read_rescores(file)
-            done = set(before["trajectory_id"].to_pylist())
-            scored = _score_all(log, mixes, rewards, before, done, file)
+            scored_ids = set(before["trajectory_id"].to_pylist())
+            scored = _score_all(log, mixes, rewards, before, scored_ids, file)
         with srl.store.open(run) as log:
-            return Rescored(run.name, rewards, scored, len(done), _rows(log, rewards, names))
+            return Rescored(run.name, rewards, scored, len(scored_ids), _rows(log, rewards, names))
     except duckdb.Error as error:
         raise UserError(f"the log of {run.name} could not be read: {srl.store.in_one_line(error)}") from error
 
@@ -111,12 +111,12 @@ def _score_all(
     mixes: Mapping[str, RewardMix],
     rewards: str,
     before: pa.Table,
-    done: set[str],
+    scored_ids: set[str],
     file: Path,
 ) -> int:
-    """Write the scores of all trajectories that are not `done`, after `before`; how many they are."""
+    """Write the scores of the trajectories not in `scored_ids`, after `before`; how many they are."""
     ids = {name for (name,) in log.execute("SELECT id FROM trajectories").fetchall()}
-    scored, missing = 0, ids - done
+    scored, missing = 0, ids - scored_ids
     if not ids:
         raise UserError("the log has no episodes yet")
     if not missing:

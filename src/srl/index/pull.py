@@ -90,10 +90,10 @@ def plan_pull(name: str, out: Path, revision: str | None = None, endpoint: str |
     files = _snapshot(dataset, out, revision, endpoint, dry_run=True)
     if absent := set(dataset.files) - {each.filename for each in files}:
         raise UserError(f"{dataset.repository} lacks {', '.join(sorted(absent))} at this revision")
-    whole = bool(dataset.joined) and (out / dataset.joined).is_file()
-    missing = 0 if whole else sum(each.file_size for each in files if each.will_download)
+    is_whole = bool(dataset.joined) and (out / dataset.joined).is_file()
+    missing = 0 if is_whole else sum(each.file_size for each in files if each.will_download)
     sizes = {each.filename: each.file_size for each in files}
-    size = missing + sum(sizes[part] for part in dataset.files[1:] if not whole)  # which are joined
+    size = missing + sum(sizes[part] for part in dataset.files[1:] if not is_whole)  # which are joined
     free = shutil.disk_usage(next(each for each in (out, *out.absolute().parents) if each.exists())).free
     if size > free:
         what = f"{name} needs {in_gb(size)} more on the disk of {out}, which has {in_gb(free)} free"

@@ -207,9 +207,9 @@ class Pages:
             result = diff(log, *sides(log, pair, phase))
             lists = {name: [row for row in result.changes if fits(row)] for name, fits in CHANGES.items()}
             tab = show or next((name for name, changes in lists.items() if changes), "flipped")
-            more = start + SIZE if len(lists[tab]) > start + SIZE else None
+            next_start = start + SIZE if len(lists[tab]) > start + SIZE else None
             return {
-                "found": result, "rows": lists[tab][start : start + SIZE], "more": more, "show": tab,
+                "found": result, "rows": lists[tab][start : start + SIZE], "more": next_start, "show": tab,
                 "counts": {name: len(changes) for name, changes in lists.items()},
                 "known": names, "phases": PHASES,
             }  # fmt: skip

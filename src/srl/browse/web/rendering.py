@@ -88,9 +88,9 @@ def _cell_text(value: Any) -> Any:
         return ""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    rest = len(value) - LONGEST
+    surplus = len(value) - LONGEST
     text = safe(value[:LONGEST])
-    return text if rest <= 0 else f"{text} … {rest:,} more characters, which `srl inspect show` prints"
+    return text if surplus <= 0 else f"{text} … {surplus:,} more characters, which `srl inspect show` prints"
 
 
 def _marked(text: str, golds: Sequence[str]) -> Markup:

@@ -37,11 +37,11 @@ def write_report(
 
     They are the first that satisfy the SQL condition `where`. Raises UserError if none does.
     """
-    run_id, chosen = run_of(log, run), condition(where)
-    rows_chosen = page(log, chosen, sort, limit).rows
+    run_id, matches = run_of(log, run), condition(where)
+    rows_chosen = page(log, matches, sort, limit).rows
     if not rows_chosen:
         raise UserError("no trajectory matches, so there is nothing to report", key="--where")
-    [(total,)] = log.execute(f"SELECT count(*) FROM trajectories WHERE {chosen[0]}").fetchall()
+    [(total,)] = log.execute(f"SELECT count(*) FROM trajectories WHERE {matches[0]}").fetchall()
     such = "" if where is None else f" ({where})"
     words = f"{len(rows_chosen):,} of {total:,} trajectories{such}, sorted by {sort}."
     try:

@@ -62,9 +62,9 @@ def check_search(settings: Config, baselines: Iterable[str] = (), typed: object 
         raise UserError(f"--baseline {searching[0]} has nothing to search: give --index DIR or --url URL")
 
 
-def tell_changed_indexes(changed: Iterable[ChangedIndex], done: str, so: str) -> None:
-    """Warn of the indexes that are not those of training: what is `done` with them, and `so` what."""
+def tell_changed_indexes(changed: Iterable[ChangedIndex], verb: str, so: str) -> None:
+    """Warn of the indexes that are not those of training: `verb`, what is done with them, and `so` what."""
     from srl.cli.output import note
 
     for index in changed:
-        note(f"warning: trained with {index.named} {index.before[:12]}, {done} {index.now[:12]}: {so}")
+        note(f"warning: trained with {index.named} {index.before[:12]}, {verb} {index.now[:12]}: {so}")

@@ -39,12 +39,12 @@ def diff(
     """
     from srl.browse import diff as browse
 
-    chosen = [browse.read_side(text) for text in (a, b)]
-    runs = paths([run for run, _ in chosen])
+    pairs = [browse.read_side(text) for text in (a, b)]
+    runs = paths([run for run, _ in pairs])
 
     def compare(log: duckdb.DuckDBPyConnection) -> Diff:
         names = [browse.run_of(log, path) for path in runs]
-        sides = [(name, step) for name, (_, step) in zip(names, chosen, strict=True)]
+        sides = [(name, step) for name, (_, step) in zip(names, pairs, strict=True)]
         return browse.diff(log, *browse.sides(log, sides, phase))
 
     result = read(list(dict.fromkeys(runs)), compare)
