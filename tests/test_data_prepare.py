@@ -56,6 +56,14 @@ def test_each_split_goes_to_a_file_of_its_own(tmp_path):
     ]
 
 
+def test_a_training_question_that_the_test_asks_too_is_dropped_and_said(tmp_path):
+    test = tmp_path / "test.jsonl"
+    test.write_text('{"question": "Who founded the village of  Lower Thorne?", "answer": ["Maud Ashby"]}\n')
+    made = prepare([given_file("nq", "nq-open.train.jsonl"), Input(SOURCES["nq"], (test,))], tmp_path / "out")
+    assert made.questions == {"train": 2, "test": 1}
+    assert len(made.notes) == 1
+
+
 def test_no_question_of_the_test_is_held_out_for_validation(tmp_path):
     """The test set asks some of the training questions in other words, under the same ids."""
     words = {"train": [f"Who is number {n}?" for n in range(30)],

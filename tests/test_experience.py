@@ -111,6 +111,16 @@ def test_kl_in_the_reward_lands_on_policy_tokens_only():
     assert metrics["critic/score/mean"] == pytest.approx(sum(SCORES) / 4)
 
 
+def test_groups_are_questions():
+    them = learner()
+    make_experience(them, episodes(), scores())
+    batch = them.algorithm.estimator.asked
+    groups = batch["group_ids"].tolist()
+    assert groups[0] == groups[2]
+    assert len(set(groups)) == 3
+    assert batch["group_size"] == them.config.rollout.n == 5
+
+
 def test_rows_whose_search_failed_are_out_of_everything():
     everyone, them = learner("rloo"), learner("rloo")
     kept = [0, 2, 3]

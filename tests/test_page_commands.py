@@ -36,6 +36,7 @@ CANNOT = {
     r"srl .*rollout.engine=openai": "it asks the server of a model; tests/fake_openai.py stands in for it",
     r"srl data demonstrations .*--from facts": "it wants gold passages; tests/test_fact_demonstrations.py",
     r"srl data demonstrations --from-log": "it wants right episodes; tests/test_teacher.py has some",
+    r"srl plugins check mcp ": "it asks an MCP server; the tests of plugins/tools/mcp have some",
     r"srl plugins check judge ": "it asks the server of a model; tests/fake_openai.py stands in for it",
     r"srl eval compare ": "it wants two evaluations; tests/test_eval_compare.py makes them",
     r"srl inspect diff .*@\d+ .*@\d+": "it wants two steps; tests/test_inspect_diff.py has them",
