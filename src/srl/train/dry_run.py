@@ -143,10 +143,10 @@ def _local_problems(config: Config, cpu: bool) -> Iterator[str]:
 
 def planned_job(config: Config) -> Job:
     """The job to plan: on GPUs where the configuration counts or names some, or this machine has them."""
-    cluster, here = config.cluster, torch.cuda.device_count()
+    cluster, gpus = config.cluster, torch.cuda.device_count()
     names_gpus = cluster.n_gpus_per_node is not None or cluster.address is not None
-    cpu = config.model.device == "cpu" or cluster.rollout == "torch" or not (names_gpus or here)
-    workers = cluster.n_gpus_per_node or (WORKERS_WITHOUT_GPU if cpu else here or 1)
+    cpu = config.model.device == "cpu" or cluster.rollout == "torch" or not (names_gpus or gpus)
+    workers = cluster.n_gpus_per_node or (WORKERS_WITHOUT_GPU if cpu else gpus or 1)
     return Job(Workspace.resolve().runs / "RUN", cpu=cpu, gpus_per_node=workers)
 
 

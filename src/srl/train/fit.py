@@ -182,8 +182,8 @@ def saved_model(shape: Shape, layout: Layout) -> Part:
     on_gpu = shape.parameters - shape.body + shape.body // shape.layers
     loaded = (shape.parameters if layout.cpu else on_gpu) * shape.itemsize
     again = loaded if shape.adapter and layout.cpu else 0  # the shard that is being written
-    most = max(merged + again, loaded + 64 * shape.vocabulary * FLOAT32)
-    return Part("saved model", 0, most, "loaded anew")
+    peak = max(merged + again, loaded + 64 * shape.vocabulary * FLOAT32)
+    return Part("saved model", 0, peak, "loaded anew")
 
 
 def pass_tokens(config: Config, layout: Layout, section: Actor | Critic) -> int:

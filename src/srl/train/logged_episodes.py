@@ -161,8 +161,8 @@ def write_logged_demonstrations(
     episodes = _at_most(_distinct(passed, _queries), per_question, seed=0)
     left_out.subtract((episode.question.data_source, _LEFT_OUT) for episode in episodes)
     questions = [
-        replace(each.question, metadata={**each.question.metadata, "turns": turns_of(each)})
-        for each in episodes
+        replace(episode.question, metadata={**episode.question.metadata, "turns": turns_of(episode)})
+        for episode in episodes
     ]
     return save_demonstrations(out, questions, +left_out)
 

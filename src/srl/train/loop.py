@@ -227,8 +227,8 @@ class Loop(ABC):
 
     def _act_on(self, fired: list[Fired]) -> None:
         """Note the watches that fired. Raises UserError where one stops the run."""
-        for each in fired:
-            self.terminal.note(f"warning: {each}")
+        for watch in fired:
+            self.terminal.note(f"warning: {watch}")
         if fired and self.watcher:
             self.runner.log.write_watches(self.watcher.rows())
         if stops := to_act_on(fired):
@@ -241,8 +241,8 @@ class Loop(ABC):
 
     def _save(self, state: dict[str, Any] | None = None) -> None:
         """Save the checkpoint of the last step, unless it is there, once the log has the step."""
-        path, there = checkpoint_path(self.run, self.progress.step), checkpoints(self.run)
-        if self.progress.step in there:
+        path, saved = checkpoint_path(self.run, self.progress.step), checkpoints(self.run)
+        if self.progress.step in saved:
             return
         self.runner.wait_for_log()
         environment = self.environment
@@ -250,7 +250,7 @@ class Loop(ABC):
         card = {"step": self.progress.step, **card_of_run(self.config, environment.template, digests)}
         save_checkpoint(
             path, self, environment.codec.tokenizer, self.optimisers, state or self.state(), card,
-            is_first=not there,
+            is_first=not saved,
         )  # fmt: skip
 
     @contextmanager

@@ -61,13 +61,13 @@ def load_split(phase: Phase, config: Config, codec: Codec, note: Note) -> list[Q
     limits: dict[Phase, int | None] = {"val": config.eval.val_questions, "test": config.eval.test_questions}
     files: tuple[str, ...] = getattr(config.data, f"{phase}_files") or ()
     questions = [question for file in files for question in read_questions(file)]
-    without = config.data.exclude_files
-    if phase == "train" and without and questions:
-        excluded = {question.id for file in without for question in _questions_of(Path(file))}
+    id_files = config.data.exclude_files
+    if phase == "train" and id_files and questions:
+        excluded = {question.id for file in id_files for question in _questions_of(Path(file))}
         remaining = [question for question in questions if question.id not in excluded]
         if len(remaining) == len(questions):
             raise UserError(
-                f"data.exclude_files={', '.join(without)}: none of the {len(excluded):,} ids is that of a "
+                f"data.exclude_files={', '.join(id_files)}: none of the {len(excluded):,} ids is that of a "
                 f"question of data.train_files, such as {questions[0].id!r}"
             )
         note(

@@ -92,8 +92,8 @@ class RejectionSampling(Loop):
         )
         Loop.resume(self, step)
         by_id = {record.trajectory.id: record for record in logged}
-        whole = [ids for _, ids in self._batches(step + 1) if by_id.keys() >= set(ids)]
-        self.sampled = [by_id[name] for ids in whole for name in ids]
+        batches = [ids for _, ids in self._batches(step + 1) if by_id.keys() >= set(ids)]
+        self.sampled = [by_id[name] for ids in batches for name in ids]
         if self.sampled:
             self.runner.record(step + 1, "train", self.sampled, {})
 

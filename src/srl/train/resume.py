@@ -215,8 +215,8 @@ def with_its_dtype(run: Path, record: RunRecord, config: Config, note: Note) -> 
     """`config` with the precision that `model.dtype=auto` meant where the run started."""
     if config.model.dtype != "auto" or not record.dtype:
         return config
-    if (here := dtype_here(config)) != record.dtype:
-        note(f"{run.name} goes on in {record.dtype}, as it began; on this device model.dtype=auto is {here}")
+    if (dtype := dtype_here(config)) != record.dtype:
+        note(f"{run.name} goes on in {record.dtype}, as it began; on this device model.dtype=auto is {dtype}")
     return config.with_settings({"model.dtype": record.dtype})
 
 

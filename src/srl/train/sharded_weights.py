@@ -60,10 +60,10 @@ def _whole(name: str, parts: list[Tensor]) -> Tensor:
         return first
     ranks, dimension = sharding(name, first)
     pieces = [parts[rank].to_local() for rank in ranks]  # type: ignore[attr-defined]
-    whole = pieces[0] if dimension is None else torch.cat(pieces, dim=dimension)
-    if whole.shape != first.shape:
-        raise UserError(f"{name} has the shape {tuple(first.shape)}, its shards {tuple(whole.shape)}")
-    return whole
+    tensor = pieces[0] if dimension is None else torch.cat(pieces, dim=dimension)
+    if tensor.shape != first.shape:
+        raise UserError(f"{name} has the shape {tuple(first.shape)}, its shards {tuple(tensor.shape)}")
+    return tensor
 
 
 def sharding(name: str, tensor: DTensor) -> tuple[list[int], int | None]:

@@ -219,14 +219,14 @@ def actor_loss(
         loss_mode=loss.loss_mode,
     )  # fmt: skip
     metrics = {"actor/pg_loss": policy, **{f"actor/{name}": value for name, value in policy_metrics.items()}}
-    whole = policy
+    total = policy
     if loss.entropy_coeff:
         entropy = aggregate(stats.entropy, part.mask, normalise=loss.normalise, denominator=denominator)
         metrics["actor/entropy_loss"] = entropy
-        whole = whole - loss.entropy_coeff * entropy
+        total = total - loss.entropy_coeff * entropy
     if loss.kl_loss_coef and part.ref_logprobs is not None:
         kl = kl_penalty(stats.logprobs, part.ref_logprobs, loss.kl_loss_type)
         kl_loss = aggregate(kl, part.mask, normalise=loss.normalise, denominator=denominator)
         metrics["actor/kl_loss"] = kl_loss
-        whole = whole + loss.kl_loss_coef * kl_loss
-    return whole, metrics
+        total = total + loss.kl_loss_coef * kl_loss
+    return total, metrics

@@ -127,14 +127,14 @@ def _divergence(option: str, log_ratio: Tensor, mask: Tensor) -> Tensor:
 def _mismatch(trainer: Tensor, sampler: Tensor, mask: Tensor) -> Metrics:
     """KL(sampler ‖ trainer) by k1 and k3, both perplexities, and the differences of their logarithms."""
     log_ratio = _log_ratio(trainer, sampler, mask)
-    trainer_mean, sampler_mean = (-masked_mean(each, mask, dim=-1) for each in (trainer, sampler))  # (B,)
+    trainer_nll, sampler_nll = (-masked_mean(each, mask, dim=-1) for each in (trainer, sampler))  # (B,)
     return {
         "kl": masked_mean(-log_ratio, mask),
         "k3_kl": masked_mean(_divergence("token_k3", log_ratio, mask), mask),
-        "training_ppl": trainer_mean.exp().mean(),
-        "rollout_ppl": sampler_mean.exp().mean(),
-        "log_ppl_diff": (trainer_mean - sampler_mean).mean(),
-        "log_ppl_abs_diff": (trainer_mean - sampler_mean).abs().mean(),
+        "training_ppl": trainer_nll.exp().mean(),
+        "rollout_ppl": sampler_nll.exp().mean(),
+        "log_ppl_diff": (trainer_nll - sampler_nll).mean(),
+        "log_ppl_abs_diff": (trainer_nll - sampler_nll).abs().mean(),
     }
 
 

@@ -43,19 +43,19 @@ def compose(config: Config, job: Job) -> DictConfig:
 
 def validated(config: Config, job: Job) -> DictConfig:
     """`compose`, with all checks passed. Raises UserError."""
-    whole = compose(config, job)
-    _raise_first(problems(whole, config))
-    _check_with_verl(whole)
-    return whole
+    verl_config = compose(config, job)
+    _raise_first(problems(verl_config, config))
+    _check_with_verl(verl_config)
+    return verl_config
 
 
 def server_config(config: Config, job: Job) -> DictConfig:
     """verl's configuration of rollout servers without a trainer, with all checks passed. Raises UserError."""
     _raise_first(_refused_keys(config, OF_SERVERS))
     _raise_first(_rollout(config, job))
-    whole = composed(config, server_settings(config, job))
-    _raise_first(_machines(whole, config))
-    return whole
+    verl_config = composed(config, server_settings(config, job))
+    _raise_first(_machines(verl_config, config))
+    return verl_config
 
 
 def check_supported(config: Config, job: Job) -> None:
@@ -130,12 +130,12 @@ def _training(config: Config, job: Job) -> Problems:
             yield _problem(config, f"reward.{name}.device", why)
 
 
-def problems(whole: DictConfig, config: Config) -> Problems:
+def problems(verl_config: DictConfig, config: Config) -> Problems:
     """What one of verl's workers would fail on, with the keys of ours to change."""
-    yield from _machines(whole, config)
-    workers, n = _workers(whole), whole.actor_rollout_ref.rollout.n
-    trained = {"actor": whole.actor_rollout_ref.actor} | (
-        {"critic": whole.critic} if whole.critic.enable else {}
+    yield from _machines(verl_config, config)
+    workers, n = _workers(verl_config), verl_config.actor_rollout_ref.rollout.n
+    trained = {"actor": verl_config.actor_rollout_ref.actor} | (
+        {"critic": verl_config.critic} if verl_config.critic.enable else {}
     )
     for who, section in trained.items():
         size, ranks = section.ppo_mini_batch_size, _data_ranks(section, workers)
@@ -147,9 +147,9 @@ def problems(whole: DictConfig, config: Config) -> Problems:
             yield UserError(what, key=key, hint="data.train_batch_size bounds it too")
 
 
-def _workers(whole: DictConfig) -> int:
+def _workers(verl_config: DictConfig) -> int:
     """How many GPUs the run uses, or workers in their place."""
-    return int(whole.trainer.nnodes * whole.trainer.n_gpus_per_node)
+    return int(verl_config.trainer.nnodes * verl_config.trainer.n_gpus_per_node)
 
 
 def _data_ranks(section: Any, workers: int) -> int:
@@ -161,27 +161,27 @@ def _data_ranks(section: Any, workers: int) -> int:
     return workers // int(tensors * stages * engine.context_parallel_size)
 
 
-def _machines(whole: DictConfig, config: Config) -> Problems:
+def _machines(verl_config: DictConfig, config: Config) -> Problems:
     """What machines and model do not allow. Without an address a run starts a Ray cluster of its own, with
     the GPUs that are here."""
-    if whole.trainer.nnodes > 1 and config.cluster.address is None:
+    if verl_config.trainer.nnodes > 1 and config.cluster.address is None:
         hint = "run `ray start` on each, and set cluster.address=auto"
         yield _problem(config, "cluster.nnodes", "several machines need a Ray cluster that is there", hint)
-    workers = _workers(whole)
-    if workers % whole.actor_rollout_ref.rollout.tensor_model_parallel_size:
+    workers = _workers(verl_config)
+    if workers % verl_config.actor_rollout_ref.rollout.tensor_model_parallel_size:
         yield _problem(config, "cluster.tensor_model_parallel_size", f"does not divide the {workers} GPUs")
-    context = model_config(whole.actor_rollout_ref.model.path).get("max_position_embeddings")
+    context = model_config(verl_config.actor_rollout_ref.model.path).get("max_position_embeddings")
     yield from map(UserError, context_errors(config, context))
 
 
-def _check_with_verl(whole: DictConfig) -> None:
+def _check_with_verl(verl_config: DictConfig) -> None:
     """verl's own validation, whose output is dropped, of a copy for which it loads nothing: it would read
     the critic's model, and import vLLM for LoRA."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    copy = deepcopy(whole)
+    copy = deepcopy(verl_config)
     OmegaConf.update(copy, "critic.model", None, merge=False)
     if find_spec("vllm") is None:
         for rank in ("lora_rank", "lora.rank"):

@@ -117,8 +117,8 @@ def job_of(config: Config, run: Path, *, resumed: bool = False) -> Job:
     cpu = config.model.device == "cpu" or not torch.cuda.is_available()
     if config.cluster.address is not None and config.model.device != "cpu":
         cpu = False
-    here = WORKERS_WITHOUT_GPU if cpu else torch.cuda.device_count()
-    return Job(run, resumed, cpu, config.cluster.n_gpus_per_node or here or 1)
+    workers = WORKERS_WITHOUT_GPU if cpu else torch.cuda.device_count()
+    return Job(run, resumed, cpu, config.cluster.n_gpus_per_node or workers or 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,8 +236,8 @@ def start_log_actor(run: Path, info: RunInfo, trainer: Trainer, watcher: Watcher
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    actor = ray.remote(num_cpus=0)(LogActor).options(name=_name(run), scheduling_strategy=here)
+    strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    actor = ray.remote(num_cpus=0)(LogActor).options(name=_name(run), scheduling_strategy=strategy)
     return actor.remote(run / LOG, info, trainer.sample_freq, watcher, Process.here())
 
 

@@ -338,8 +338,8 @@ class SearchTrainer(PPOTrainerSync):
         """Raises NotDelivered where a server sampled with other weights than those of the step before."""
         bounds = ("min_global_steps", "max_global_steps")
         versions = {int(row[bound]) for row in extra if row["srl_valid"] for bound in bounds}
-        if old := versions - {self.global_steps - 1}:
-            raise NotDelivered(f"step {self.global_steps} was sampled with the weights of step {min(old)}")
+        if stale := versions - {self.global_steps - 1}:
+            raise NotDelivered(f"step {self.global_steps} was sampled with the weights of step {min(stale)}")
 
     def _settle_checkpoint(self) -> None:
         """Make the step's checkpoint the latest, once its step is in the log.
@@ -354,8 +354,8 @@ class SearchTrainer(PPOTrainerSync):
         write_manifest(folder, CHECKPOINT, {"step": self.global_steps, "files": checksums(folder)})
         name_latest_verl_step(self.run, self.global_steps)
         em = ray.get(self.log_actor.validations.remote())
-        for old in superseded_checkpoints(self.run, self.srl.trainer.max_ckpt_to_keep, "verl", em):
-            shutil.rmtree(old, ignore_errors=True)
+        for checkpoint in superseded_checkpoints(self.run, self.srl.trainer.max_ckpt_to_keep, "verl", em):
+            shutil.rmtree(checkpoint, ignore_errors=True)
 
     def _folder(self) -> Path:
         return checkpoint_path(self.run, self.global_steps, "verl")

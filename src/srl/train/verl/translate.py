@@ -89,19 +89,19 @@ ADD = "+"
 def settings(config: Config, job: Job) -> Settings:
     """verl's keys and their values for `config`, without those left at verl's defaults."""
     critic = needs_critic(config)
-    whole = {
+    values = {
         **_of_the_table(config), **FIXED, "algorithm.adv_estimator": f"srl_{config.algorithm.name}",
         "critic.enable": critic, **_model(config, job, MODEL), **_rollout(config, job),
         **_network(config, "actor", ACTOR), **_clipping(config), **_trainer(config, job), **_ray(config, job),
     }  # fmt: skip
     if critic:
-        whole |= _model(config, job, "critic.model") | _network(config, "critic", "critic")
+        values |= _model(config, job, "critic.model") | _network(config, "critic", "critic")
     for network, fsdp in FSDP.items():
         if critic or network != "critic":
             engine = f"{network}.{'megatron' if is_megatron(config) else fsdp}"
-            whole |= _training_engine(config, job, engine, trained=network != REF)
+            values |= _training_engine(config, job, engine, trained=network != REF)
     support = device_support(job.cpu)
-    return whole | support.settings(config, job) if support else whole
+    return values | support.settings(config, job) if support else values
 
 
 def server_settings(config: Config, job: Job) -> Settings:
@@ -121,7 +121,7 @@ def _below(section: str, values: Settings) -> Settings:
 
 def _of_the_table(config: Config) -> Settings:
     """Each key of ours that names one of verl's, with its value there."""
-    whole: Settings = {}
+    values: Settings = {}
     for key in keys():
         name = key.facts.verl
         if not name or (key.name.startswith("critic.") and not needs_critic(config)):
@@ -131,8 +131,8 @@ def _of_the_table(config: Config) -> Settings:
         if key.name.startswith("model.lora_") and config.model.lora_rank == 0:
             continue
         value = value_of(config, key.name)
-        whole[name] = plain(value) if isinstance(value, tuple | dict) else key.facts.names.get(value, value)
-    return whole
+        values[name] = plain(value) if isinstance(value, tuple | dict) else key.facts.names.get(value, value)
+    return values
 
 
 def _model(config: Config, job: Job, verl: str) -> Settings:
@@ -144,7 +144,7 @@ def _model(config: Config, job: Job, verl: str) -> Settings:
     """
     model, attention = config.model, _attention(config.model)
     dropout = without_dropout(model_config(model.path))
-    whole = _below(verl, {
+    values = _below(verl, {
         "path": model.path and absolute(model.path), "tokenizer_path": absolute(job.tokenizer),
         "trust_remote_code": model.trust_remote_code,
         "enable_gradient_checkpointing": model.gradient_checkpointing,
@@ -152,12 +152,12 @@ def _model(config: Config, job: Job, verl: str) -> Settings:
         "use_remove_padding": is_megatron(config) or "flash" in attention,
     })  # fmt: skip
     if model.lora_rank == 0 or verl != MODEL:
-        return whole
+        return values
     if is_megatron(config):
-        return whole | {f"{verl}.lora.rank": model.lora_rank, f"{verl}.lora.alpha": model.lora_alpha}
+        return values | {f"{verl}.lora.rank": model.lora_rank, f"{verl}.lora.alpha": model.lora_alpha}
     if rollout_name(config, job) == TORCH:
-        return whole | {f"{verl}.lora.merge": True}
-    return whole | {f"{ROLLOUT}.load_format": "safetensors"}
+        return values | {f"{verl}.lora.merge": True}
+    return values | {f"{ROLLOUT}.load_format": "safetensors"}
 
 
 def _attention(model: Model) -> str:
@@ -183,7 +183,7 @@ def without_dropout(sizes: dict[str, Any]) -> dict[str, Any]:
 def _rollout(config: Config, job: Job) -> Settings:
     """The engine that generates, and how much it generates at once on each copy of the model."""
     engine, workers = rollout_name(config, job), config.cluster.agent_workers
-    whole: Settings = {
+    values: Settings = {
         "name": engine,
         "dtype": precision(config, job),
         "max_model_len": config.data.max_episode_tokens,
@@ -193,12 +193,12 @@ def _rollout(config: Config, job: Job) -> Settings:
         "agent.num_workers": min(workers, job.gpus_per_node) if job.cpu else workers,
     }
     if engine == "vllm":  # it looks for a tokenizer beside the model unless told
-        whole["engine_kwargs.vllm.tokenizer"] = absolute(job.tokenizer)
-        whole["engine_kwargs.vllm.worker_extension_cls"] = CHECKED_WORKER
+        values["engine_kwargs.vllm.tokenizer"] = absolute(job.tokenizer)
+        values["engine_kwargs.vllm.worker_extension_cls"] = CHECKED_WORKER
     if engine == "sglang":  # without a tokenizer it ignores stop strings
-        whole["engine_kwargs.sglang.tokenizer_path"] = absolute(job.tokenizer)
-        whole["skip_tokenizer_init"] = False
-    return _below(ROLLOUT, whole)
+        values["engine_kwargs.sglang.tokenizer_path"] = absolute(job.tokenizer)
+        values["skip_tokenizer_init"] = False
+    return _below(ROLLOUT, values)
 
 
 def _clipping(config: Config) -> Settings:
@@ -220,7 +220,7 @@ def _network(config: Config, who: Network, verl: str) -> Settings:
     """
     section = getattr(config, who)
     optim, tokens = section.optim, tokens_per_pass(section.ppo_max_token_len, config)
-    whole: Settings = {
+    values: Settings = {
         "ppo_mini_batch_size": min(section.ppo_mini_batch_size, config.data.train_batch_size),
         "ppo_max_token_len_per_gpu": tokens,
         "use_dynamic_bsz": True,
@@ -231,20 +231,20 @@ def _network(config: Config, who: Network, verl: str) -> Settings:
         "optim.lr_warmup_steps_ratio": 0.0,
     }
     if who == "critic":
-        whole |= {"forward_max_token_len_per_gpu": tokens, "ppo_infer_max_token_len_per_gpu": tokens}
+        values |= {"forward_max_token_len_per_gpu": tokens, "ppo_infer_max_token_len_per_gpu": tokens}
     if is_megatron(config):
         adam = {"adam_beta1": optim.betas[0], "adam_beta2": optim.betas[1], "adam_eps": 1e-8}
-        whole |= {"optim.override_optimizer_config": adam, "optim.lr_decay_style": optim.lr_scheduler_type}
+        values |= {"optim.override_optimizer_config": adam, "optim.lr_decay_style": optim.lr_scheduler_type}
     else:
         kind = optim.lr_scheduler_type
-        whole["optim.lr_scheduler_type"] = "constant" if kind == "linear" else kind  # verl refuses linear
-    return _below(verl, whole)
+        values["optim.lr_scheduler_type"] = "constant" if kind == "linear" else kind  # verl refuses linear
+    return _below(verl, values)
 
 
 def _trainer(config: Config, job: Job) -> Settings:
     """verl's actor learns from step `critic_warmup` on, ours from the step after it."""
     trainer, total = config.trainer, max(1, config.trainer.total_training_steps)
-    whole: Settings = {
+    values: Settings = {
         "trainer.total_epochs": total,
         "trainer.save_freq": trainer.save_freq or total,
         "trainer.critic_warmup": trainer.critic_warmup + 1,
@@ -256,8 +256,8 @@ def _trainer(config: Config, job: Job) -> Settings:
         "data.trust_remote_code": config.model.trust_remote_code,
     }
     if needs_critic(config) and not is_megatron(config):
-        whole["critic.strategy"] = config.cluster.strategy
-    return whole
+        values["critic.strategy"] = config.cluster.strategy
+    return values
 
 
 def _training_engine(config: Config, job: Job, verl: str, *, trained: bool) -> Settings:
@@ -266,24 +266,24 @@ def _training_engine(config: Config, job: Job, verl: str, *, trained: bool) -> S
     offload = {"param_offload": config.cluster.param_offload}
     if trained:
         offload["optimizer_offload"] = config.cluster.optimizer_offload
-    whole: Settings = {"seed": config.trainer.seed, "dtype": dtype, **offload}
+    values: Settings = {"seed": config.trainer.seed, "dtype": dtype, **offload}
     if not is_megatron(config):
         short = SHORT_DTYPES[dtype]
-        whole["mixed_precision"] = {"param_dtype": short, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+        values["mixed_precision"] = {"param_dtype": short, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     elif config.model.gradient_checkpointing and trained:
-        whole |= _below("override_transformer_config", RECOMPUTE)
-    return _below(verl, whole)
+        values |= _below("override_transformer_config", RECOMPUTE)
+    return _below(verl, values)
 
 
 def _ray(config: Config, job: Job) -> Settings:
     """Ray counts the GPUs of a cluster that it starts; an existing cluster knows its own."""
     verl, address, threads = "ray_kwargs.ray_init", config.cluster.address, config.trainer.threads
-    whole: Settings = {f"{verl}.address": address} if address else {f"{verl}.include_dashboard": False}
+    values: Settings = {f"{verl}.address": address} if address else {f"{verl}.include_dashboard": False}
     if threads is not None:
-        whole[f"{verl}.runtime_env.env_vars"] = {"OMP_NUM_THREADS": str(threads)}
+        values[f"{verl}.runtime_env.env_vars"] = {"OMP_NUM_THREADS": str(threads)}
         if rollout_name(config, job) == TORCH:
-            whole[f"{ROLLOUT}.engine_kwargs.srl_torch"] = {"threads": threads}
-    return whole
+            values[f"{ROLLOUT}.engine_kwargs.srl_torch"] = {"threads": threads}
+    return values
 
 
 # verl's own files, and the section `verl`
@@ -297,24 +297,24 @@ def composed(config: Config, settings: Settings) -> DictConfig:
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    whole = deepcopy(_read_defaults(is_megatron(config)))
+    merged = deepcopy(_read_defaults(is_megatron(config)))
     for name, value in settings.items():
-        OmegaConf.update(whole, name, value, merge=False, force_add=True)
+        OmegaConf.update(merged, name, value, merge=False, force_add=True)
     for path, value in flat(config.verl):
         key = ".".join(path)
         name = key.removeprefix(ADD)
         _check_free(name, value)
-        there = OmegaConf.select(whole, name, throw_on_missing=False, throw_on_resolution_failure=False)
-        if isinstance(there, DictConfig) and len(there) and not isinstance(value, Mapping):
+        default = OmegaConf.select(merged, name, throw_on_missing=False, throw_on_resolution_failure=False)
+        if isinstance(default, DictConfig) and len(default) and not isinstance(value, Mapping):
             raise UserError(f"verl.{name} is a section", key=f"verl.{name}", hint="set a key in it")
         try:
-            OmegaConf.update(whole, name, plain(value), merge=False, force_add=key.startswith(ADD))
+            OmegaConf.update(merged, name, plain(value), merge=False, force_add=key.startswith(ADD))
         except OmegaConfBaseException as error:
-            tree: Any = OmegaConf.to_container(whole, resolve=False)
+            tree: Any = OmegaConf.to_container(merged, resolve=False)
             near = nearest(name, [".".join(map(str, path)) for path, _ in flat(tree)])
             hint = f"to add one, as in Hydra: verl.{ADD}{name}"
             raise UserError(f"no key verl.{name}{near}", key=f"verl.{name}", hint=hint) from error
-    return whole
+    return merged
 
 
 @cache
