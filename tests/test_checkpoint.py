@@ -122,7 +122,7 @@ def test_the_first_checkpoint_of_a_run_that_is_not_the_trained_model_is_refused(
     take_steps(them, those)
     path, whole = save(tmp_path / "right", them, those), checkpoint.save_model
 
-    def lose_what_was_trained(model, tokenizer, directory):
+    def lose_what_was_trained(model, tokenizer, directory, **options):
         whole(learner(critic=False).actor, tokenizer, directory)
 
     monkeypatch.setattr(checkpoint, "save_model", lose_what_was_trained)

@@ -25,10 +25,11 @@ from srl.files import ABOUT
 from srl.index import build_index, open_index
 from srl.models.weights import save_model
 from srl.protocol import template
-from srl.rollout.codec import Codec
+from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
+from srl.rollout.tags import Tags
 from srl.store import LogWriter, RunInfo, read_records
 from srl.train.evaluate_model import Evaluation, evaluate_model
 from srl.train.evaluation_run import generate
@@ -228,7 +229,7 @@ def test_a_model_trained_on_the_prompts_of_its_files_is_measured_on_them(
     sets = [f"search.index={place / 'index'}", "data.template=" + ("null" if own else "short")]
     trained = load_config(None, sets=sets).config
     model = _copy_of(place / "model", tmp_path / "model")
-    write_card(model / "srl.json", card_of_run(trained, load_template(trained), {}))
+    write_card(model / "srl.json", card_of_run(trained, Tags(TextCodec(), load_template(trained)), {}))
     config = settings_of(model, None, None, {"search.index": place / "index"}, SMALL)
     asked = [replace(item, prompt=({"role": "user", "content": f"Mine: {item.text}"},)) for item in QUESTIONS]
     write_questions(tmp_path / "test.parquet", asked)

@@ -11,20 +11,23 @@ from typing import Any
 
 import pytest
 from tests.native_models import FAMILIES, family_codec
+from tests.native_models import native as native_turns
 from tests.scripts import TableSearch
 from tests.tiny_models import tiny_model
 from tests.training import config, only_run, train, write_setting
 
 from srl import store
 from srl.config import Config
+from srl.config.sections import Model
 from srl.errors import UserError
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import TextCodec
 from srl.rollout.engine import Sampling
 from srl.train.baselines import BASELINES, baseline_config
 from srl.train.dry_run import plan_run
+from srl.train.export import export
 from srl.train.load_components import load_turns, template_kwargs, with_day, with_protocol
-from srl.train.model_card import write_card
+from srl.train.model_card import model_card, write_card
 from srl.train.model_settings import settings_of
 from srl.train.questions import declared_tools, load_template, takes_written_prompts
 
@@ -52,7 +55,9 @@ def native(folder: Path, protocol: str = "native", **settings: Any) -> Config:
 
 
 def test_a_run_logs_its_protocol_and_its_checkpoint_says_it(folder, tmp_path):
-    train(native(folder, "auto", trainer__total_training_steps=1), tmp_path)
+    kwargs = {"enable_thinking": False}
+    first = {"trainer__total_training_steps": 1, "model__chat_template_kwargs": kwargs}
+    train(native(folder, "auto", **first), tmp_path)
     run = only_run(tmp_path)
     with store.open(run) as log:
         assert log.execute("SELECT DISTINCT protocol FROM trajectories").fetchall() == [("hermes",)]
@@ -61,8 +66,23 @@ def test_a_run_logs_its_protocol_and_its_checkpoint_says_it(folder, tmp_path):
     (checkpoint,) = (run / "checkpoints").glob("step-*1")
     card = json.loads((checkpoint / "srl.json").read_text())
     assert (card["protocol"], card["template"], card["search"]) == ("native", "tools", True)
-    again = settings_of(checkpoint, None, None, {}, [])
-    assert (again.rollout.protocol, load_template(again).name) == ("native", "tools")
+    moved, rounded = (export(run, tmp_path / f"{dtype}", dtype=dtype) for dtype in (None, "bfloat16"))
+    for model in (checkpoint, moved.directory, rounded.directory):
+        again = settings_of(model, None, None, {}, [])
+        assert (again.rollout.protocol, load_template(again).name) == ("native", "tools")
+        assert again.model.chat_template_kwargs == kwargs
+        assert "stop_strings" not in json.loads((model / "generation_config.json").read_text())
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3, thinking off"])
+def test_another_chat_template_than_in_training_is_said_in_a_line(folder, tmp_path, family):
+    trained = native_turns(family_codec("qwen2.5"))
+    write_card(tmp_path / "srl.json", model_card(trained, Model()))
+    said = list[str]()
+    chosen = native(folder, model__path=str(tmp_path))
+    load_turns(chosen, family_codec(family), TableSearch(), said.append)
+    assert len(said) == (family != "qwen2.5")
+    assert all("\n" not in line and "model.chat_template_kwargs" in line for line in said)
 
 
 def test_a_dry_run_says_how_calls_are_made_and_what_a_start_refuses(folder):
@@ -120,7 +140,7 @@ def test_a_server_that_returns_text_is_refused(folder):
     chosen = native(folder)
     for codec, engine in ((TextCodec(), None), (family_codec("qwen2.5"), SimpleNamespace(token_ids=False))):
         with pytest.raises(UserError) as refused:
-            load_turns(chosen, codec, TableSearch(), engine)
+            load_turns(chosen, codec, TableSearch(), lambda text: None, engine)
         assert refused.value.key == "rollout.protocol"
 
 

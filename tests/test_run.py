@@ -19,7 +19,7 @@ from srl.train.search import as_inputs
 from srl.workspace import Workspace
 
 BACKENDS = ("local", "verl")
-INPUTS = as_inputs({"": "abc", "papers": "def"}) | {"reference": "123"}
+INPUTS = as_inputs({"": "abc", "papers": "def"}) | {"glue": "012", "reference": "123"}
 
 
 @dataclass
@@ -136,13 +136,14 @@ def test_a_run_that_ends_before_its_log_begins_leaves_no_directory(backend, tmp_
     assert Workspace(tmp_path).all_runs() == []
 
 
-def test_another_reference_or_index_is_noticed_on_resume(backend, tmp_path):
+def test_another_reference_index_or_chat_template_is_noticed_on_resume(backend, tmp_path):
     started(backend, tmp_path)
     run, said = only_run(tmp_path), Said()
-    backend.inputs |= as_inputs({"": "xyz", "papers": "uvw"})
+    backend.inputs |= as_inputs({"": "xyz", "papers": "uvw"}) | {"glue": "345"}
     runs.resume(run, workspace=Workspace(tmp_path), terminal=said)
     assert f"warning: {run.name} started with another index (abc)" in said.out.getvalue()
     assert "started with another index of papers (def)" in said.out.getvalue()
+    assert sum("chat template" in line for line in said.out.getvalue().splitlines()) == 1
     backend.inputs["reference"] = "456"
     with pytest.raises(UserError, match=r"expected digest 123, found 456"):
         runs.resume(run, workspace=Workspace(tmp_path), terminal=Said())

@@ -85,7 +85,7 @@ def played(config: Config, place: Path, *calls: ToolCall) -> Trajectory:
     """The episode that makes these calls, one a turn, in what the configuration names."""
     codec = family_codec("qwen2.5")
     search = load_search(config, Workspace(place / "workspace"), lambda text: None)
-    turns: Any = load_turns(config, codec, search)
+    turns: Any = load_turns(config, codec, search, lambda text: None)
     assert schemas(turns.tools) == declared_tools(config)
     texts = [*(turns.glue.format.write([call]) for call in calls), "Ossa Trell"]
     environment = Environment(codec, load_template(config), episode_options(config), search, turns=turns)

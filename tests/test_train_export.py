@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.native_models import family_codec, native
 from tests.training import SETTINGS, tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from srl.cli import main
 from srl.config import Config, load_config, save_config
+from srl.config.sections import Model
 from srl.errors import UserError
 from srl.files import write_json, write_manifest
 from srl.models.load import load_model, load_tokenizer
@@ -22,6 +24,7 @@ from srl.models.new import new_model
 from srl.models.weights import model_digest, save_model
 from srl.protocol import STOP_STRINGS
 from srl.train.export import export, in_dtype, with_weights
+from srl.train.model_card import model_card
 from srl.train.model_settings import settings_of
 from srl.train.model_size import shape_of
 from srl.train.named_checkpoint import model_directory
@@ -261,7 +264,25 @@ def test_command_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert f"srl --workspace {run.parent.parent} eval run '{out}' --config {run / 'config.yaml'}" in said.err
     assert main(["train", "export", "00ff", "--out", str(out), "--overwrite", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == {"directory": str(out), "run": NAME, "backend": "local", "step": 20, "dtype": "float32"}
+    assert found == {
+        "directory": str(out), "run": NAME, "backend": "local", "step": 20, "dtype": "float32", "vllm": ""
+    }  # fmt: skip
+
+
+PARSERS = {"qwen2.5": "hermes", "qwen3.5": "qwen3_coder", "llama": "llama3_json", "lfm2": "lfm2"}
+
+
+@pytest.mark.parametrize("family", PARSERS)
+def test_command_says_how_to_serve_a_model_that_calls_tools_in_its_own_way(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str
+) -> None:
+    card = model_card(native(family_codec(family)), Model())
+    write_json(run / "checkpoints" / "step-000010" / "srl.json", {"format": 1, **card})
+    out = tmp_path / "model"
+    assert main(["train", "export", "last@10", "--out", str(out)]) == 0
+    options = f"--enable-auto-tool-choice --tool-call-parser {PARSERS[family]}"
+    assert f"vllm serve {out} {options} --host" in capsys.readouterr().err
+    assert json.loads((out / "srl.json").read_text())["vllm"] == options
 
 
 def test_existing_directory_is_replaced_only_when_it_is_a_model_and_that_is_asked_for(

@@ -161,7 +161,8 @@ def export(
     output.line(f"{model.directory}  step {model.step} of {model.run}, {model.dtype}")
     engine = ("--set", "rollout.engine=openai", "--set", "rollout.openai.url=http://127.0.0.1:8000/v1")
     settings = ("--config", str(directory / "config.yaml"), "--data", "FILE", *engine)
-    output.note(f"serve it: vllm serve {shlex.quote(str(model.directory))} --host 127.0.0.1")
+    options = f"{model.vllm} --host 127.0.0.1".lstrip()
+    output.note(f"serve it: vllm serve {shlex.quote(str(model.directory))} {options}")
     output.note(f"evaluate it there: {workspace.command('eval', 'run', str(model.directory), *settings)}")
 
 

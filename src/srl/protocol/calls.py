@@ -71,6 +71,8 @@ class Format:
     write: Callable[[Sequence[ToolCall]], str]
     token: str
     """The token that begins a call; a vocabulary that has it may be of this format."""
+    vllm: str
+    """vLLM's name of the parser that reads these calls."""
     anywhere: bool = True
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
@@ -251,15 +253,21 @@ def _write_python(calls: Sequence[ToolCall]) -> str:
 
 _XML = re.compile("<tool_call>")
 FORMATS: Mapping[str, Format] = {
-    "hermes": Format(_XML, "</tool_call>", "<tool_response>", _parse_hermes, _write_hermes, "<tool_call>"),
-    "qwen-xml": Format(_XML, "</tool_call>", "<tool_response>", _parse_xml, _write_xml, "<tool_call>"),
+    "hermes": Format(
+        _XML, "</tool_call>", "<tool_response>", _parse_hermes, _write_hermes, "<tool_call>",
+        "hermes",
+    ),
+    "qwen-xml": Format(
+        _XML, "</tool_call>", "<tool_response>", _parse_xml, _write_xml, "<tool_call>",
+        "qwen3_coder",
+    ),
     "pythonic": Format(
         re.compile(r"<\|tool_call_start\|>"), _PYTHON_END, "<|tool_response_start|>", _parse_python,
-        _write_python, "<|tool_call_start|>",
+        _write_python, "<|tool_call_start|>", "lfm2",
     ),
     "llama-json": Format(
         re.compile(r"\s*(?:<\|python_tag\|>\s*)?(?={)"), "}", "<|start_header_id|>", _parse_json, _write_json,
-        "<|python_tag|>", anywhere=False,
+        "<|python_tag|>", "llama3_json", anywhere=False,
     ),
 }  # fmt: skip
 """The formats that are read, by name."""

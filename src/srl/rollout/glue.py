@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from srl.errors import UserError
+from srl.files import digest_text
 from srl.protocol import FORMATS, Format, ToolCall
 from srl.rollout.codec import Codec
 
@@ -40,6 +41,10 @@ class Glue:
     @property
     def format(self) -> Format:
         return FORMATS[self.call_format]
+
+    @property
+    def digest(self) -> str:
+        return digest_text(*map(repr, astuple(self)))
 
     @property
     def opens_thought(self) -> bool:

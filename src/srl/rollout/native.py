@@ -59,6 +59,12 @@ class Native:
     def name(self) -> str:
         return self.glue.call_format
 
+    @property
+    def card(self) -> Mapping[str, str]:
+        """With the options by which vLLM serves the model so that clients get its calls."""
+        options = f"--enable-auto-tool-choice --tool-call-parser {self.glue.format.vllm}"
+        return {"protocol": "native", "glue": self.glue.digest, "vllm": options}
+
     def prompt(self, messages: Messages) -> tuple[list[int], bool, str]:
         return self.codec.encode_prompt(messages, schemas(self.tools))
 

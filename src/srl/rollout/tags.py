@@ -22,6 +22,7 @@ class Tags:
     stop: tuple[str, ...] = STOP_STRINGS
 
     name: ClassVar = "tags"
+    card: ClassVar[Mapping[str, str]] = {}
     tools: ClassVar[Mapping[str, Tool]] = {}
 
     def prompt(self, messages: Messages) -> tuple[list[int], bool, str]:

@@ -66,7 +66,7 @@ def conversation(config: Config, workspace: Workspace, note: Note) -> Iterator[C
         try:
             process.run_async(connect(search), runner)
             loaded.start()
-            turns = load_turns(config, loaded.codec, search, loaded.engine)
+            turns = load_turns(config, loaded.codec, search, note, loaded.engine)
             environment = Environment(loaded.codec, template, options, search, attempts=1, turns=turns)
             yield Conversation(loaded, environment, config.trainer.seed, changed, runner)
         finally:

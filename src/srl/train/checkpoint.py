@@ -29,7 +29,7 @@ from srl.files import (
 from srl.models.check import check_saved
 from srl.models.load import load_model
 from srl.models.weights import has_lora, save_model
-from srl.train.model_card import write_card
+from srl.train.model_card import stop_strings, write_card
 from srl.train.run_directory import CHECKPOINTS, STATE
 from srl.update.critic import Critic
 from srl.update.optimiser import Optimiser
@@ -62,7 +62,7 @@ def save_checkpoint(
     that was trained.
     """
     with atomic_directory(path) as folder:
-        save_model(networks.actor, tokenizer, folder)
+        save_model(networks.actor, tokenizer, folder, stop_strings=stop_strings(card))
         if is_first:
             check_saved(networks.actor, folder, networks.config.model.trust_remote_code)
         write_card(folder / ABOUT, card)

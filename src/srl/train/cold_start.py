@@ -17,7 +17,7 @@ from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.train.load_components import episode_options, load_policy, load_turns
 from srl.train.make_missing import Note, make_if_missing, start_of, world_directory
-from srl.train.model_card import model_card, protocol_of, write_card
+from srl.train.model_card import model_card, stop_strings, write_card
 from srl.train.model_check import check_model
 from srl.train.questions import is_native, load_template
 from srl.train.search import index_digests, load_search
@@ -90,15 +90,16 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
         policy = load_policy(model.model_copy(update=paths), lambda text: None)
         set_threads(policy.model, config)
         check_model(policy.model, options.max_prompt_length + options.max_response_length, note)
-        turns = load_turns(config, policy.codec, search)
+        turns = load_turns(config, policy.codec, search, note)
         environment = Environment(policy.codec, template, options, search, turns=turns)
         demonstrations = demonstrated(file, environment, note)
         torch.manual_seed(seed)
         what = "fine-tuning steps"
         fine_tune(sft, policy.model, demonstrations, max_tokens=max_tokens, seed=seed, what=what)
         with atomic_directory(path) as folder:
-            save_model(policy.model, policy.codec.tokenizer, folder)
-            write_card(folder / ABOUT, model_card(template) | protocol_of(config))
+            card = model_card(environment.talk, config.model)
+            save_model(policy.model, policy.codec.tokenizer, folder, stop_strings=stop_strings(card))
+            write_card(folder / ABOUT, card)
 
     return make_if_missing(workspace.models / f"{_NAME}{key[:8]}", fine_tuned)
 

@@ -237,7 +237,7 @@ def _evaluated(
     run, digests = runs[0], index_digests(search)
     environment = Environment(
         loaded.codec, load_template(config), episode_options(config), search,
-        turns=load_turns(config, loaded.codec, search, loaded.engine),
+        turns=load_turns(config, loaded.codec, search, note, loaded.engine),
     )  # fmt: skip
     plan = Plan.of(runs, questions, n, note)
     progress = f": {len(plan.done):,} of {n * len(questions):,} episodes are in its log" if plan.done else ""

@@ -26,6 +26,7 @@ from srl.files import (
 )
 from srl.models.load import DTYPES, load_model, load_tokenizer
 from srl.models.weights import save_model
+from srl.train.model_card import read_card, stop_strings
 from srl.train.run_directory import RunRecord, checkpoints
 from srl.train.sharded_weights import merged, shard_files
 
@@ -41,13 +42,15 @@ _MEGATRON = Path("model", "huggingface")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An exported model: its directory, and the checkpoint that it was made from."""
+    """An exported model: its directory, and the checkpoint that it was made from. `vllm` are the options by
+    which vLLM serves one that calls tools in its own way."""
 
     directory: Path
     run: str
     backend: str
     step: int
     dtype: str
+    vllm: str = ""
 
 
 def export(
@@ -85,7 +88,8 @@ def export(
                 saved = _dtype_of(source) if dtype is None else "float32"
                 model = load_model(source, dtype=saved, device="cpu", trust_remote_code=trust)
             model = model if dtype is None else in_dtype(model, DTYPES[dtype])
-            save_model(model, load_tokenizer(tokenizer)[0], folder / "model")
+            stops = stop_strings(read_card(checkpoint))
+            save_model(model, load_tokenizer(tokenizer)[0], folder / "model", stop_strings=stops)
             for file in (folder / "model").iterdir():
                 file.rename(folder / file.name)
             (folder / "model").rmdir()
@@ -95,7 +99,7 @@ def export(
             shutil.copyfile(checkpoint / ABOUT, folder / ABOUT)
         kept = _dtype_of(folder)
         write_manifest(folder, KIND, {"run": run.name, "step": step, "files": files_in(folder)})
-    return Exported(out, run.name, backend, step, kept)
+    return Exported(out, run.name, backend, step, kept, str(read_card(out).get("vllm", "")))
 
 
 def _chosen(run: Path, step: int | None, backend: str) -> tuple[int, Path]:

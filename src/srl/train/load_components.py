@@ -106,9 +106,12 @@ def with_day(config: Config) -> Config:
 
 
 def load_turns(
-    config: Config, codec: Codec, search: SearchTool | None, engine: Engine | None = None
+    config: Config, codec: Codec, search: SearchTool | None, note: Note, engine: Engine | None = None
 ) -> Turns | None:
-    """How the policy calls tools in its own way; None for tags. Raises UserError where it cannot."""
+    """How the policy calls tools in its own way; None for tags. Raises UserError where it cannot.
+
+    `note` is told of a chat template that has changed since the model was trained.
+    """
     if search is None or not is_native(config):
         return None
     if isinstance(codec, TextCodec) or (engine is not None and not engine.token_ids):
@@ -118,9 +121,16 @@ def load_turns(
             "completions; or set rollout.protocol=tags",
         )  # fmt: skip
     tools, rollout = load_tools(config, codec, search), config.rollout
-    return Native.of(
+    turns = Native.of(
         codec, load_template(config), tools, call_format=rollout.call_format, max_calls=rollout.max_calls
     )
+    card = {} if config.model.path is None else read_card(Path(config.model.path))
+    if card.get("glue", turns.glue.digest) != turns.glue.digest:
+        note(
+            "warning: the chat template has another text around results than the model was trained with; "
+            "put back its own, or set model.chat_template_kwargs as in training"
+        )
+    return turns
 
 
 def with_protocol(config: Config, note: Note) -> Config:
@@ -190,7 +200,7 @@ def load_environment(
         note(f"warning: {line}")
     return TrainingEnvironment(
         codec, load_template(config), episode_options(config), search, rewards, question_splits,
-        turns=load_turns(config, codec, search),
+        turns=load_turns(config, codec, search, note),
     )  # fmt: skip
 
 

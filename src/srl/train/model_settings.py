@@ -90,9 +90,10 @@ def settings_of(
         "data.template": _template_of(card),
         "rollout.search": card.get("search"),
         "rollout.protocol": card.get("protocol"),
+        _KWARGS: card.get("chat_template_kwargs"),
     }
     for setting in [] if typed is None else read_layers(preset, typed)[-1].settings:
-        talk.pop(".".join(setting.path), None)
+        talk.pop(_KWARGS if ".".join(setting.path).startswith(_KWARGS) else ".".join(setting.path), None)
     set_flags = {key: value for key, value in flags.items() if value is not None}
     if set_flags.keys() & _SEARCHED:
         cleared += ["data.corpus=null", *(f"{key}=null" for key in sorted(_SEARCHED - set_flags.keys()))]
@@ -106,4 +107,5 @@ def _template_of(about: Mapping[str, Any]) -> object:
     return None if isinstance(name, str) and name not in TEMPLATES and not Path(name).is_file() else name
 
 
+_KWARGS = "model.chat_template_kwargs"
 _SEARCHED = {"search.index", "search.url"}

@@ -183,7 +183,7 @@ def progress_if_finished(
 def check_inputs(run: Path, record: RunRecord, now: Mapping[str, str], config: Config, note: Note) -> None:
     """Compare the digests of a run's inputs with those that it started with, where both are known.
 
-    Raises UserError for a model or episodes that are others now; `note` is told of indexes and questions.
+    Raises UserError for a model or episodes that are others now; `note` is told of the others.
     """
     for name, before in record.inputs.items():
         digest = now.get(name, "")
@@ -194,7 +194,12 @@ def check_inputs(run: Path, record: RunRecord, now: Mapping[str, str], config: C
                 f"{_FIXED[name].format(run=run.name)} has changed: expected digest {before}, found {digest}",
                 hint="put back what it was, or start a new run",
             )
-        if name.startswith("index"):
+        if name == "glue":
+            note(
+                f"warning: the chat template has another text around results than when {run.name} started; "
+                "the model reads what it was not trained with"
+            )
+        elif name.startswith("index"):
             note(f"warning: {run.name} started with another {name} ({before[:12]})")
         else:
             files = ", ".join(getattr(config.data, name.removeprefix("data.")) or ())
