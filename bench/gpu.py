@@ -53,7 +53,7 @@ from srl.rollout.torch_engine import TorchEngine  # noqa: E402
 from srl.rollout.vllm_engine import version_problem  # noqa: E402
 from srl.train import learner as learners  # noqa: E402
 from srl.train import load_components as load  # noqa: E402
-from srl.train.fit import Layout, footprint, total  # noqa: E402
+from srl.train.memory import Layout, footprint, total  # noqa: E402
 from srl.train.model_size import PUBLISHED, Shape, shape_of  # noqa: E402
 from srl.train.rl import actor_loss, make_experience  # noqa: E402
 from srl.trajectory import Question, Score, Search, Segment, Trajectory  # noqa: E402

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.test_fit import configured
+from tests.test_memory import configured
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.verl_configs import GPU, made
 from typer.testing import CliRunner
@@ -16,7 +16,7 @@ from srl.config import load_config
 from srl.errors import UserError
 from srl.models.weights import save_model
 from srl.train.dry_run import plan_run, planned_job
-from srl.train.fit import GPUS
+from srl.train.memory import GPUS
 
 
 @pytest.fixture(scope="module")

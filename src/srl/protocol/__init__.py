@@ -1,18 +1,20 @@
 """How policy and tools talk, as text: prompt templates, Search-R1's tags, calls of tools."""
 
 from srl.protocol.calls import FORMATS, Format, Said, ToolCall, checked, shown_result
-from srl.protocol.tags import (
-    ENGINE,
+from srl.protocol.passages import (
     NO_INFORMATION,
     NO_RESULTS,
-    STOP_STRINGS,
     TAGS,
-    Action,
     escape,
-    list_retrievers,
-    parse_action,
     render_information,
     render_passage,
+)
+from srl.protocol.tags import (
+    ENGINE,
+    STOP_STRINGS,
+    Action,
+    list_retrievers,
+    parse_action,
     search_tag,
     unknown_retriever,
 )

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from srl.protocol.tags import NO_RESULTS, render_passage
+from srl.protocol.passages import NO_RESULTS, render_passage
 from srl.safe import one_line
 from srl.trajectory import Search
 

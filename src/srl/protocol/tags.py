@@ -1,4 +1,4 @@
-"""Search-R1's tags as text: actions in what the policy writes, and what it reads after a search.
+"""Search-R1's tags as text: the actions in what the policy writes.
 
 Pure text in, text out (arXiv 2503.09516, table 1).
 """
@@ -10,17 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from srl.trajectory import Hit
-
-TAGS = ("think", "search", "information", "answer")
 STOP_STRINGS = ("</search>", "</answer>")
-NO_RESULTS = "No results found."
 
 ENGINE = r"""\s+engine\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>=]+)\s*"""
 """A pattern, without groups, of what may stand in a search tag after its name: ` engine="web"`."""
 
 _OPENING = re.compile(rf"<(search|answer)(?P<engine>(?<=search){ENGINE})?>")
-_TAG_START = re.compile(rf"<(?=\s*(?:/\s*)?(?:{'|'.join(TAGS)})\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +65,3 @@ def unknown_retriever(name: str, retrievers: Iterable[str]) -> str:
 def _series(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-def escape(text: str) -> str:
-    """`text` with every `<` of one of our tags escaped (`<answer>` → `&lt;answer>`)."""
-    return _TAG_START.sub("&lt;", text)
-
-
-def render_passage(position: int, hit: Hit, with_id: bool = False) -> str:
-    """`Doc 1(Title: …) text`, or `Doc 1(Title: …, id: …) text`, escaped; `position` counts from 1."""
-    id_part = f", id: {hit.passage.id}" if with_id else ""
-    return escape(f"Doc {position}(Title: {hit.passage.heading}{id_part}) {hit.passage.text}")
-
-
-def render_information(passages: Sequence[str]) -> str:
-    """The observation after a search: the rendered passages between the information tags."""
-    body = "\n".join(passages).strip() or NO_RESULTS
-    return f"\n\n<information>{body}</information>\n\n"
-
-
-NO_INFORMATION = render_information([])
-"""The observation after a search that found nothing."""

@@ -20,7 +20,9 @@ from srl.errors import UserError
 from srl.models.hub import HubName, hub_name
 from srl.models.load import pick_device, pick_dtype
 from srl.train.fetch_models import with_cached_models
-from srl.train.fit import (
+from srl.train.load_components import engine_name, native_glue, with_protocol
+from srl.train.make_missing import check_data, start_of
+from srl.train.memory import (
     GIB,
     GPUS,
     PHASES,
@@ -34,8 +36,6 @@ from srl.train.fit import (
     settings_that_fit,
     total,
 )
-from srl.train.load_components import engine_name, native_glue, with_protocol
-from srl.train.make_missing import check_data, start_of
 from srl.train.model_check import check_start
 from srl.train.model_size import Shape, shape_of
 from srl.train.questions import is_native

@@ -1,4 +1,7 @@
-"""How a stopped run is resumed, on either backend: from which checkpoint, to which step, what to type."""
+"""How a stopped run is resumed, on either backend: from which checkpoint, to which step, what to type.
+
+Which settings may change is said where each key is declared (`Key.resumes` in `srl.config.sections`).
+"""
 
 from __future__ import annotations
 

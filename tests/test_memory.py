@@ -20,7 +20,9 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.checkpoint import save_checkpoint
-from srl.train.fit import (
+from srl.train.learner import Learner, load_learner, load_optimisers
+from srl.train.load_components import LoadedModel, model_options
+from srl.train.memory import (
     GPUS,
     USABLE,
     Layout,
@@ -34,8 +36,6 @@ from srl.train.fit import (
     states,
     total,
 )
-from srl.train.learner import Learner, load_learner, load_optimisers
-from srl.train.load_components import LoadedModel, model_options
 from srl.train.model_size import Shape, shape_of
 from srl.train.rl import make_experience
 from srl.trajectory import Question, Score, Segment, Trajectory
@@ -145,7 +145,10 @@ def experience(rows: int, length: int, vocabulary: int) -> Experience:
 def test_update_takes_about_what_is_estimated_and_not_more(
     tmp_path, monkeypatch, dtype, rank, checkpointing, vocabulary, entropy_coeff
 ):
-    for module in ("srl.update.logprobs", "srl.train.fit"):  # small, so that a large vocabulary need not be
+    for module in (
+        "srl.update.logprobs",
+        "srl.train.memory",
+    ):  # small, so that a large vocabulary need not be
         monkeypatch.setattr(f"{module}.CHUNK", 256)
         monkeypatch.setattr(f"{module}.KEPT_LOGITS", 256 * 1000)
     path, rows, length = tmp_path / "model", 6, 72
@@ -223,7 +226,7 @@ def scored(count: int, length: int, vocabulary: int) -> list[Trajectory]:
 @pytest.mark.parametrize("vocabulary", [400, 6000])
 @pytest.mark.parametrize("networks", NETWORKS.values(), ids=NETWORKS)
 def test_log_probs_take_no_more_than_an_update(tmp_path, monkeypatch, networks, vocabulary):
-    for module in ("srl.update.logprobs", "srl.train.fit"):
+    for module in ("srl.update.logprobs", "srl.train.memory"):
         monkeypatch.setattr(f"{module}.CHUNK", 256)
     rows, length = 8, 64
     save_model(

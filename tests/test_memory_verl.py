@@ -12,7 +12,7 @@ from tests.verl_configs import made
 from torch.overrides import TorchFunctionMode
 
 from srl.config import Config
-from srl.train.fit import (
+from srl.train.memory import (
     VERL_LOGIT,
     Layout,
     Part,
