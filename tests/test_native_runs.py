@@ -91,6 +91,19 @@ def test_a_dry_run_says_how_calls_are_made_and_what_a_start_refuses(folder):
     assert any("chat template" in line for line in refused.warnings)
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("Use the tools.\n{question}", "Rome"), ("Put it in <answer> tags.\n{question}", None)],
+)
+def test_a_prompt_of_ones_own_has_the_final_message_as_its_answer_unless_it_asks_for_tags(
+    folder, tmp_path, text, answer
+):
+    file = tmp_path / "prompt.txt"
+    file.write_text(text)
+    template = load_template(native(folder, data__template=str(file)))
+    assert template.untagged_answer("Rome") == answer
+
+
 AUTO = {
     "a chat model": ({}, "native"),
     "a prompt with tags": ({"data__template": "search-r1"}, "tags"),

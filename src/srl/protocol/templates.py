@@ -123,7 +123,8 @@ TEMPLATES, WITHOUT_SEARCH = _built_in()
 def template(name: str) -> Template:
     """The built-in template `name`, or one read from a text file that contains `{question}`.
 
-    Raises UserError when it is neither.
+    A text that does not ask for `<answer>` tags takes a last turn without an action as the answer. Raises
+    UserError when it is neither.
     """
     if name in TEMPLATES:
         return TEMPLATES[name]
@@ -140,7 +141,8 @@ def template(name: str) -> Template:
         raise UserError(f"{path}: a template must contain {{question}}")
     searches = "<search>" in text or INFORMATION in text
     feedback = TEMPLATES["search-r1" if "<search>" in text else "r1"].feedback
-    return Template(name=name, prompt=text, feedback=feedback, searches=searches)
+    untagged: Literal["no answer", "text"] = "no answer" if "<answer>" in text else "text"
+    return Template(name=name, prompt=text, feedback=feedback, searches=searches, untagged=untagged)
 
 
 def read_examples(path: Path | str) -> tuple[tuple[str, str], ...]:

@@ -74,12 +74,12 @@ class Native:
         text = self.codec.decode(token_ids[:-1] if ended else token_ids, special=True)
         if not ended:
             return Turn(text, ends=True)
-        turn = self.glue.format.read(text, inside_thought, list(self.tools))
-        if not turn.calls:
-            return Turn(text, answer=self._answer(turn.text), ends=True)
+        said = self.glue.format.read(text, inside_thought, list(self.tools))
+        if not said.calls:
+            return Turn(text, answer=self._answer(said.text), ends=True)
         parameters = {name: tool.parameters for name, tool in self.tools.items()}
-        calls = [checked(call, parameters) for call in turn.calls]
-        if self.glue.between is None:
+        calls = [checked(call, parameters) for call in said.calls]
+        if self.glue.between is None:  # the template has a place for one result
             return Turn(text, tuple(calls[:1]))
         error = f"at most {self.max_calls} calls in a turn"
         return Turn(

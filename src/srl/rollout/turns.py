@@ -50,7 +50,7 @@ class Turns(Protocol):
     def template(self) -> Template: ...
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """What can be called beside the episode's search, by name."""
+        """What can be called, by name; with tags only the episode's search can, which is not among them."""
         ...
 
     def prompt(self, messages: Messages) -> tuple[list[int], bool, str]:

@@ -38,7 +38,7 @@ from srl.train.memory import (
 )
 from srl.train.model_check import check_start
 from srl.train.model_size import Shape, shape_of
-from srl.train.questions import is_native
+from srl.train.questions import is_native, load_template
 from srl.train.startup_errors import startup_errors
 from srl.train.tools import declared_tools
 from srl.train.verl.config_check import check_supported, compose, problems
@@ -120,9 +120,11 @@ def native_line(config: Config) -> Iterator[str]:
     with suppress(UserError):
         glue = native_glue(config)
         tools = ", ".join(tool["function"]["name"] for tool in declared_tools(config))
+        whole = load_template(config).untagged == "text"
+        answer = "the final message" if whole else "what the final message has between <answer> tags"
         yield (
             f"protocol native ({glue.call_format}, from the model's chat template), stop {glue.stop}, tools "
-            f"{tools}; answer: the final message"
+            f"{tools}; answer: {answer}"
         )
 
 

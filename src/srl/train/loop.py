@@ -61,7 +61,6 @@ class Loop(ABC):
     """What the run computes on, in words."""
     inputs: dict[str, str] = field(default_factory=dict)
     """Digests of what it is made from, as in `run.json`."""
-    """Bytes on disk of a checkpoint."""
     run: Path = field(init=False)
     runner: EpisodeRunner = field(init=False)
     watcher: Watcher | None = None

@@ -24,7 +24,7 @@ order; what is not marked is verl's own.
           _compute_values *
           _compute_advantage *       `srl.train.compute_advantages`, as on the local backend
           _update_critic *
-          _update_actor *            with the losses of `patches.py`
+          _update_actor *            by verl's own losses; `patches.py` has what of ours they lack
       _save_checkpoint *
       on_step_end *                  the servers wake with the new weights, and check that they hold them
       _validate *
