@@ -92,8 +92,8 @@ async def run_episode(
     trajectory = Trajectory(question, sample=sample, step=step, phase=phase, attempt=attempt)
     turns = turns or Tags(codec, template, options.stop)
     trajectory.protocol = turns.name
-    usable: dict[str, Tool] = {} if search is None else {"search": SearchCall(search)}
-    episode = _Episode(trajectory, engine, usable | dict(turns.tools), turns, options, on_progress)
+    tools = turns.tools or ({} if search is None else {"search": SearchCall(search)})
+    episode = _Episode(trajectory, engine, tools, turns, options, on_progress)
     request = f"{phase}/{step}/{question.id}/{sample}/{attempt}"
     key = (seed, phase, step, question.id, sample, attempt)
     current_episode.set(request)

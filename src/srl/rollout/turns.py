@@ -50,7 +50,7 @@ class Turns(Protocol):
     def template(self) -> Template: ...
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """What can be called, by name; with tags only the episode's search can, which is not among them."""
+        """What can be called, by name; where there is none, the episode's search."""
         ...
 
     def prompt(self, messages: Messages) -> tuple[list[int], bool, str]:

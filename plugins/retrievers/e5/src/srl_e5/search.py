@@ -117,7 +117,6 @@ def _tune(index: Any, options: Options) -> None:
 
 
 def _on_cpu(index: Any, n_threads: int) -> Find:
-
     def find(queries: np.ndarray, k: int) -> Found:
         if n_threads:
             faiss.omp_set_num_threads(n_threads)  # holds for the calling thread only
