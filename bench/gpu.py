@@ -175,27 +175,29 @@ def prompts(count: int) -> list[list[int]]:
     return torch.randint(100, 4000, (count, PROMPT), generator=draws).tolist()
 
 
-def turns(engine: Engine, asked: Prompts, tokens: int) -> tuple[float, list[Completion]]:
+def turns(engine: Engine, prompts: Prompts, tokens: int) -> tuple[float, list[Completion]]:
     """Seconds of one turn of `tokens` for every prompt, all together, and the turns."""
 
     async def every() -> list[Completion]:
-        each = [engine.generate(str(row), ids, Sampling(tokens, key=(row,))) for row, ids in enumerate(asked)]
+        each = [
+            engine.generate(str(row), ids, Sampling(tokens, key=(row,))) for row, ids in enumerate(prompts)
+        ]
         return await asyncio.gather(*each)
 
     began = time.perf_counter()
-    found = asyncio.run(every())
+    completions = asyncio.run(every())
     seconds = time.perf_counter() - began
     engine.reset()
-    return seconds, found
+    return seconds, completions
 
 
-def distance(subject: Subject, asked: Prompts, found: Sequence[Completion]) -> dict[str, float]:
+def distance(subject: Subject, prompts: Prompts, completions: Sequence[Completion]) -> dict[str, float]:
     """How far the sampler's log-probs are from the trainer's, of the same tokens."""
     rows = [
         Trajectory(Question(str(row), "", ()), [
             Segment("prompt", tuple(ids), "", 0), Segment("policy", turn.token_ids, "", 0, turn.logprobs),
         ])
-        for row, (ids, turn) in enumerate(zip(asked, found, strict=True))
+        for row, (ids, turn) in enumerate(zip(prompts, completions, strict=True))
     ]  # fmt: skip
     batch = collate(rows).to(subject.device)
     ours = batched_stats(subject.policy.model, batch, batch.response_mask, max_tokens=16384).logprobs
@@ -206,13 +208,13 @@ def distance(subject: Subject, asked: Prompts, found: Sequence[Completion]) -> d
 
 def parity(subject: Subject, engine: str, rows: Sequence[int]) -> None:
     """Rows of different length, so that they share no width, through both ways of decoding."""
-    asked = [ids[: PROMPT - 7 * row] for row, ids in enumerate(prompts(min(max(rows), 32)))]
-    ways = [turns(subject.engine(name, len(asked)), asked, WRITTEN)[1] for name in ("eager", "graphs")]
+    uneven = [ids[: PROMPT - 7 * row] for row, ids in enumerate(prompts(min(max(rows), 32)))]
+    ways = [turns(subject.engine(name, len(uneven)), uneven, WRITTEN)[1] for name in ("eager", "graphs")]
     pairs = list(zip(*ways, strict=True))
-    same = [a == b for one, other in pairs for a, b in zip(one.token_ids, other.token_ids, strict=True)]
+    same = [a == b for eager, graphs in pairs for a, b in zip(eager.token_ids, graphs.token_ids, strict=True)]
     gaps = [
-        abs(a - b) for one, other in pairs if one.token_ids == other.token_ids
-        for a, b in zip(one.logprobs, other.logprobs, strict=True)
+        abs(a - b) for eager, graphs in pairs if eager.token_ids == graphs.token_ids
+        for a, b in zip(eager.logprobs, graphs.logprobs, strict=True)
     ]  # fmt: skip
     figure(same_tokens=sum(same) / len(same), tokens=len(same), logprob_gap=max(gaps, default=None))
 
@@ -227,14 +229,14 @@ def decode(subject: Subject, engine: str, rows: Sequence[int]) -> None:
     turns(samples, prompts(max(rows)), WRITTEN)
     figure(engine=engine, ready_s=time.perf_counter() - began)
     for count in rows:
-        asked = prompts(count)
-        turns(samples, asked, WRITTEN)
-        first, (whole, found) = turns(samples, asked, 1)[0], turns(samples, asked, WRITTEN)
+        batch = prompts(count)
+        turns(samples, batch, WRITTEN)
+        first, (whole, completions) = turns(samples, batch, 1)[0], turns(samples, batch, WRITTEN)
         seconds = (whole - first) / (WRITTEN - 1)
         read = shape.parameters * shape.itemsize + count * (PROMPT + WRITTEN / 2) * shape.kv_bytes
         figure(engine=engine, rows=count, ms_a_step=1000 * seconds, tokens_a_s=count / seconds,
                of_bandwidth_bound=read / subject.speed.bandwidth / seconds)  # fmt: skip
-    figure(engine=engine, **distance(subject, asked, found))
+    figure(engine=engine, **distance(subject, batch, completions))
 
 
 def delivery(subject: Subject, engine: str, rows: Sequence[int]) -> None:
@@ -243,8 +245,8 @@ def delivery(subject: Subject, engine: str, rows: Sequence[int]) -> None:
         figure(left_out=problem)
         return
     model, seconds, peaks = subject.policy.model, dict[str, float](), dict[str, int]()
-    asked, samples = prompts(min(rows)), subject.engine("vllm", min(rows))
-    figure(weights="first", **distance(subject, asked, turns(samples, asked, WRITTEN)[1]))
+    batch, samples = prompts(min(rows)), subject.engine("vllm", min(rows))
+    figure(weights="first", **distance(subject, batch, turns(samples, batch, WRITTEN)[1]))
     with measured(seconds, peaks, "sleep"):
         samples.sleep()
     free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
@@ -252,13 +254,13 @@ def delivery(subject: Subject, engine: str, rows: Sequence[int]) -> None:
         for weight in model.parameters():
             weight.mul_(1 + 0.02 * torch.rand_like(weight))
     with measured(seconds, peaks, "sync"):
-        given: dict[str, Any] = {}
-        samples.sync(sampled(merged_weights(model), given))
+        sent: dict[str, Any] = {}
+        samples.sync(sampled(merged_weights(model), sent))
     with measured(seconds, peaks, "wake"):
         samples.wake()
-    check_held(given, samples.digests(given))
-    after = turns(samples, asked, WRITTEN)[1]
-    figure(weights="delivered", seconds=seconds, free_asleep=free, **distance(subject, asked, after))
+    check_held(sent, samples.digests(sent))
+    after = turns(samples, batch, WRITTEN)[1]
+    figure(weights="delivered", seconds=seconds, free_asleep=free, **distance(subject, batch, after))
 
 
 class NoSearch:
@@ -274,14 +276,14 @@ def step(subject: Subject, engine: str, rows: Sequence[int]) -> None:
     samples = load.load_engine(config, policy, lambda text: None)
     learner = learners.load_learner(config, policy, learners.samples_as_trained(samples, policy.model))
     optimiser = learners.load_optimisers(config, learner)["actor"]
-    asked = questions(make_world("train", 0), "train", 0, config.data.train_batch_size)
-    asked = [replace(item, prompt=prompt.messages(item.text)) for item in asked]
+    batch = questions(make_world("train", 0), "train", 0, config.data.train_batch_size)
+    batch = [replace(question, prompt=prompt.messages(question.text)) for question in batch]
     for number in range(1, STEPS + 1):
         seconds, peaks = dict[str, float](), dict[str, int]()
         with measured(seconds, peaks, "rollout"):
             episodes = asyncio.run(
                 Environment(policy.codec, prompt, load.episode_options(config), NoSearch()).play_all(
-                    samples, asked, Key(step=number), config.rollout.n
+                    samples, batch, Key(step=number), config.rollout.n
                 )
             )
         samples.sleep()
@@ -311,7 +313,7 @@ def bounds(subject: Subject, episodes: Sequence[Trajectory], seconds: dict[str, 
     A decoding step reads all weights, and the keys and values of each row at its length then. The operations
     of the update are its matrix products', none recomputed: 6 a trained weight and token, 4 a frozen one.
     """
-    shape, speed, masks = subject.shape, subject.speed, [item.response_mask for item in episodes]
+    shape, speed, masks = subject.shape, subject.speed, [episode.response_mask for episode in episodes]
     written, rows = sum(map(sum, masks)), min(subject.config.rollout.max_num_seqs, len(episodes))
     places = sum(place for mask in masks for place, mine in enumerate(mask) if mine)
     read = shape.parameters * shape.itemsize * written / rows + places * shape.kv_bytes
@@ -344,19 +346,19 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", type=int, help="of parity and decode; default: 128 64 32")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if not torch.cuda.is_available() and not given.smoke:
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available() and not arguments.smoke:
         print("bench/gpu.py: no CUDA device here (--smoke runs a small shape)", file=sys.stderr)
         return 2
-    rows = given.rows or ([4, 2] if given.smoke else [128, 64, 32])
-    for model, point in product(given.models, given.points):
-        for engine in given.engines if point == "decode" else given.engines[:1]:
-            if given.here:
+    rows = arguments.rows or ([4, 2] if arguments.smoke else [128, 64, 32])
+    for model, point in product(arguments.models, arguments.points):
+        for engine in arguments.engines if point == "decode" else arguments.engines[:1]:
+            if arguments.here:
                 work, sets = POINTS[point]
-                work(Subject(model, given.smoke, sets), engine, rows)
+                work(Subject(model, arguments.smoke, sets), engine, rows)
             else:
                 figure(model=model, point=point)
-                in_a_process(model, point, engine, rows, given.smoke)
+                in_a_process(model, point, engine, rows, arguments.smoke)
     return 0
 
 

@@ -51,7 +51,7 @@ def build_lucene(corpus: Path, out: Path, threads: int) -> None:
 def open_bm25(index: Path, threads: int) -> Callable[[Sequence[str], int], Any]:
     from srl.index import open_index
 
-    return lambda queries, k, found=open_index(index, {"n_threads": threads}): found.search(list(queries), k)
+    return lambda queries, k, index=open_index(index, {"n_threads": threads}): index.search(list(queries), k)
 
 
 def open_lucene(index: Path, threads: int) -> Callable[[Sequence[str], int], Any]:
@@ -88,11 +88,11 @@ def work(retriever: str, index: Path, threads: int, data: Path) -> None:
         say({"seconds": time.perf_counter() - begin, **memory()})
 
 
-def ranked(retriever: str, found: Any) -> list[list[tuple[str, float]]]:
+def ranked(retriever: str, rankings: Any) -> list[list[tuple[str, float]]]:
     """Ids and scores, best first."""
     if retriever != "lucene":
-        return [[(hit.passage.id, hit.score) for hit in hits] for hits in found]
-    return [[(hit.docid, hit.score) for hit in found[str(number)]] for number in range(len(found))]
+        return [[(hit.passage.id, hit.score) for hit in hits] for hits in rankings]
+    return [[(hit.docid, hit.score) for hit in rankings[str(number)]] for number in range(len(rankings))]
 
 
 def memory() -> dict[str, int]:
@@ -112,10 +112,10 @@ class Worker:
     """A process that holds one retriever open."""
 
     def __init__(self, retriever: str, index: Path, threads: int, data: Path) -> None:
-        asked = ["--data", str(data), "--work", retriever, str(index), str(threads)]
+        arguments = ["--data", str(data), "--work", retriever, str(index), str(threads)]
         environment = {**os.environ, "JAVA_TOOL_OPTIONS": f"-XX:ActiveProcessorCount={threads}"}
         self._process = subprocess.Popen(
-            [sys.executable, __file__, *asked], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, __file__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True, env=environment,
         )  # fmt: skip
         self.opened: dict[str, float] = self._read()
@@ -142,9 +142,9 @@ class Worker:
 def build(retriever: str, corpus: Path, out: Path, threads: int, data: Path) -> dict[str, float]:
     """Seconds of a build in a process of its own, and the most memory it had, in MiB."""
     begin = time.perf_counter()
-    asked = ["--data", str(data), "--build", retriever, str(corpus), str(out), str(threads)]
+    arguments = ["--data", str(data), "--build", retriever, str(corpus), str(out), str(threads)]
     process = subprocess.Popen(
-        [sys.executable, __file__, *asked], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, __file__, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     _, status, usage = os.wait4(process.pid, 0)
     if status:
@@ -169,9 +169,9 @@ def measure(size: int, threads: int, rounds: int, builds: int, data: Path, compa
                 shutil.rmtree(Path(folder) / retriever, ignore_errors=True)
                 tries[retriever].append(build(retriever, corpus, Path(folder) / retriever, threads, data))
                 print(size, retriever, tries[retriever][-1], file=sys.stderr, flush=True)
-        for retriever, each in tries.items():
-            seconds = [one["build_s"] for one in each]
-            row[retriever] = each[-1] | {"build_s": median(seconds), "builds_s": seconds}
+        for retriever, builds_of in tries.items():
+            seconds = [build["build_s"] for build in builds_of]
+            row[retriever] = builds_of[-1] | {"build_s": median(seconds), "builds_s": seconds}
         workers = {
             retriever: Worker(retriever, Path(folder) / retriever, threads, data) for retriever in RETRIEVERS
         }
@@ -202,17 +202,17 @@ def per_second(seconds: list[float], data: Path) -> dict[str, float]:
 def overlap(ours: list[list[tuple[str, float]]], theirs: list[list[tuple[str, float]]]) -> float:
     """The mean share of one's first three that the other has too, what is tied with the third pooled."""
     shares = []
-    for one, other in zip(ours, theirs, strict=True):
-        if one and other:
-            shares += [_share(one, other), _share(other, one)]
+    for our_hits, their_hits in zip(ours, theirs, strict=True):
+        if our_hits and their_hits:
+            shares += [_share(our_hits, their_hits), _share(their_hits, our_hits)]
     return sum(shares) / len(shares)
 
 
-def _share(one: Sequence[tuple[str, float]], other: Sequence[tuple[str, float]]) -> float:
-    last = other[min(K, len(other)) - 1][1]
-    pool = {name for name, score in other if score >= last * (1 - 1e-5)}
-    first = one[:K]
-    tied = {name for name, score in one if score >= first[-1][1] * (1 - 1e-5)}
+def _share(hits: Sequence[tuple[str, float]], others: Sequence[tuple[str, float]]) -> float:
+    last = others[min(K, len(others)) - 1][1]
+    pool = {name for name, score in others if score >= last * (1 - 1e-5)}
+    first = hits[:K]
+    tied = {name for name, score in hits if score >= first[-1][1] * (1 - 1e-5)}
     return min(len(tied & pool), len(first)) / len(first)
 
 
@@ -226,20 +226,20 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep the rows of other sizes in the result")
     parser.add_argument("--build", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.build:
-        retriever, corpus, out, threads = asked.build
+    options = parser.parse_args()
+    if options.build:
+        retriever, corpus, out, threads = options.build
         BUILD[retriever](Path(corpus), Path(out), int(threads))
-    elif asked.work:
-        retriever, index, threads = asked.work
-        work(retriever, Path(index), int(threads), asked.data)
+    elif options.work:
+        retriever, index, threads = options.work
+        work(retriever, Path(index), int(threads), options.data)
     else:
-        rows = json.loads(RESULT.read_text())["rows"] if asked.keep and RESULT.is_file() else []
-        for size in asked.sizes:
-            for threads in asked.threads:
+        rows = json.loads(RESULT.read_text())["rows"] if options.keep and RESULT.is_file() else []
+        for size in options.sizes:
+            for threads in options.threads:
                 rows = [row for row in rows if (row["passages"], row["threads"]) != (size, threads)]
                 rows.append(
-                    measure(size, threads, asked.rounds, asked.builds, asked.data, compare=threads == 1)
+                    measure(size, threads, options.rounds, options.builds, options.data, compare=threads == 1)
                 )
                 rows.sort(key=lambda row: (row["threads"], row["passages"]))
                 RESULT.write_text(json.dumps({"rows": rows}, indent=2) + "\n")

@@ -65,12 +65,12 @@ class Maker:
     def step(self, step: int, episodes: int = STEP) -> list[Record]:
         """The records of a step: groups of `GROUP` samples, the last one smaller if it must be."""
         groups = range(-(-episodes // GROUP))
-        found = [
+        records = [
             self._record(question, sample, step)
             for question in (self._question(int(self._draw.integers(1 << 40))) for _ in groups)
             for sample in range(GROUP)
         ]
-        return found[:episodes]
+        return records[:episodes]
 
     def _question(self, number: int) -> Question:
         text = f"{self.text(10)}?"
@@ -92,9 +92,9 @@ class Maker:
         right = self._draw.random() < 0.4
         answer = question.golden_answers[0] if right else self.text(2)
         segments.append(self._policy(f"<think>{self.text(40)}</think> <answer>{answer}</answer>", 2))
-        made = Trajectory(question, segments, searches, "answered", answer, sample, step, PHASE, 3, 2)
-        values = self._draw.normal(size=len(made.token_ids)).tolist()
-        return Record(made, Score(float(right), {"em": float(right)}), values, values, values, values)
+        trajectory = Trajectory(question, segments, searches, "answered", answer, sample, step, PHASE, 3, 2)
+        values = self._draw.normal(size=len(trajectory.token_ids)).tolist()
+        return Record(trajectory, Score(float(right), {"em": float(right)}), values, values, values, values)
 
     def _policy(self, text: str, turn: int) -> Segment:
         ids = self._ids(70)
@@ -104,21 +104,21 @@ class Maker:
         return tuple(self._draw.integers(1, 150_000, count).tolist())
 
 
-def as_step(made: pa.Table, table: str, step: int) -> pa.Table:
-    """A table of a made step as that of `step`: other ids, question ids and scores."""
+def as_step(rows: pa.Table, table: str, step: int) -> pa.Table:
+    """A table of a template as that of `step`: other ids, question ids and scores."""
     draw = random.Random(step)
-    columns: dict[str, list[Any]] = {"step": [step] * made.num_rows}
+    columns: dict[str, list[Any]] = {"step": [step] * rows.num_rows}
     key = {"trajectories": "id", "segments": "trajectory_id", "searches": "trajectory_id"}.get(table)
     if key:
         other = step * 0x9E3779B1 & 0xFFFFFFFFFFFF
-        columns[key] = [f"{int(value, 16) ^ other:012x}" for value in made[key].to_pylist()]
+        columns[key] = [f"{int(value, 16) ^ other:012x}" for value in rows[key].to_pylist()]
     if table == "trajectories":
-        columns["question_id"] = [f"{value}-{step % 50}" for value in made["question_id"].to_pylist()]
-        columns["reward"] = [float(draw.random() < 0.4) for _ in range(made.num_rows)]
+        columns["question_id"] = [f"{value}-{step % 50}" for value in rows["question_id"].to_pylist()]
+        columns["reward"] = [float(draw.random() < 0.4) for _ in range(rows.num_rows)]
     for name, values in columns.items():
-        place = made.schema.get_field_index(name)
-        made = made.set_column(place, made.schema.field(name), pa.array(values, made.schema.field(name).type))
-    return made
+        place = rows.schema.get_field_index(name)
+        rows = rows.set_column(place, rows.schema.field(name), pa.array(values, rows.schema.field(name).type))
+    return rows
 
 
 def make(log: Path, trajectories: int) -> None:
@@ -127,16 +127,18 @@ def make(log: Path, trajectories: int) -> None:
     writer = LogWriter(log, info)
     parts, steps = log / PARTS_DIRECTORY, trajectories // STEP
     first = 1 + max((part.last for part in live_parts(parts)), default=0)
-    made: list[dict[str, pa.Table]] = []
+    templates: list[dict[str, pa.Table]] = []
     while first <= steps:
-        made = made or _templates(min(TEMPLATES, steps))
+        templates = templates or _templates(min(TEMPLATES, steps))
         number, last = next_number(parts, "main"), first + COMPACT_AT - 1
         if last <= steps:
             path = parts / f"steps-{first:06d}-{last:06d}-main-{number:06d}"
-            write_compacted(path, _batches(made, first, last), set())
+            write_compacted(path, _batches(templates, first, last), set())
         else:
             last = first
-            tables = {name: as_step(one, name, first) for name, one in made[first % len(made)].items()}
+            tables = {
+                name: as_step(rows, name, first) for name, rows in templates[first % len(templates)].items()
+            }
             write_part(parts, first, PHASE, "main", number, tables)
         print(f"step {last}", file=sys.stderr)
         first = last + 1
@@ -150,18 +152,18 @@ def _templates(count: int) -> list[dict[str, pa.Table]]:
 
 
 def _batches(
-    made: Sequence[dict[str, pa.Table]], first: int, last: int
+    templates: Sequence[dict[str, pa.Table]], first: int, last: int
 ) -> Callable[[str], Iterator[pa.Table]]:
     """For each table, that of each step from `first` to `last`."""
     return lambda table: (
-        as_step(made[step % len(made)][table], table, step) for step in range(first, last + 1)
+        as_step(templates[step % len(templates)][table], table, step) for step in range(first, last + 1)
     )
 
 
 def jsonl_bytes(run: Path) -> float:
     """The mean size of a trajectory as a line of `srl inspect show --json`, of one step's first hundred."""
-    found = reading([run], lambda log: transcripts(log, "step = 1 AND position < 100", []))
-    return statistics.fmean(len(json_line(as_json(one)).encode()) for one in found)
+    some = reading([run], lambda log: transcripts(log, "step = 1 AND position < 100", []))
+    return statistics.fmean(len(json_line(as_json(transcript)).encode()) for transcript in some)
 
 
 def measure(workspace: Path) -> dict[str, dict[str, float]]:
@@ -180,11 +182,11 @@ def measure(workspace: Path) -> dict[str, dict[str, float]]:
         "SQL": f"/sql?run={RUN}&q=SELECT+step,avg(reward)+FROM+trajectories+GROUP+BY+step",
     }  # fmt: skip
     client = TestClient(create_app(Workspace(workspace)), base_url="http://127.0.0.1")
-    found = {}
+    seconds = {}
     for name, address in pages.items():
-        first, *others = [timed(client, address) for _ in range(ROUNDS)]
-        found[name] = {"first": round(first, 3), "again": round(statistics.median(others), 3)}
-    return found
+        first, *later = [timed(client, address) for _ in range(ROUNDS)]
+        seconds[name] = {"first": round(first, 3), "again": round(statistics.median(later), 3)}
+    return seconds
 
 
 def timed(client: TestClient, path: str) -> float:
@@ -199,12 +201,12 @@ def measure_commands(workspace: Path) -> dict[str, float]:
     step = (
         "SELECT id FROM trajectories WHERE step = (SELECT max(step) // 2 FROM steps) AND position = 7 LIMIT 1"
     )
-    [[one]] = reading([workspace / "runs" / RUN], lambda log: log.execute(step).fetchall())
+    [[middle]] = reading([workspace / "runs" / RUN], lambda log: log.execute(step).fetchall())
     commands = {
         "runs": ["runs"],
         "trajectories": ["trajectories"],
         "trajectories, filtered": ["trajectories", "--verdict", "reader", "--sort", "-reward"],
-        "show": ["show", one],
+        "show": ["show", middle],
         "curve": ["curve", "--metric", "train/em"],
         "sql": ["sql", "SELECT step, avg(reward) FROM trajectories GROUP BY step"],
     }
@@ -228,21 +230,21 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=100_000)
     parser.add_argument("--log", type=Path, default=Path("log-page"))
     parser.add_argument("--out", type=Path, default=Path("bench/results/log_page.json"))
-    given = parser.parse_args()
-    run = given.log / "runs" / RUN
+    arguments = parser.parse_args()
+    run = arguments.log / "runs" / RUN
     if not is_finished(run / "log"):
-        make(run / "log", given.trajectories)
+        make(run / "log", arguments.trajectories)
     disk = sum(file.stat().st_size for file in (run / "log").rglob("*") if file.is_file())
     [[count]] = reading([run], lambda log: log.execute("SELECT count(*) FROM trajectories").fetchall())
     result = {
         "trajectories": count,
         "jsonl_gb": round(jsonl_bytes(run) * count / 1e9, 2),
         "disk_gb": round(disk / 1e9, 2),
-        "seconds": measure(given.log),
-        "commands": measure_commands(given.log),
+        "seconds": measure(arguments.log),
+        "commands": measure_commands(arguments.log),
         "peak_memory_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2),
     }
-    given.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=2))
 
 

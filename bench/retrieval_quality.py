@@ -32,7 +32,7 @@ DEPTHS = (1, 3, 5, 10)
 
 
 def questions(data: Path) -> list[Question]:
-    return [found for name in ARTICLES for found in read_format(SQUAD, data / name, "squad", "test")]
+    return [question for name in ARTICLES for question in read_format(SQUAD, data / name, "squad", "test")]
 
 
 def passages(data: Path) -> Iterator[Passage]:
@@ -43,17 +43,17 @@ def passages(data: Path) -> Iterator[Passage]:
 
 def recalls(data: Path, options: dict[str, Any]) -> dict[str, Estimate]:
     """`recall@k` for every depth, with BM25 under these options."""
-    asked = questions(data)
-    own = {question.id: dict.fromkeys(supporting_ids(question), 1) for question in asked}
+    labelled = questions(data)
+    own = {question.id: dict.fromkeys(supporting_ids(question), 1) for question in labelled}
     with tempfile.TemporaryDirectory() as folder:
         build_index(passages(data), Path(folder) / "index", "bm25", options)
-        found = evaluate_index(open_index(Path(folder) / "index"), LabelledQuestions(asked, own), DEPTHS)
-    return {name: figure for name, figure in found.metrics.items() if name.startswith("recall@")}
+        result = evaluate_index(open_index(Path(folder) / "index"), LabelledQuestions(labelled, own), DEPTHS)
+    return {name: figure for name, figure in result.metrics.items() if name.startswith("recall@")}
 
 
 def measure(data: Path) -> dict[str, Any]:
     """Recall for every analysis; the first is the default of the plugin."""
-    found = {
+    by_analysis = {
         analysis: recalls(data, {"stopwords": analysis[0], "stemmer": analysis[1]})
         for analysis in product(("english", "none"), ("english", "porter", "none"))
     }
@@ -61,9 +61,9 @@ def measure(data: Path) -> dict[str, Any]:
         {
             "stopwords": stopwords,
             "stemmer": stemmer,
-            **{name: round(each.mean, 4) for name, each in of.items()},
+            **{name: round(figure.mean, 4) for name, figure in figures.items()},
         }
-        for (stopwords, stemmer), of in found.items()
+        for (stopwords, stemmer), figures in by_analysis.items()
     ]
     return {
         "format": 1,

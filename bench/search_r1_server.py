@@ -40,13 +40,13 @@ def retrieve(request: Request) -> dict[str, Any]:
 
 
 def _answer(query: str, topk: int) -> list[dict[str, Any]]:
-    found = []
+    answer = []
     for hit in searcher.search(query, topk):
         contents = json.loads(searcher.doc(hit.docid).raw())["contents"]
         title, _, text = contents.partition("\n")
         document = {"title": title.strip('"'), "text": text, "contents": contents}
-        found.append({"document": document, "score": hit.score})
-    return found
+        answer.append({"document": document, "score": hit.score})
+    return answer
 
 
 if __name__ == "__main__":

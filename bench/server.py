@@ -129,10 +129,10 @@ def load(url: str, folder: Path, clients: int, batch: int, seconds: int) -> dict
     )  # fmt: skip
     match = re.search(r"@(\{.*\})", done.stdout)
     assert match, done.stdout
-    found = json.loads(match[1])
-    rate = found["requests"] / found["seconds"]
-    return {"requests_per_s": rate, "questions_per_s": rate * batch, "p50_ms": found["p50_ms"],
-            "p99_ms": found["p99_ms"], "errors": found["errors"]}  # fmt: skip
+    figures = json.loads(match[1])
+    rate = figures["requests"] / figures["seconds"]
+    return {"requests_per_s": rate, "questions_per_s": rate * batch, "p50_ms": figures["p50_ms"],
+            "p99_ms": figures["p99_ms"], "errors": figures["errors"]}  # fmt: skip
 
 
 def write_bodies(data: Path, folder: Path) -> None:
@@ -184,12 +184,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=8)
     parser.add_argument("--warm", type=int, default=15)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     if shutil.which("wrk") is None:
         raise SystemExit("this needs wrk; on Debian: apt-get install wrk")
-    found = measure(asked.data, asked.passages, asked.rounds, asked.seconds, asked.warm)
-    RESULT.write_text(json.dumps(found, indent=2) + "\n")
-    for name, servers in found["loads"].items():
+    result = measure(arguments.data, arguments.passages, arguments.rounds, arguments.seconds, arguments.warm)
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    for name, servers in result["loads"].items():
         theirs = servers["Search-R1's form"]
         for server, figures in servers.items():
             ratio = figures["requests_per_s"]["median"] / theirs["requests_per_s"]["median"]

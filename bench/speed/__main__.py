@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[0] = str(ROOT)
 
-from bench.speed.harness import Options, environment, merged, provenance, round_off, said  # noqa: E402
+from bench.speed.harness import Options, environment, log, merged, provenance, round_off  # noqa: E402
 
 POINTS = ("rollout", "step")
 RESULT = ROOT / "bench" / "results" / "speed.json"
@@ -48,26 +48,26 @@ def parsed() -> argparse.Namespace:
 
 def with_material(options: Options) -> Options:
     """The options with the paths of model and data, made in a process of its own."""
-    made = subprocess.run(
+    child = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "material.py"), json.dumps(asdict(options))],
         env=environment(2, options), stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
-    return replace(options, material=json.loads(made.stdout.splitlines()[-1]))
+    return replace(options, material=json.loads(child.stdout.splitlines()[-1]))
 
 
 def main() -> int:
-    given = parsed()
+    arguments = parsed()
     with tempfile.TemporaryDirectory() as temporary:
         options = Options(
-            cache=temporary if given.smoke else str(given.cache.absolute()),
-            model=given.model,
-            data=str(given.data) if given.data.is_dir() else "",
-            vllm_python=str(given.vllm_python) if given.vllm_python.is_file() else "",
-            rounds=1 if given.smoke else given.rounds,
-            smoke=given.smoke,
+            cache=temporary if arguments.smoke else str(arguments.cache.absolute()),
+            model=arguments.model,
+            data=str(arguments.data) if arguments.data.is_dir() else "",
+            vllm_python=str(arguments.vllm_python) if arguments.vllm_python.is_file() else "",
+            rounds=1 if arguments.smoke else arguments.rounds,
+            smoke=arguments.smoke,
         )
         options = with_material(options)
-        failed = [point for point in given.only or POINTS if not measured(point, options, given.out)]
+        failed = [point for point in arguments.only or POINTS if not measured(point, options, arguments.out)]
     return int(bool(failed))
 
 
@@ -75,19 +75,19 @@ def measured(point: str, options: Options, out: Path) -> bool:
     """Measure a point and save it; False, with its traceback printed, if it failed: the others go on."""
     began = time.perf_counter()
     try:
-        found = importlib.import_module(f"bench.speed.{point}").run(options)
+        results = importlib.import_module(f"bench.speed.{point}").run(options)
     except Exception:
         traceback.print_exc()
         return False
     command = f"python bench/speed --only {point} --rounds {options.rounds}"
     minutes = round_off((time.perf_counter() - began) / 60)
     source = provenance([command], options.material)
-    result = {"provenance": source, "results": found, "minutes": minutes}
-    said(json.dumps(result, indent=2))
+    result = {"provenance": source, "results": results, "minutes": minutes}
+    log(json.dumps(result, indent=2))
     if not options.smoke:
-        known = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
-        out.write_text(json.dumps(merged(known, point, result), indent=2) + "\n", encoding="utf-8")
-        said(f"{point}: {minutes} minutes, in {out}")
+        before = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+        out.write_text(json.dumps(merged(before, point, result), indent=2) + "\n", encoding="utf-8")
+        log(f"{point}: {minutes} minutes, in {out}")
     return True
 
 

@@ -167,24 +167,24 @@ def interleaved(
 
     All are loaded before the first round, and only one computes at a time.
     """
-    found, ready = Runs(), dict[str, dict[str, Any]]()
+    results, ready = Runs(), dict[str, dict[str, Any]]()
     with ExitStack() as stack:
         children: list[Child] = []
         for entry in entries:
-            said(f"{subject}: {entry.name}, {entry.threads} threads: setting up")
+            log(f"{subject}: {entry.name}, {entry.threads} threads: setting up")
             with without_failing(subject):
                 children.append(Child(subject, entry, options))
                 stack.callback(children[-1].close)
-                ready[entry.name], found[entry.name] = children[-1].ready, []
+                ready[entry.name], results[entry.name] = children[-1].ready, []
         for number in range(rounds):
             for child in list(children):
                 with without_failing(subject):
-                    found[child.entry.name].append(child.run({**request, "round": number}))
-                    said(f"{subject}: {child.entry.name}: {json.dumps(found[child.entry.name][-1])[:300]}")
-                if len(found[child.entry.name]) <= number:
+                    results[child.entry.name].append(child.run({**request, "round": number}))
+                    log(f"{subject}: {child.entry.name}: {json.dumps(results[child.entry.name][-1])[:300]}")
+                if len(results[child.entry.name]) <= number:
                     child.close()
                     children.remove(child)
-    return {name: results for name, results in found.items() if results}, ready
+    return {name: runs for name, runs in results.items() if runs}, ready
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def without_failing(subject: str) -> Iterator[None]:
     try:
         yield
     except (ChildError, BrokenPipeError) as error:
-        said(f"{subject}: left out: {error}")
+        log(f"{subject}: left out: {error}")
 
 
 def in_pairs(
@@ -204,15 +204,15 @@ def in_pairs(
     The results, those of `first` from all pairs, what each reported when it was ready, and the ratio of each
     one's `name` by that of `first` in the same round.
     """
-    found, ready, ratios = Runs({first.name: []}), dict[str, dict[str, Any]](), {first.name: 1.0}
+    results, ready, ratios = Runs({first.name: []}), dict[str, dict[str, Any]](), {first.name: 1.0}
     for other in others:
         runs, reported = interleaved(subject, [first, other], options, rounds)
         ready |= reported
-        found[first.name] += runs.get(first.name, [])
+        results[first.name] += runs.get(first.name, [])
         if first.name in runs and other.name in runs:
-            found[other.name] = runs[other.name]
+            results[other.name] = runs[other.name]
             ratios[other.name] = ratio(runs[other.name], runs[first.name], name)
-    return found, ready, ratios
+    return results, ready, ratios
 
 
 def medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -223,7 +223,7 @@ def medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def ratio(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]], name: str) -> float:
     """The median over the rounds of theirs by ours, both of the same round."""
-    return round(median(one[name] / other[name] for one, other in zip(theirs, ours, strict=False)), 2)
+    return round(median(run[name] / our_run[name] for run, our_run in zip(theirs, ours, strict=False)), 2)
 
 
 def round_off(value: float) -> float:
@@ -231,7 +231,7 @@ def round_off(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def said(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -242,7 +242,7 @@ def provenance(command: Sequence[str], material: Mapping[str, str]) -> dict[str,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "processor": processor(),
         "python": platform.python_version(),
-        **{name: found for name in PACKAGES if (found := installed(name))},
+        **{name: number for name in PACKAGES if (number := installed(name))},
         "model": material.get("model_origin", ""),
         "data": material.get("data_origin", ""),
     }
@@ -266,15 +266,15 @@ def processor() -> str:
     return " ".join([fields.get("model name", platform.machine()), *flags])
 
 
-def merged(known: Mapping[str, Any], point: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """`known` with the result of one point replaced as a whole, never mixed with an older run's."""
-    points = {**known.get("points", {}), point: dict(result)}
+def merged(before: Mapping[str, Any], point: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """`before` with the result of one point replaced as a whole, never mixed with an older run's."""
+    points = {**before.get("points", {}), point: dict(result)}
     return {"format": FORMAT, "points": dict(sorted(points.items()))}
 
 
 def main() -> None:
     """The child: `harness.py SUBJECT FUNCTION OPTIONS SETTINGS`, both in JSON."""
-    subject, function, given, settings = sys.argv[1:]
+    subject, function, options, settings = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints goes to stderr
     import torch
@@ -282,7 +282,7 @@ def main() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     contender: Contender = importlib.import_module(f"bench.speed.{subject}").CONTENDERS[function]
     with suppress(FinishedError):
-        contender(Options(**json.loads(given)), json.loads(settings), Rounds(sys.stdin, answers))
+        contender(Options(**json.loads(options)), json.loads(settings), Rounds(sys.stdin, answers))
     answers.flush()
     sys.stderr.flush()
     os._exit(0)  # no clean-up of a trainer that was stopped in the middle

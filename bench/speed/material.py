@@ -60,9 +60,9 @@ def prepare(options: Options) -> dict[str, str]:
     cache.mkdir(parents=True, exist_ok=True)
     (cache / "template.txt").write_text(PROMPT, encoding="utf-8")
     model, model_origin = find_model(cache, options)
-    found = {"model": str(model), "model_origin": model_origin, "tiny": str(BASE_MODEL)}
-    found |= write_data(cache, options) | {"template": str(cache / "template.txt")}
-    return found | {"taught": str(taught(cache, found, options))}
+    material = {"model": str(model), "model_origin": model_origin, "tiny": str(BASE_MODEL)}
+    material |= write_data(cache, options) | {"template": str(cache / "template.txt")}
+    return material | {"taught": str(taught(cache, material, options))}
 
 
 def find_model(cache: Path, options: Options) -> tuple[Path, str]:
@@ -101,15 +101,15 @@ def random_model(target: Path, shape: dict[str, int]) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=4096, special_tokens=["<|im_end|>"], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
-    made.train_from_iterator([page.contents for page in make_world("train", 0).passages()] * 5, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|im_end|>")
+    bpe.train_from_iterator([page.contents for page in make_world("train", 0).passages()] * 5, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|im_end|>")
     sizes: dict[str, Any] = dict(shape)
     model = new_model("llama", **sizes, max_length=8192, eos_token_id=0, pad_token_id=0)
     save_model(model, tokenizer, target)
@@ -124,14 +124,14 @@ def write_data(cache: Path, options: Options) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     if squad and name == "squad":
         source = SOURCES["squad"]
-        asked = spread(source.questions(squad, "train"), QUESTIONS, 7)
+        chosen = spread(source.questions(squad, "train"), QUESTIONS, 7)
         passages: Iterator[Passage] | list[Passage] = source.passages(squad)
     else:
         world = make_world("train", 0)
-        asked, passages = questions(world, "train", 0, QUESTIONS, 0.0), world.passages()
+        chosen, passages = questions(world, "train", 0, QUESTIONS, 0.0), world.passages()
     write_corpus(folder / "corpus.jsonl", passages)
-    write_questions(folder / "questions.parquet", asked)
-    lines = [json.dumps(demonstration(item)) for item in asked]
+    write_questions(folder / "questions.parquet", chosen)
+    lines = [json.dumps(demonstration(question)) for question in chosen]
     (folder / "demonstrations.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     origins = {"squad": "SQuAD 1.1, 43 articles", "world": "the made-up world"}
     names = {
@@ -142,9 +142,9 @@ def write_data(cache: Path, options: Options) -> dict[str, str]:
     return {"data_origin": origins[name]} | {key: str(folder / file) for key, file in names.items()}
 
 
-def spread(found: Iterator[Question], count: int, every: int) -> list[Question]:
+def spread(source: Iterator[Question], count: int, every: int) -> list[Question]:
     """`count` questions, each `every`-th, so that they are not all about one paragraph."""
-    return list(islice(found, 0, count * every, every))
+    return list(islice(source, 0, count * every, every))
 
 
 def demonstration(question: Question) -> dict[str, Any]:
@@ -192,20 +192,20 @@ def settings_of(shape: str, options: Options, more: dict[str, Any] | None = None
     return load_config("tiny" if tiny else None, None, "grpo", {**flags, **(more or {})}).config
 
 
-def taught(cache: Path, found: dict[str, str], options: Options) -> Path:
+def taught(cache: Path, material: dict[str, str], options: Options) -> Path:
     """The model after a few steps of fine-tuning on demonstrations; made once for each model and data."""
     name = "smoke" if options.smoke else f"{SFT_STEPS}x{SFT_BATCH}"
-    origins = json.dumps([found["model_origin"], found["data_origin"], PROMPT])
+    origins = json.dumps([material["model_origin"], material["data_origin"], PROMPT])
     note, target = cache / f"taught-{name}.json", cache / f"taught-{name}"
     if note.is_file() and json.loads(note.read_text())["origins"] == origins:
         return Path(json.loads(note.read_text())["path"])
     sft = {
-        "sft.train_files": found["demonstrations"], "sft.steps": 1 if options.smoke else SFT_STEPS,
+        "sft.train_files": material["demonstrations"], "sft.steps": 1 if options.smoke else SFT_STEPS,
         "sft.batch_size": 4 if options.smoke else SFT_BATCH, "sft.optim.lr": 1.5e-4,
         "sft.optim.lr_warmup_steps": 2, "trainer.seed": 0,
     }  # fmt: skip
     whole = {"rollout.max_turn_tokens": 160, "data.max_response_length": 480}  # in characters
-    settings = real_settings(found, options.smoke) | sft | (whole if options.smoke else {})
+    settings = real_settings(material, options.smoke) | sft | (whole if options.smoke else {})
     config = load_config(None, None, "grpo", settings).config
     summary = start(config, preset="bench", algo="sft", workspace=Workspace(target), terminal=Terminal())
     assert summary.checkpoint is not None, "a finished run has a checkpoint"

@@ -20,9 +20,9 @@ from bench.speed.harness import (
     Options,
     Rounds,
     interleaved,
+    log,
     medians,
     ratio,
-    said,
 )
 
 EPISODES, GROUP = {"real": 32, "tiny": 128}, {"real": 4, "tiny": 8}
@@ -91,8 +91,8 @@ class Setting:
         config, codec = with_questions(config, options), self.policy.codec
         assert config.data.train_files is not None, "the files are given"
         assert config.data.corpus is not None, "the files are given"
-        asked = load_questions(config.data.train_files, config, codec, lambda text: None)[:64]
-        self.prompts = [codec.encode_prompt(item.prompt)[0] for item in asked]
+        questions = load_questions(config.data.train_files, config, codec, lambda text: None)[:64]
+        self.prompts = [codec.encode_prompt(question.prompt)[0] for question in questions]
         pages = [page.contents for page, _ in zip(read_corpus(config.data.corpus), range(200), strict=False)]
         self.texts = codec.encode_text("\n".join(pages))
 
@@ -127,9 +127,9 @@ def engine_rollout(engine: Any, plans: Sequence[EpisodePlan], temperature: float
     async def main() -> list[list[int]]:
         return await asyncio.gather(*(_episode(plan, engine, temperature) for plan in plans))
 
-    found = asyncio.run(main())
+    wrote = asyncio.run(main())
     engine.reset()
-    return found
+    return wrote
 
 
 def generate_rollout(model: Any, plans: Sequence[EpisodePlan], temperature: float) -> list[list[int]]:
@@ -138,8 +138,8 @@ def generate_rollout(model: Any, plans: Sequence[EpisodePlan], temperature: floa
     for turn in range(max(len(plan.turns) for plan in plans)):
         live = [index for index, plan in enumerate(plans) if turn < len(plan.turns)]
         longest = max(plans[index].turns[turn] for index in live)
-        found = generated(model, [contexts[index] for index in live], longest, temperature)
-        for index, new in zip(live, found, strict=True):
+        turns = generated(model, [contexts[index] for index in live], longest, temperature)
+        for index, new in zip(live, turns, strict=True):
             kept = new[: plans[index].turns[turn]]
             wrote[index] += kept
             seen = plans[index].observations[turn] if turn < len(plans[index].observations) else []
@@ -178,21 +178,21 @@ def engine(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
     """The engine that training loads, or the one that the settings name."""
     from srl.train.load_components import load_engine
 
-    made = Setting(options, settings)
-    answer(made, partial(engine_rollout, load_engine(made.config, made.policy, said)), rounds)
+    setting = Setting(options, settings)
+    answer(setting, partial(engine_rollout, load_engine(setting.config, setting.policy, log)), rounds)
 
 
 def lockstep(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
-    made = Setting(options, settings)
-    made.policy.model.eval()
-    answer(made, partial(generate_rollout, made.policy.model), rounds, warm_up=4)
+    setting = Setting(options, settings)
+    setting.policy.model.eval()
+    answer(setting, partial(generate_rollout, setting.policy.model), rounds, warm_up=4)
 
 
-def answer(made: Setting, run: Any, rounds: Rounds, warm_up: int = 0) -> None:
+def answer(setting: Setting, run: Any, rounds: Rounds, warm_up: int = 0) -> None:
     """Warm up on `warm_up` episodes (0: all), then serve: each round has other plans, the same for all."""
-    run(made.plans(1000, warm_up), 1.0)
+    run(setting.plans(1000, warm_up), 1.0)
     rounds.report({})
-    rounds.serve(lambda request: timed(run, made.plans(request["round"])))
+    rounds.serve(lambda request: timed(run, setting.plans(request["round"])))
 
 
 CONTENDERS = {"engine": engine, "lockstep": lockstep}
@@ -202,28 +202,28 @@ OURS, LOCKSTEP = "torch engine", "transformers.generate, lock-step"
 def entries_of(shape: str, threads: int, options: Options) -> list[Entry]:
     """Ours, `generate` and vLLM, at each precision that the shape is measured at."""
     dtypes = ("float32", "bfloat16") if shape == "real" else ("float32",)
-    found = []
+    entries = []
     for dtype in dtypes:
         settings = {"shape": shape, "dtype": dtype}
-        found.append(Entry(f"{OURS}, {dtype}", "engine", threads, settings))
-        found.append(Entry(f"{LOCKSTEP}, {dtype}", "lockstep", threads, settings))
+        entries.append(Entry(f"{OURS}, {dtype}", "engine", threads, settings))
+        entries.append(Entry(f"{LOCKSTEP}, {dtype}", "lockstep", threads, settings))
     if shape == "real" and options.vllm_python:
         settings = {"shape": shape, "dtype": "bfloat16", "engine": "vllm"}
-        found.append(Entry("vLLM, bfloat16", "engine", threads, settings, options.vllm_python))
-    return found
+        entries.append(Entry("vLLM, bfloat16", "engine", threads, settings, options.vllm_python))
+    return entries
 
 
 def run(options: Options) -> dict[str, Any]:
     """Both shapes on two threads and on one: medians, and each one's time by the fastest of ours."""
-    found: dict[str, Any] = {}
+    points: dict[str, Any] = {}
     for shape, more in (("real", 0), ("tiny", 2)):
         for threads in (2, 1):
             entries = entries_of(shape, threads, options)
             runs, _ = interleaved("rollout", entries, options, options.rounds + more)
             ours = [name for name in runs if name.startswith(OURS)]
             fastest = min(ours, key=lambda name: medians(runs[name])["seconds"])
-            found[f"{shape}, {threads} threads"] = {
+            points[f"{shape}, {threads} threads"] = {
                 name: {**medians(results), "times_ours": ratio(results, runs[fastest], "seconds")}
                 for name, results in runs.items()
             }
-    return found
+    return points

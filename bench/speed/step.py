@@ -136,17 +136,18 @@ class SearchRollout:
                 queries[index] = action.content
             elif may_search and self._add(index, self.codec.encode_text(self.place.template.feedback), 0):
                 going.append(index)
-        found = await asyncio.gather(*(self.place.search.search(query) for query in queries.values()))
+        results = await asyncio.gather(*(self.place.search.search(query) for query in queries.values()))
         return sorted(
-            going + [index for index, one in zip(queries, found, strict=True) if self._read(index, one)]
+            going
+            + [index for index, result in zip(queries, results, strict=True) if self._read(index, result)]
         )
 
-    def _read(self, index: int, found: Any) -> bool:
+    def _read(self, index: int, result: Any) -> bool:
         from srl.rollout.observation import fit_information
 
         self.searches += 1
         room = self.options.max_response_length - len(self.masks[index]) - self.options.min_answer_tokens
-        fitted = fit_information(found.hits, min(self.options.max_obs_length, room), self.codec)
+        fitted = fit_information(result.hits, min(self.options.max_obs_length, room), self.codec)
         return fitted is not None and self._add(index, fitted.token_ids, 0)
 
     def _add(self, index: int, ids: list[int], mask: int) -> bool:
@@ -178,15 +179,15 @@ def trl_step(options: Options, settings: dict[str, Any], rounds: Rounds) -> None
             self.began = time.perf_counter()
 
     config = configured(options, settings)
-    roll, rewards, asked = trl_parts(config, options)
+    roll, rewards, dataset = trl_parts(config, options)
 
     def reward(answer: list[str], golden: list[list[str]], **others: Any) -> list[float]:
         from srl.answers import exact_match
 
-        rewards.extend(exact_match(said, golds) for said, golds in zip(answer, golden, strict=True))
+        rewards.extend(exact_match(text, golds) for text, golds in zip(answer, golden, strict=True))
         return rewards[-len(answer) :]
 
-    trl_trainer(config, options, settings, roll, reward, asked, Reporting()).train()
+    trl_trainer(config, options, settings, roll, reward, dataset, Reporting()).train()
 
 
 def trl_parts(config: Any, options: Options) -> tuple[SearchRollout, list[float], Any]:
@@ -203,12 +204,12 @@ def trl_parts(config: Any, options: Options) -> tuple[SearchRollout, list[float]
     config = with_data(config, workspace, lambda text: None)
     codec = load_policy(config.model, lambda text: None).codec
     place = load_environment(config, workspace, codec, lambda text: None)
-    found = load_questions(config.data.train_files, config, codec, lambda text: None)
-    order = order_of(found, config.data, config.trainer.seed)
-    asked = [item for step in range(1, 17) for item in order.batch(step)]
+    questions = load_questions(config.data.train_files, config, codec, lambda text: None)
+    order = order_of(questions, config.data, config.trainer.seed)
+    ordered = [question for step in range(1, 17) for question in order.batch(step)]
     rows = [
-        {"prompt": [dict(turn) for turn in item.prompt], "golden": list(item.golden_answers)}
-        for item in asked
+        {"prompt": [dict(turn) for turn in question.prompt], "golden": list(question.golden_answers)}
+        for question in ordered
     ]
     return SearchRollout(config, place), [], Dataset.from_list(rows)
 
@@ -219,7 +220,7 @@ def trl_trainer(
     settings: Mapping[str, Any],
     roll: Any,
     reward: Any,
-    asked: Any,
+    dataset: Any,
     callback: Any,
 ) -> Any:
     """`GRPOTrainer` with our loss' settings and its own best ones for this machine."""
@@ -243,7 +244,7 @@ def trl_trainer(
         beta=0.0, dataloader_pin_memory=False, loss_type="dapo",
     )  # fmt: skip
     return GRPOTrainer(
-        model, reward_funcs=reward, args=arguments, train_dataset=asked, rollout_func=roll,
+        model, reward_funcs=reward, args=arguments, train_dataset=dataset, rollout_func=roll,
         processing_class=AutoTokenizer.from_pretrained(config.model.path), callbacks=[callback],
     )  # fmt: skip
 
@@ -272,21 +273,21 @@ def entries_of(shape: str, options: Options) -> list[Entry]:
 
 def run(options: Options) -> dict[str, Any]:
     """Both shapes on two threads, two contenders at a time; the first step of each process is its warm-up."""
-    found: dict[str, Any] = {}
+    points: dict[str, Any] = {}
     for shape, more in (("real", 0), ("tiny", 2)):
         first, *others = entries_of(shape, options)
         runs, ready, ratios = in_pairs("step", first, others, options, options.rounds + more)
-        found[shape] = {
+        points[shape] = {
             name: {**medians(results), "times_ours": ratios[name],
                    "first_step_s": round_off(ready[name]["seconds"]),
                    "rewards": rewards(ready[name], results)}
             for name, results in runs.items()
         }  # fmt: skip
-    return found
+    return points
 
 
 def rewards(first: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Mean and standard error of the steps' mean rewards."""
-    values = [float(one["reward"]) for one in (first, *results)]
+    values = [float(step["reward"]) for step in (first, *results)]
     error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return {"mean": round_off(fmean(values)), "standard_error": round_off(error), "median": median(values)}
