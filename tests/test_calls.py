@@ -45,6 +45,15 @@ QUOTED = '<tool_call>{"name": "search", "arguments": "{\\"query\\": \\"x\\"}"}</
 XML = "<tool_call>\n<function=search>\n<parameter=query>\nx\n</parameter>\n</function>\n</tool_call>"
 
 
+GEMMA = '<|tool_call>call:search{query:<|"|>x<|"|>}<tool_call|>'
+VALUED = ToolCall("search", {"query": "x", "k": [1, None], "q": {"a": True}})
+GEMMA_CLOSING = ToolCall("search", {"query": "}<tool_call|>"})
+HARMONY = ' to=functions.search<|channel|>commentary json<|message|>{"query": "x"}'
+SAMPLED = '<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "x"}'
+ANALYSIS = "<|channel|>analysis<|message|>I see<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>x"
+
+
 def python(code: str) -> str:
     return f"<|tool_call_start|>{code}<|tool_call_end|>"
 
@@ -78,6 +87,21 @@ READ = {
     ),
     "JSON that is an answer": ("llama-json", '{"name": "Ossa Trell"}', False, [], '{"name": "Ossa Trell"}'),
     "JSON after text": ("llama-json", 'I say {"name": "search"}', False, [], 'I say {"name": "search"}'),
+    "Gemma": ("gemma4", GEMMA, False, [X], ""),
+    "Gemma's values": ("gemma4", GEMMA.replace("query", "k:[1,None],q:{a:true},query"), False, [VALUED], ""),
+    "a closing in Gemma's text": ("gemma4", GEMMA.replace("x", "}<tool_call|>"), False, [GEMMA_CLOSING], ""),
+    "Gemma's text that is not closed": ("gemma4", GEMMA.replace('x<|"|>', "x"), False, ["error"], ""),
+    "a thought of Gemma's": ("gemma4", f"<|channel>thought\n{GEMMA}<channel|>no", False, [], "no"),
+    "a thought of Gemma's prompt": ("gemma4", f"{GEMMA}<channel|>no", True, [], "no"),
+    "harmony as rendered": ("harmony", HARMONY, False, [X], ""),
+    "harmony as sampled": ("harmony", ANALYSIS + SAMPLED, False, [X], ""),
+    "harmony after a word to the user": (
+        "harmony", ANALYSIS + ANALYSIS.replace("analysis", "commentary") + SAMPLED, False, [X], "",
+    ),
+    "a call in harmony's thought": ("harmony", ANALYSIS.replace("I see", HARMONY) + FINAL, False, [], "x"),
+    "harmony's answer": ("harmony", FINAL, False, [], "x"),
+    "harmony without a final message": ("harmony", ANALYSIS, False, [], ""),
+    "harmony with bad JSON": ("harmony", HARMONY.removesuffix("}"), False, ["error"], ""),
     "Python": ("pythonic", python("[search(query='x')]"), False, [X], ""),
     "Python without a list": ("pythonic", python('search(query="x")'), False, [X], ""),
     "Python that computes": ("pythonic", python("[search(query='x' * 9)]"), False, ["error"], ""),
@@ -121,7 +145,9 @@ PIECES = [
     "<|tool_call_end|>", '"name"', ": ", '"search"', ", ", '"arguments"', '"query"', "search(", "query=", ")",
     "<function=", "search>", "<parameter=query>", "</parameter>", "</function>", "\n", "\\", '"', "'", "\x00",
     "<|python_tag|>", ";", "1e999", "NaN", "9" * 5000, "(" * 300, "[" * 300, "f'{x}'", "lambda: 0", "\\N{",
-    "\ud800", "[", "#", "'x'",
+    "\ud800", "[", "#", "'x'", "<|tool_call>", "<tool_call|>", "call:search{", "query:", '<|"|>', "None",
+    "<|channel>thought\n", "<channel|>", " to=functions.search", "<|channel|>commentary", "<|message|>",
+    "<|constrain|>json", "<|end|><|start|>assistant", "<|channel|>analysis<|message|>", "1.5",
 ]  # fmt: skip
 
 
@@ -136,10 +162,12 @@ def test_no_text_makes_a_reader_fail():
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_hostile_text_is_read_in_linear_time(name):
-    opening = FORMATS[name].token
-    units = [opening, f'{opening}{{"name": "', f"{opening}[", "[", "{", " ", "(", f'{opening}"\\', "<think>",
-             f"{opening}<function=f><parameter=q>", "</think>", "<parameter=q>"]  # fmt: skip
+    form = FORMATS[name]
+    opening = form.write([X]).partition("search")[0]
+    units = [form.token, opening, "[", "{", " ", "(", '"', "\\", "</think>", "a", "a:", '<|"|>',
+             "<parameter=q>", f'{opening}f{{<|"|>', f"{opening}f><parameter=q>", f'{opening}"\\',
+             *form.thoughts]  # fmt: skip
     began = time.process_time()
     for unit in units:
-        FORMATS[name].read(opening + unit * (1_000_000 // len(unit)))
+        form.read(opening + unit * (1_000_000 // len(unit)))
     assert time.process_time() - began < 6

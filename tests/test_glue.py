@@ -15,11 +15,11 @@ from tests.native_models import FAMILIES, QWEN, NativeEngine, chatml, codec_of, 
 from tests.scripts import QUESTION, TableSearch
 
 from srl.errors import UserError
-from srl.protocol import TEMPLATES, ToolCall
+from srl.protocol import FORMATS, TEMPLATES, ToolCall
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.rollout.glue import Glue, derive
-from srl.rollout.native import schemas
+from srl.rollout.native import Native, schemas
 from srl.rollout.turns import SearchCall
 from srl.trajectory import Trajectory
 
@@ -28,8 +28,7 @@ SHOWN = 'Doc 1(Title: "Velmar") The lighthouse of Velmar was built by Ossa Trell
 CALL = ToolCall("search", {"query": "Velmar"})
 
 
-def play(codec: Codec, texts: Sequence[str], **options: int) -> Trajectory:
-    turns = native(codec)
+def play(codec: Codec, texts: Sequence[str], turns: Native, **options: int) -> Trajectory:
     return asyncio.run(
         run_episode(
             QUESTION, NativeEngine(turns, texts), TableSearch(), codec=codec, template=TEMPLATES["tools"],
@@ -41,11 +40,14 @@ def play(codec: Codec, texts: Sequence[str], **options: int) -> Trajectory:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_ids_of_an_episode_are_those_of_the_text_that_the_family_reads(name):
     family, codec = FAMILIES[name], family_codec(name)
-    turns = native(codec)
-    thought = "I think.\n</think>\n\n" if turns.glue.opens_thought else ""
-    call, answer = thought + turns.glue.format.write([CALL]), f"{thought}Ossa Trell"
-    trajectory = play(codec, [call, answer])
-    shown = '"' + SHOWN.replace('"', '\\"') + '"' if name == "llama" else SHOWN
+    turns = native(codec, call_format=family.call_format)
+    form, opens = turns.glue.format, codec.encode_prompt([{"role": "user", "content": "Who?"}])[1]
+    thoughts = [
+        f"I think.\n{form.thought_end}\n\n" * is_open for is_open in (opens, turns.glue.opens_thought)
+    ]
+    call, answer = thoughts[0] + form.write([CALL]), f"{thoughts[1]}{form.final}Ossa Trell"
+    trajectory = play(codec, [call, answer], turns=turns)
+    shown = '"' + SHOWN.replace('"', '\\"') + '"' if turns.glue.quoted else SHOWN
     prompt = codec.render(TEMPLATES["tools"].messages(QUESTION.text), schemas(TOOLS))
     text = f"{prompt}{call}{family.stop}{family.before}{shown}{family.after}{answer}{family.stop}"
     assert trajectory.token_ids == codec.encode_marked(text, after=())
@@ -54,11 +56,25 @@ def test_the_ids_of_an_episode_are_those_of_the_text_that_the_family_reads(name)
     assert ends == [True, True]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_format_that_was_run_with_no_model_is_not_chosen_unless_it_is_named(name):
+    family, codec = FAMILIES[name], family_codec(name)
+    if FORMATS[family.call_format].was_run:
+        assert derive(codec, schemas(TOOLS)).call_format == family.call_format
+    else:
+        with pytest.raises(UserError):
+            derive(codec, schemas(TOOLS))
+        with pytest.raises(UserError):
+            native(codec, call_format=family.call_format).encode("<search> Velmar </search>")
+
+
+_GEMMA = ["<|tool_response>", "<turn|>"]
 ORIGINALS = {
     "qwen2_5": [], "qwen3": [], "qwen3_instruct_2507": [], "qwen3_5_think": [], "qwen3_5_nothink": [],
     "qwen3_6": [], "qwen3_8": [], "qwen3_vl": [], "nemotron_3_nano": [], "nemotron_3_super": [],
     "nemotron_3_5_lightning": [], "lfm2_v2": [], "lfm2_2_5": [], "lfm2_2_5_v2": [],
-    "llama3_1": ["<|eot_id|>"], "llama3_2": ["<|eot_id|>"],
+    "llama3_1": ["<|eot_id|>"], "llama3_2": ["<|eot_id|>"], "gemma4": _GEMMA, "gemma4_v2": _GEMMA,
+    "gemma4_v3": _GEMMA, "gemma4_v4": _GEMMA, "gemma4_v5": _GEMMA, "gptoss": ["<|call|>", "<|return|>"],
 }  # fmt: skip
 FORGETTING = {"qwen3_5_nothink"}
 """Those that render earlier turns otherwise than they were prompted."""
@@ -88,7 +104,8 @@ def test_two_rounds_have_the_ids_of_the_whole_conversation_as_the_original_templ
     text = (files("trl") / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
     codec = codec_of(text, ORIGINALS[name] or ["<|im_end|>"])
     codec.tokenizer.bos_token = "<|im_start|>"
-    glue, declared = derive(codec, schemas(TOOLS)), schemas(TOOLS)
+    call_format = {"gem": "gemma4", "gpt": "harmony"}.get(name[:3], "auto")
+    glue, declared = derive(codec, schemas(TOOLS), call_format), schemas(TOOLS)
     stop, user, kept = codec.encode_marked(glue.stop), {"role": "user", "content": "Who?"}, 0
     results = odd_results(302)
     for first, second in zip(results[::2], results[1::2], strict=True):

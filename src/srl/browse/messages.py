@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from srl.browse.filters import Condition
 from srl.files import atomic_file
-from srl.protocol import FORMATS, INFORMATION, shown_result
+from srl.protocol import FORMATS, INFORMATION, opens_thought, shown_result
 from srl.rollout.documents import FindCall, OpenCall
 from srl.rollout.turns import SearchCall, schema, search_parameters
 from srl.store.batches import batches
@@ -77,7 +77,7 @@ def _with_calls(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
         results = [search for search in trajectory.searches if search.turn == segment.turn]
         ids = [f"call_{segment.turn}_{number}" for number in range(len(results))]
         if not segment.is_policy:
-            inside_thought = segment.text.rstrip().endswith("<think>")
+            inside_thought = opens_thought(segment.text)
             for search, call_id in zip(results, ids, strict=True):
                 with_ids = any(f", id: {hit.passage.id})" in segment.text for hit in search.shown_hits[:1])
                 content = shown_result(search, with_ids)
@@ -92,7 +92,7 @@ def _with_calls(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
             }
             for search, call_id in zip(results, ids, strict=True)
         ]
-        thought = turn.thought.strip().removeprefix("<think>").removesuffix("</think>").strip()
+        thought = form.bare(turn.thought)
         yield {
             "role": "assistant", "content": turn.text.strip(), "reasoning_content": thought or None,
             "tool_calls": calls or None,

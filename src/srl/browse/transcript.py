@@ -14,7 +14,7 @@ from srl.answers import findable
 from srl.browse.formatting import number
 from srl.browse.messages import searches_of_prompt
 from srl.errors import UserError
-from srl.protocol import ENGINE, FORMATS
+from srl.protocol import ENGINE, FORMATS, opens_thought
 from srl.store import PER_TOKEN, Record, read_with_rows, rows
 from srl.store.verdict import VERDICTS
 from srl.trajectory import Search, Segment
@@ -202,7 +202,7 @@ def _steps(record: Record) -> list[Step]:
             steps.append(Step(segment, parts, searches, **values))
             think_is_open = False
         else:
-            think_is_open |= trajectory.protocol != "tags" and segment.text.rstrip().endswith("<think>")
+            think_is_open |= trajectory.protocol != "tags" and opens_thought(segment.text)
             steps.append(Step(segment, searches=before if segment.kind == "prompt" else ()))
         start = stop
     return steps

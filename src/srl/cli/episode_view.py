@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from srl.browse.transcript import Span, SpanKind, spans
 from srl.cli import output
-from srl.protocol import ENGINE
+from srl.protocol import ENGINE, opens_thought
 from srl.rollout.codec import Codec
 from srl.safe import one_line
 from srl.trajectory import Search, Trajectory
@@ -78,7 +78,7 @@ class EpisodeView:
         is_first = not any(segment.is_policy for segment in trajectory.segments[: self._segments])
         inside = trajectory.think_is_open and is_first
         if trajectory.protocol != "tags":
-            inside = trajectory.segments[self._segments - 1].text.rstrip().endswith("<think>")
+            inside = opens_thought(trajectory.segments[self._segments - 1].text)
         for place, span in enumerate(spans(text, inside, trajectory.protocol)):
             if place > self._spans:
                 self._spans, self._span_text = place, ""

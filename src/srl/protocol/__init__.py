@@ -1,6 +1,6 @@
 """How policy and tools talk, as text: prompt templates, Search-R1's tags, calls of tools."""
 
-from srl.protocol.calls import FORMATS, Format, Said, ToolCall, checked, shown_result
+from srl.protocol.calls import FORMATS, Format, Said, ToolCall, checked, opens_thought, shown_result
 from srl.protocol.passages import (
     NO_INFORMATION,
     NO_RESULTS,
@@ -31,6 +31,6 @@ from srl.protocol.templates import (
 __all__ = [
     "ENGINE", "FORMATS", "INFORMATION", "NO_INFORMATION", "NO_RESULTS", "STOP_STRINGS", "TAGS", "TEMPLATES",
     "WITHOUT_SEARCH", "Action", "Format", "Said", "Template", "ToolCall", "checked", "escape",
-    "examples_in", "list_retrievers", "parse_action", "read_examples", "render_information", "render_passage",
-    "search_tag", "shown_result", "template", "unknown_retriever",
+    "examples_in", "list_retrievers", "opens_thought", "parse_action", "read_examples", "render_information",
+    "render_passage", "search_tag", "shown_result", "template", "unknown_retriever",
 ]  # fmt: skip

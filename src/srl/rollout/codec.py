@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from srl.errors import UserError
+from srl.protocol import opens_thought
 from srl.safe import one_line
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Codec:
     def encode_prompt(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[list[int], bool, str]:
-        """The prompt's ids, whether it ends inside an open `<think>`, and its text. Raises UserError.
+        """The prompt's ids, whether it ends inside an open thought, and its text. Raises UserError.
 
         `tools` are the schemas that a chat template declares.
         """
@@ -62,7 +63,7 @@ class Codec:
             ids = self._bos() + self.encode_text(text, after=())
         else:
             text, ids = self._encode_rendered(messages, tools)
-        return ids, text.rstrip().endswith("<think>"), text
+        return ids, opens_thought(text), text
 
     def keeps(self, messages: Sequence[Mapping[str, str]]) -> bool:
         """Whether the prompt has the whole text of every message; one message is always kept."""
@@ -163,7 +164,7 @@ class TextCodec(Codec):
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[list[int], bool, str]:
         text = "\n".join(message["content"] for message in messages)
-        return self.encode_text(text), text.rstrip().endswith("<think>"), text
+        return self.encode_text(text), opens_thought(text), text
 
     def encode_text(self, text: str, after: Sequence[int] | None = None) -> list[int]:
         data = text.encode("utf-8", "replace")

@@ -9,7 +9,7 @@ from typing import Any
 
 from srl.errors import UserError
 from srl.files import digest_text
-from srl.protocol import FORMATS, Format, ToolCall
+from srl.protocol import FORMATS, Format, ToolCall, opens_thought
 from srl.rollout.codec import Codec
 
 Schemas = Sequence[Mapping[str, Any]]
@@ -48,7 +48,7 @@ class Glue:
 
     @property
     def opens_thought(self) -> bool:
-        return self.after.rstrip().endswith("<think>")
+        return opens_thought(self.after)
 
     def text(self, names: Sequence[str], results: Sequence[str]) -> str:
         """What follows the stop token after calls of the tools `names` with these results."""
@@ -130,21 +130,21 @@ class _Template:
 
     def _format(self, call_format: str, seam: str) -> str:
         """The format of calls: as the template renders one before the `seam`, else as the vocabulary says."""
-        rendered = self._render([_USER, *_round()])
+        rendered, is_auto = self._render([_USER, *_round()]), call_format == "auto"
         turn, call = rendered[: rendered.rindex(seam)], ToolCall(NAME, {"query": _QUERY})
         starts = [turn.rfind(stop) + len(stop) for stop in self.stops if stop in turn]
         turn = turn[len(self.prompt) if turn.startswith(self.prompt) else max(starts, default=0) :]
         if _QUERY in turn:
-            names = FORMATS if call_format == "auto" else [call_format]
-            name = next(
-                (each for each in names if FORMATS[each].read(turn, tools=[NAME]).calls == (call,)), ""
-            )
-            if not name:
-                raise refusal(f"the calls that it renders are not of the format {' or '.join(names)}")
-            return name
-        if call_format != "auto":
+            reads = [each for each, form in FORMATS.items() if form.read(turn, tools=[NAME]).calls == (call,)]
+            names = [each for each in reads if each == call_format or (is_auto and FORMATS[each].was_run)]
+            if names:
+                return names[0]
+            if is_auto and reads:
+                raise refusal(f"no model of its format was run; rollout.call_format={reads[0]} tries it")
+            raise refusal(f"the calls that it renders are not of the format {call_format}")
+        if not is_auto:
             return call_format
-        names = [each for each, form in FORMATS.items() if form.token in self.codec.added]
+        names = [each for each, form in FORMATS.items() if form.was_run and form.token in self.codec.added]
         names = [each for each in names if (each == "qwen-xml") == ("<function=" in self.prompt)]
         if len(names) != 1:
             raise refusal("it shows no call of the history; set rollout.call_format")
