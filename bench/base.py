@@ -6,7 +6,8 @@ It first learns to copy (a random word list, then the same list again), which te
 names. Then it learns from right episodes in always new worlds, so that it cannot memorise pages. The base of
 `tiny-hard` has seen no question of two hops; some of its episodes have a useless search, before the right one
 or after it, and a search brings one to four pages. Takes about half an hour on one core. Writes a Hugging
-Face directory with `card.json`: the stages, and the loss on the policy's own tokens at the end of each.
+Face directory with `card.json`: the stages, and the loss on the policy's own tokens at the end of each. The
+tokenizer with which bases call tools is written too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +40,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.serve.in_process import LocalSearch
-from srl.train.make_missing import BASE_MODELS
+from srl.train.make_missing import BASE_MODELS, HERMES
 from srl.train.sft import demonstrate, fine_tune_step
 from srl.trajectory import Question, Segment, Trajectory
 from srl.update.optimiser import Optimiser, Schedule, schedule
@@ -53,8 +54,26 @@ TOP_K = {"tiny": (2,), "tiny-hard": (1, 2, 3, 4)}
 OnStep = Callable[[str, int, dict[str, float]], None]
 
 
-def world_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word of the worlds and per tag; any other word is `<unk>`."""
+SPELLED = {
+    "<search>": '<tool_call>\n{"name": "search", "arguments": {"query": "',
+    "</search>": '"}}\n</tool_call>',
+    "<information>": "<tool_response>",
+    "</information>": "</tool_response>",
+}
+"""What the tokens of tags are called where the base calls tools."""
+CHAT = """\
+{%- if tools %}Tools :{% for tool in tools %}{{ ' ' + tool.function.name }}{% endfor %}{{ '\\n' }}{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}{{ '<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+{%- else %}{{ message.content }}
+{%- for call in message.tool_calls or [] %}{% set f = call.function %}
+{{- '<tool_call>\\n{"name": "' + f.name + '", "arguments": ' + f.arguments | tojson + '}\\n</tool_call>' }}
+{%- endfor %}{% if message.role == 'assistant' %}{{ '<eos>' }}{% endif %}{% endif %}{% endfor %}"""
+
+
+def world_tokenizer(spelled: Mapping[str, str] = {}) -> PreTrainedTokenizerFast:
+    """One token per word of the worlds and per tag, or what is `spelled` in its place; any other word is
+    `<unk>`."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -69,10 +88,17 @@ def world_tokenizer() -> PreTrainedTokenizerFast:
     split = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("isolated")]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
     tags = [mark.format(tag) for tag in TAGS for mark in ("<{}>", "</{}>")]
-    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])
+    tokenizer.add_tokens([AddedToken(spelled.get(tag, tag), normalized=False, special=False) for tag in tags])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     )
+
+
+def hermes_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer for calls of tools: the same ids, hermes calls for tags, and a chat template."""
+    tokenizer = world_tokenizer(SPELLED)
+    tokenizer.chat_template = CHAT
+    return tokenizer
 
 
 def new_base(vocab_size: int, seed: int) -> PreTrainedModel:
@@ -171,6 +197,7 @@ def main() -> None:
     arguments = parser.parse_args()
     out = arguments.out or BASE_MODELS[arguments.world]
     torch.set_num_threads(1)
+    hermes_tokenizer().save_pretrained(HERMES)
     began, stages = time.perf_counter(), {}
 
     def report(stage: str, step: int, metrics: dict[str, float]) -> None:

@@ -4,8 +4,9 @@
 
 Each row is a command of `srl` on the 1,024 test questions. Their entities occur in no base, cold-start or
 training world. The rows: the base as it is, with its pass@8; the cold start; a model fine-tuned on clean
-episodes instead; PPO and GRPO for each seed; the same with the mask off; and the baseline without search.
-Rows and seeds in `bench/results/learning.json` that the options do not select are kept.
+episodes instead; PPO and GRPO for each seed, by tags and by native calls; the same with the mask off; and the
+baseline without search. Rows and seeds in `bench/results/learning.json` that the options do not select are
+kept.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ SRL = str(Path(sys.executable).with_name("srl"))
 RL = {
     "ppo": ["--algo", "ppo"],
     "grpo": ["--algo", "grpo"],
+    "ppo, native calls": ["--algo", "ppo", "--set", "rollout.protocol=native"],
+    "grpo, native calls": ["--algo", "grpo", "--set", "rollout.protocol=native"],
     "ppo, mask off": ["--preset", "no-mask", "--algo", "ppo"],
     "grpo, mask off": ["--preset", "no-mask", "--algo", "grpo"],
     "grpo, no search": ["--preset", "no-search", "--algo", "grpo"],

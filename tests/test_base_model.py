@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from bench.base import clean_episodes, new_base, stages, world_tokenizer
+from bench.base import SPELLED, clean_episodes, hermes_tokenizer, new_base, stages, world_tokenizer
 
 from srl.data.demonstrations import CLEAN, demonstrations
 from srl.data.world import make_world, questions
 from srl.models.load import count_parameters, load_model, load_tokenizer
 from srl.rollout.codec import Codec
-from srl.train.make_missing import BASE_MODELS
+from srl.train.make_missing import BASE_MODELS, HERMES
 
 
 @pytest.fixture(params=BASE_MODELS)
@@ -36,6 +36,14 @@ def test_the_packaged_model_has_the_shape_that_the_command_makes(base):
     assert {stage.name: stage.steps for stage in stages(0)} == {
         name: stage["steps"] for name, stage in card["stages"].items()
     }
+
+
+def test_the_tokenizer_for_calls_has_the_ids_of_the_bases_and_is_the_one_that_the_command_makes():
+    packaged, _ = load_tokenizer(HERMES)
+    made, base = hermes_tokenizer(), world_tokenizer()
+    assert (packaged.get_vocab(), packaged.chat_template) == (made.get_vocab(), made.chat_template)
+    spelled = {SPELLED.get(token, token): number for token, number in base.get_vocab().items()}
+    assert packaged.get_vocab() == spelled
 
 
 def test_every_word_of_the_world_is_one_token():

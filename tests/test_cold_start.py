@@ -13,13 +13,19 @@ import pytest
 from tests.training import config, write_setting
 
 from srl.config import Config
+from srl.config.sections import Model
 from srl.data.corpus import write_corpus
 from srl.models.weights import model_digest
+from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.train import cold_start, make_missing
 from srl.train.cold_start import cold_started
-from srl.train.load_components import episode_options
+from srl.train.load_components import episode_options, load_policy, load_turns, with_base_tokenizer
 from srl.train.make_missing import find_or_build_index
+from srl.train.model_card import read_card
+from srl.train.questions import load_template
+from srl.train.search import load_search
+from srl.train.sft import demonstrated
 from srl.trajectory import Passage
 from srl.workspace import Workspace
 
@@ -156,6 +162,31 @@ def test_runs_share_a_cold_start_where_what_it_is_made_of_is_the_same(name_of):
     usual = name_of()
     changed = {key for key, value in {**OF_THE_MODEL, **OF_THE_RUN}.items() if name_of({key: value}) != usual}
     assert changed == set(OF_THE_MODEL)
+
+
+def test_a_cold_start_is_of_the_tools_that_its_prompts_declare(name_of):
+    native = {"rollout.protocol": "native"}
+    assert name_of(native) != name_of({**native, "rollout.tools": ["search", "open"]})
+
+
+def test_the_base_of_the_made_up_world_is_taught_calls_in_a_native_run(place, tmp_path):
+    config = with_base_tokenizer(configured(place, {"rollout.protocol": "native"}))
+    taught = cold_started(config, Workspace(tmp_path), lambda text: None)
+    card = read_card(taught)
+    codec = load_policy(Model(path=str(taught)), lambda text: None).codec
+    search = load_search(config, Workspace(tmp_path), lambda text: None)
+    environment = Environment(
+        codec, load_template(config), episode_options(config), search,
+        turns=load_turns(config, codec, search, lambda text: None),
+    )  # fmt: skip
+    episodes = demonstrated(place / "demos.jsonl", environment)
+    assert card["protocol"] == "native"
+    assert {(episode.protocol, episode.malformed) for episode in episodes} == {("hermes", 0)}
+    said = [segment.token_ids for episode in episodes for segment in episode.segments if segment.is_policy]
+    assert not any(codec.tokenizer.unk_token_id in ids for ids in said)
+    assert [search.query.strip() for episode in episodes for search in episode.searches] == [
+        f"{word} city" for at, word in enumerate(WORDS) if at % 2
+    ]
 
 
 def made(place: Path, workspace: Path, **changes: object) -> str:

@@ -309,18 +309,18 @@ def test_what_a_tokenizer_lacks_is_noted_and_no_token_is_added(tmp_path, changes
     assert loaded.eos_token == (EOS if "eos_token" not in changes else None)
 
 
-def test_tags_that_cannot_be_recognised_are_refused(tmp_path):
+def test_tags_that_cannot_be_recognised_are_refused():
     """Special tokens are left out of a text, and WordPiece puts spaces around the brackets."""
     tokenizer = copy.deepcopy(byte_level_tokenizer())
     tokenizer.add_tokens(["<search>", "</search>"])
-    check_tags(tokenizer, tmp_path)
+    check_tags(tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<answer>", "</answer>"]})
     pieces = ["[UNK]", "<", ">", "/", "who", "think", "search", "information", "answer"]
     words = Tokenizer(models.WordPiece(dict(zip(pieces, range(99), strict=False)), unk_token="[UNK]"))
     words.pre_tokenizer, words.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     for refused in (tokenizer, PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")):
         with pytest.raises(UserError):
-            check_tags(refused, tmp_path)
+            check_tags(refused)
 
 
 @pytest.mark.parametrize("eos", ["1", [1, "2"], True])

@@ -310,7 +310,7 @@ def _tokenizer_class(path: Path) -> Any:
     return PreTrainedTokenizerFast if generic and (path / "tokenizer.json").is_file() else AutoTokenizer
 
 
-def check_tags(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+def check_tags(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises UserError where a policy's tags would not be recognised in what is decoded.
 
     Special tokens are left out of it, and WordPiece puts spaces around brackets: `< search >`.
@@ -321,8 +321,8 @@ def check_tags(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
         decoded = str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
         if f"<{name}>" not in decoded or f"</{name}>" not in decoded:
             raise UserError(
-                f"{path}: the tokenizer decodes {turn!r} as {decoded!r}, so no search or answer would be "
-                "recognised",
+                f"{tokenizer.name_or_path}: the tokenizer decodes {turn!r} as {decoded!r}, so no search or "
+                "answer would be recognised",
                 hint='tags that are special tokens need "special": false in tokenizer.json and '
                 "tokenizer_config.json",
             )

@@ -23,6 +23,7 @@ from srl.train.questions import is_native, load_template
 from srl.train.search import index_digests, load_search
 from srl.train.sft import demonstrated, fine_tune
 from srl.train.threads import set_threads
+from srl.train.tools import declared_tools
 from srl.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
         (name, digest or sources[name].url, sources[name].topk or config.search.topk)
         for name, digest in index_digests(search).items()
     ]
-    call_format = config.rollout.call_format if is_native(config) else None
-    inputs = (device.type, template, unusual, retrievers, call_format, seed, max_tokens)
+    calls = (config.rollout.call_format, declared_tools(config)) if is_native(config) else None
+    inputs = (device.type, template, unusual, retrievers, calls, seed, max_tokens)
     key = digest_text(
         *map(digest_path, (start, tokenizer, file)), model.model_dump_json(exclude=_HARMLESS),
         sft.model_dump_json(), *map(repr, inputs),

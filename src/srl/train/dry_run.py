@@ -20,7 +20,7 @@ from srl.errors import UserError
 from srl.models.hub import HubName, hub_name
 from srl.models.load import pick_device, pick_dtype
 from srl.train.fetch_models import with_cached_models
-from srl.train.load_components import engine_name, native_glue, with_protocol
+from srl.train.load_components import engine_name, native_glue, with_base_tokenizer, with_protocol
 from srl.train.make_missing import check_data, start_of
 from srl.train.memory import (
     GIB,
@@ -65,7 +65,7 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
     """The plan of a run. Raises UserError where the configuration cannot be planned."""
     check_data(config)
     noted = list[str]()
-    config = with_protocol(with_cached_models(config), noted.append)
+    config = with_base_tokenizer(with_protocol(with_cached_models(config), noted.append))
     path, cuda = start_of(config), torch.cuda.is_available()
     if backend == "verl":
         with_path, job = config.with_settings({"model.path": str(path)}), planned_job(config)

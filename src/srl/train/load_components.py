@@ -31,7 +31,7 @@ from srl.rollout.glue import Glue, derive
 from srl.rollout.native import Native
 from srl.rollout.turns import Turns
 from srl.train.episodes import Splits, TrainingEnvironment
-from srl.train.make_missing import Note
+from srl.train.make_missing import HERMES, Note
 from srl.train.model_card import read_card
 from srl.train.questions import is_native, load_template
 from srl.train.search import load_search
@@ -69,7 +69,6 @@ def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec
     directory = section.tokenizer or section.path
     assert directory is not None, "model.path is filled in before the model is loaded"
     tokenizer, notes = load_tokenizer(directory, section.trust_remote_code)
-    check_tags(tokenizer, Path(directory))
     for text in notes:
         note(text)
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
@@ -108,11 +107,13 @@ def with_day(config: Config) -> Config:
 def load_turns(
     config: Config, codec: Codec, search: SearchTool | None, note: Note, engine: Engine | None = None
 ) -> Turns | None:
-    """How the policy calls tools in its own way; None for tags. Raises UserError where it cannot.
+    """How the policy calls tools in its own way; None for tags. Raises UserError where it cannot do either.
 
     `note` is told of a chat template that has changed since the model was trained.
     """
     if search is None or not is_native(config):
+        if not isinstance(codec, TextCodec):
+            check_tags(codec.tokenizer)
         return None
     if isinstance(codec, TextCodec) or (engine is not None and not engine.token_ids):
         raise UserError(
@@ -146,6 +147,12 @@ def with_protocol(config: Config, note: Note) -> Config:
     text = f"tags: {why}" if why else f"native: the model's chat template renders {glue.call_format} calls"
     note(f"rollout.protocol=auto is {text}")
     return config.with_settings({"rollout.protocol": "tags"}) if why else native
+
+
+def with_base_tokenizer(config: Config) -> Config:
+    """`config` with the tokenizer by which the base model of the made-up world calls tools, where it does."""
+    needs = is_native(config) and config.model.path is None and config.model.tokenizer is None
+    return config.with_settings({"model.tokenizer": str(HERMES)}) if needs else config
 
 
 def native_glue(config: Config) -> Glue:

@@ -29,6 +29,8 @@ BASE_MODEL = _PRESETS / "base"
 """The small base model of the world `tiny`."""
 BASE_MODELS = {"tiny": BASE_MODEL, "tiny-hard": _PRESETS / "base-hard"}
 """By `data.world`."""
+HERMES = _PRESETS / "hermes"
+"""The tokenizer with which they call tools: their ids, with hermes calls for tags, and a chat template."""
 
 
 def start_of(config: Config) -> str | Path:

@@ -25,7 +25,7 @@ from srl.store import RunInfo
 from srl.train import resume as resuming
 from srl.train.cold_start import cold_started
 from srl.train.fetch_models import with_local_models
-from srl.train.load_components import with_day, with_protocol
+from srl.train.load_components import with_base_tokenizer, with_day, with_protocol
 from srl.train.logged_episodes import model_of_log
 from srl.train.make_missing import check_demonstrations, start_of, with_data
 from srl.train.report import Terminal, check_loggers
@@ -185,7 +185,10 @@ def with_paths(config: Config, algo: str, workspace: Workspace, terminal: Termin
     if config.model.path is not None:
         return with_day(with_protocol(config, terminal.note))
     config = with_protocol(config, terminal.note)
-    path = start_of(config) if algo == SFT else cold_started(config, workspace, terminal.note)
+    starts = with_base_tokenizer(config)
+    if algo == SFT:
+        return located(starts.with_settings({"model.path": str(start_of(config))}))
+    path = cold_started(starts, workspace, terminal.note)
     return located(config.with_settings({"model.path": str(path)}))
 
 
