@@ -230,11 +230,11 @@ defaults: [ppo_trainer, my_base, _self_]
 actor_rollout_ref:
   model: {path: small}
   actor: {ppo_mini_batch_size: 16, optim: {lr: 1e-6}}
-  rollout: {prompt_length: "${data.max_prompt_length}", n: "${oc.select:data.many,4}"}
+  rollout: {prompt_length: "${data.max_prompt_length}", n: 4}
 critic:
   {ppo_mini_batch_size: "${actor_rollout_ref.actor.ppo_mini_batch_size}", cliprange_value: "${.missing}"}
 data: {train_files: ~/a.parquet, train_batch_size: 32, max_prompt_length: 100}
-trainer: {total_training_steps: "${..data.train_batch_size}", save_freq: "${.total_training_steps}"}
+trainer: {total_training_steps: "${data.train_batch_size}", save_freq: "${trainer.total_training_steps}"}
 """
     config, made = imported(tmp_path, text, "verl.yaml")
     assert (config.rollout.n, config.critic.ppo_mini_batch_size, config.actor.optim.lr) == (4, 16, 1e-6)
@@ -245,25 +245,6 @@ trainer: {total_training_steps: "${..data.train_batch_size}", save_freq: "${.tot
 
 
 # Meanings
-
-
-@pytest.mark.parametrize(
-    ("more", "theirs", "ours"),
-    [
-        (GRPO, 10, 2),
-        ((*GRPO, "actor_rollout_ref.actor.ppo_epochs=2"), 20, 4),
-        ((*GRPO, "actor_rollout_ref.actor.ppo_mini_batch_size=512"), 5, 1),
-        ((), 2, 2),
-    ],
-)
-def test_optimiser_steps_of_a_rollout_are_counted_there_and_here(tmp_path, more, theirs, ours):
-    config, made = imported(tmp_path, search_r1(*more))
-    rows = config.data.train_batch_size * config.actor.ppo_epochs
-    assert rows // config.actor.ppo_mini_batch_size == ours
-    said = [line for line in made.report if "optimiser steps" in line]
-    assert [f"{theirs} optimiser steps" in line and f"{ours} here" in line for line in said] == (
-        [] if theirs == ours else [True]
-    )
 
 
 TOOLS = "actor_rollout_ref.rollout.multi_turn.enable=true\nactor_rollout_ref.rollout.multi_turn"
@@ -277,8 +258,8 @@ MEANINGS = {
     "actor_rollout_ref.actor.optim.warmup_style=cosine": ("actor.optim.lr_scheduler_type", "cosine"),
     "actor_rollout_ref.actor.optim.lr_warmup_steps=-1": ("actor.optim.lr_warmup_steps", 0),
     "actor_rollout_ref.rollout.name=sglang_async": ("cluster.rollout", "sglang"),
-    "+actor_rollout_ref.actor.megatron.sequence_parallel=true": ("cluster.strategy", "megatron"),
-    "actor_rollout_ref.actor.megatron.param_offload=true": ("cluster.param_offload", True),
+    "actor_rollout_ref.actor.strategy=megatron": ("cluster.strategy", "megatron"),
+    "actor_rollout_ref.actor.policy_loss.loss_mode=gspo": ("actor.policy_loss.loss_mode", "gspo"),
     "trainer.save_freq=-1": ("trainer.save_freq", 0),
     "data.val_max_samples=-1": ("eval.val_questions", None),
     "reward_model.reward_kwargs.overlong_buffer_cfg.enable=true": ("reward.overlong_buffer.enable", True),
@@ -312,12 +293,13 @@ def test_name_of_verls_has_its_counterpart(tmp_path, setting):
         "actor_rollout_ref.actor.kl_loss_type=abs",
         "actor_rollout_ref.actor.loss_agg_mode=token-sum",
         "actor_rollout_ref.rollout.name=trtllm",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=sapo",
     ],
 )
 def test_value_that_srl_has_nothing_for_is_refused(tmp_path, setting):
     with pytest.raises(UserError) as refused:
         imported(tmp_path, verl(setting))
-    assert refused.value.key == setting.partition("=")[0]
+    assert setting.partition("=")[2] in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +310,6 @@ def test_value_that_srl_has_nothing_for_is_refused(tmp_path, setting):
         "trainer.default_hdfs_dir=hdfs://x",
         "data.return_raw_chat=false",
         "actor_rollout_ref.rollout.top_k=50",
-        "actor_rollout_ref.actor.policy_loss.loss_mode=sapo",
         "custom_reward_function.path=my.py",
         "data.truncation=left",
         "critic.model.path=models/other",
@@ -342,13 +323,6 @@ def test_what_is_not_taken_as_it_stands_is_said(tmp_path, setting):
     _, made = imported(tmp_path, verl(setting))
     named = (setting.partition("=")[0], setting.partition("=")[2].strip("[]").rpartition(",")[2], "epochs")
     assert [line for line in set(made.report) - set(without.report) if any(name in line for name in named)]
-
-
-def test_key_of_verls_alone_is_kept_for_its_engine(tmp_path):
-    own = ("actor_rollout_ref.rollout.free_cache_engine=false", "+actor_rollout_ref.actor.my_own.knob=3")
-    config, _ = imported(tmp_path, verl(*own))
-    assert config.verl["actor_rollout_ref"]["rollout"] == {"free_cache_engine": False}
-    assert config.verl["+actor_rollout_ref"] == {"actor": {"my_own": {"knob": 3}}}
 
 
 @pytest.mark.parametrize("dialect", [SEARCH_R1, VERL])
@@ -370,14 +344,11 @@ def shipped(name: str) -> str:
 @pytest.mark.slow
 @pytest.mark.must_run
 def test_verls_own_configuration_is_all_defaults(tmp_path):
-    """Nothing of it is kept or unknown, and a file that says nothing means the same."""
-    whole = [imported(tmp_path, shipped(f"ppo{kind}_trainer"), "verl.yaml") for kind in ("", "_megatron")]
-    for config, made in whole:
-        assert config.verl == {}
-        assert not [line for line in made.report if line.startswith("ignored, unknown")]
+    """A file that says nothing means the same."""
+    whole, _ = imported(tmp_path, shipped("ppo_trainer"), "verl.yaml")
     bare, _ = imported(tmp_path, "trainer.nnodes=1\n", "bare.txt")
-    found = [dict(flat(plain(config.model_dump()))) for config in (whole[0][0], bare)]
-    differ = {".".join(key) for key in found[0] if found[0][key] != found[1].get(key)}
+    both = [dict(flat(plain(config.model_dump()))) for config in (whole, bare)]
+    differ = {".".join(key) for key in both[0] if both[0][key] != both[1].get(key)}
     assert differ <= {
         "data.train_files", "data.val_files", "model.path", "trainer.logger",
         "trainer.seed", "critic.ppo_max_token_len",
@@ -396,9 +367,7 @@ def test_verls_own_configuration_is_all_defaults(tmp_path):
                   "actor_rollout_ref.rollout.enforce_eager=True"),
         verl("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "search.nothing=1",
              "data.apply_chat_template_kwargs.enable_thinking=false",
-             "actor_rollout_ref.rollout.free_cache_engine=false",
-             "+actor_rollout_ref.rollout.engine_kwargs.vllm.disable_log_stats=true",
-             "+actor_rollout_ref.my_own=3", "actor_rollout_ref.actor.policy_loss.loss_mode=gspo"),
+             "actor_rollout_ref.actor.policy_loss.loss_mode=gspo"),
     ],
     ids=["grpo", "ppo", "verl"],
 )  # fmt: skip
@@ -408,9 +377,7 @@ def test_imported_file_is_one_that_verl_accepts(tmp_path, text):
     from srl.train.verl.job import Job
 
     config, _ = imported(tmp_path, text)
-    composed = validated(config, Job(tmp_path / "run", resume=False, cpu=False, gpus_per_node=8))
-    for path, value in flat(config.verl):
-        assert reduce(lambda node, part: node[part.removeprefix("+")], path, composed) == value
+    validated(config, Job(tmp_path / "run", resume=False, cpu=False, gpus_per_node=8))
 
 
 def test_command_writes_a_file_that_is_planned_and_says_the_changes(tmp_path, monkeypatch, capsys):

@@ -28,8 +28,9 @@ _PIECE = re.compile(
 _VARIABLE = re.compile(r"\$(?P<plain>\w+)|\$\{(?P<name>\w+)(?::?-(?P<otherwise>(?:[^{}]|\{[^{}]*+\})*+))?\}")
 _UNREAD = re.compile(r"\$\{\w+[^\w.}]")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_SETTING = re.compile(r"[+~]*[A-Za-z_][\w/@-]*(\.[\w/@-]+)+=")
 _PROGRAM = re.compile(r"(?:.*[./])?(main_ppo(?:_\w+)?)(?:\.py)?")
-_BLOCKS = {"if": "fi", "case": "esac", "{": "}"} | dict.fromkeys(("for", "while", "until", "select"), "done")
+_BLOCKS = {"if": "fi", "case": "esac", "{": "}"} | dict.fromkeys(("for", "while", "until"), "done")
 _KEYWORDS = {"then", "else", "elif", "do", "export", "declare", "local", "readonly", "nohup", "time"}
 
 
@@ -47,21 +48,19 @@ def read_script(text: str, bare: frozenset[str]) -> Script:
 
     Raises ValueError.
     """
-    variables = dict[str, str]()
-    scripts, settings, behind, other = list[Script](), list[str](), list[str](), ""
+    variables, scripts, settings, other = dict[str, str](), list[Script](), list[str](), ""
     for words, doubt in _commands(text):
-        while words and (found := _ASSIGNMENT.fullmatch(words[0])) and found[1] not in bare:
+        while words and (assigned := _ASSIGNMENT.fullmatch(words[0])) and assigned[1] not in bare:
             words = words[1:]
             if doubt == "if":
-                variables.pop(found[1], None)
+                variables.pop(assigned[1], None)
             elif not doubt:
-                variables[found[1]] = _value(found[2], variables)
+                variables[assigned[1]] = _value(assigned[2], variables)
         at = next((n for n, word in enumerate(words) if n and _PROGRAM.fullmatch(word)), 0)
         if at and (words[at - 1] == "-m" or words[at].endswith(".py")):
             scripts.append(Script(_expanded(words[at + 1 :], variables), _PROGRAM.sub(r"\1", words[at])))
-        elif words and _is_setting(words[0], bare):
+        elif words and (_SETTING.match(words[0]) or words[0].partition("=")[0] in bare):
             settings += _expanded(words, variables)
-            behind += words[:1] if scripts else []
         elif words and not other:
             other = f"neither a setting nor verl's training command: {words[0]!r:.60}"
     if len(scripts) > 1:
@@ -69,16 +68,9 @@ def read_script(text: str, bare: frozenset[str]) -> Script:
     if other and not scripts:
         raise ValueError(other)
     script = scripts[0] if scripts else Script(settings)
-    if options := [word for word in script.words if word.startswith("-")]:
-        script.notes.append(f"options are not read, and what only their files set: {' '.join(options)}")
-    if behind:  # a shell does not pass them to it
-        script.notes.append(f"below the training command, and no part of it: {', '.join(behind)}")
-    return Script([word for word in script.words if word not in options], script.program, script.notes)
-
-
-def _is_setting(word: str, bare: frozenset[str]) -> bool:
-    key = word.lstrip("+~").partition("=")[0]
-    return ("=" in word and re.fullmatch(r"[A-Za-z_][\w/@-]*(\.[\w/@-]+)+", key) is not None) or key in bare
+    options = [word for word in script.words if word.startswith("-")]
+    notes = [f"not read, nor what only their files set: {' '.join(options)}"] if options else []
+    return Script([word for word in script.words if word not in options], script.program, notes)
 
 
 def _commands(text: str) -> Iterator[tuple[list[str], str]]:
@@ -100,27 +92,27 @@ def _commands(text: str) -> Iterator[tuple[list[str], str]]:
                 first, *words = words
                 if first in _BLOCKS:
                     blocks.append(first)
-                    words = [f"{words[0]}="] if first in ("for", "select") and words else words
-                elif first in _BLOCKS.values() and blocks:
-                    blocks.pop()
+                    words = [f"{words[0]}="] if first == "for" and words else words
+                elif first in _BLOCKS.values():
+                    del blocks[-1:]
             yield words, "while" if "while" in blocks else "if" if blocks else unsure
             words, unsure = [], "if" if token.startswith(("&&", "||")) else ""
 
 
-def _as_word(found: re.Match[str]) -> str:
+def _as_word(piece: re.Match[str]) -> str:
     """A piece of a script so that it is one word for `shlex`, and a quoted dollar no variable."""
-    if found["single"]:
-        return found[0].replace("$", DOLLAR)
-    if found["double"]:
-        return re.sub(_OUTPUT, _output, found[0]).replace("\\$", DOLLAR)
-    return _output(found) if found["output"] else DOLLAR if found["dollar"] else ""
+    if piece["single"]:
+        return piece[0].replace("$", DOLLAR)
+    if piece["double"]:
+        return re.sub(_OUTPUT, _output, piece[0]).replace("\\$", DOLLAR)
+    return _output(piece) if piece["output"] else DOLLAR if piece["dollar"] else ""
 
 
-def _output(found: re.Match[str]) -> str:
+def _output(piece: re.Match[str]) -> str:
     """The output of a command, as text behind a mark; a sum of products of numbers."""
-    if numbers := re.fullmatch(r"\$\(\(\s*(\d{1,9}(?:\s*[*+]\s*\d{1,9})*)\s*\)\)", found[0]):
+    if numbers := re.fullmatch(r"\$\(\(\s*(\d{1,9}(?:\s*[*+]\s*\d{1,9})*)\s*\)\)", piece[0]):
         return str(sum(prod(map(int, term.split("*"))) for term in numbers[1].split("+")))
-    return MARK + re.sub(r"[^\w$()]", "_", found[0])
+    return MARK + re.sub(r"[^\w$()]", "_", piece[0])
 
 
 def _expanded(words: list[str], variables: dict[str, str]) -> list[str]:
@@ -136,11 +128,11 @@ def _expanded(words: list[str], variables: dict[str, str]) -> list[str]:
 def _value(word: str, variables: dict[str, str]) -> str:
     """The text of a word; what only a shell can tell is marked."""
 
-    def held(found: re.Match[str]) -> str:
-        text, otherwise = variables.get(found["name"] or found["plain"]), found["otherwise"]
-        if otherwise is not None and not text:
-            return _value(otherwise, variables)
-        return f"{MARK}{found[0]}" if text is None else text
+    def held(name: re.Match[str]) -> str:
+        text = variables.get(name["name"] or name["plain"])
+        if not text and name["otherwise"] is not None:
+            return _value(name["otherwise"], variables)
+        return f"{MARK}{name[0]}" if text is None else text
 
     text = _UNREAD.sub(rf"{MARK}\g<0>", _VARIABLE.sub(held, word)).replace(DOLLAR, "$")
     if len(text) > MAX_WORD:
