@@ -107,14 +107,10 @@ def footprint(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     else:
         step = -(-8 * max(shape.trainable, shape.critic_trained) // layout.shards)
         candidates = [[Part("optimiser step", 0, step, "gradients and a root of moments in float32")]]
-    for section in _trained(shape, config):
-        candidates.append(pass_parts(shape, config, layout, section))
+    networks: tuple[Actor | Critic, ...] = (config.actor, config.critic) if shape.critic else (config.actor,)
+    candidates += [pass_parts(shape, config, layout, section) for section in networks]
     parts += max(candidates, key=lambda parts: total(parts, "update"))
     return [part for part in parts if part.rollout or part.update]
-
-
-def _trained(shape: Shape, config: Config) -> tuple[Actor | Critic, ...]:
-    return (config.actor, config.critic) if shape.critic else (config.actor,)
 
 
 def states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
@@ -167,11 +163,9 @@ def rollout_parts(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     buffers = max(sampling, layer) if layout.cpu else sampling + layer
     cached = cache_bytes(shape, slots, longest)
     small = cached if layout.cpu and cached <= SMALL_CACHE else 0
-    aside = shape.body * size if shape.adapter and layout.cpu else 0
     return [
         Part("KV cache", cached, small, f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"),
         Part("rollout buffers", buffers, 0, "logits, one layer"),
-        Part("weights aside", aside, 0, "of the matrices with an adapter, while it is merged"),
     ]
 
 
@@ -198,7 +192,7 @@ def pass_parts(shape: Shape, config: Config, layout: Layout, section: Actor | Cr
     its forward pass is repeated first where activations are not kept."""
     size, tokens, is_actor = shape.itemsize, pass_tokens(config, layout, section), section is config.actor
     rank = config.model.lora_rank if is_actor else config.critic.lora_rank
-    layer_kept = layer_bytes(shape, config, layout, rank)
+    layer_kept = layer_bytes(shape, layout, rank)
     checkpointed = config.model.gradient_checkpointing
     layer = tokens * (checkpointed * layer_kept + 2 * (shape.ffn + shape.width) * size + 8 * shape.width)
     logits = logits_bytes(shape, config, layout, tokens) if is_actor else 0
@@ -229,21 +223,18 @@ def _packs(shape: Shape, layout: Layout) -> bool:
     return layout.kind == "local" and shape.attention == "sdpa"
 
 
-def layer_bytes(shape: Shape, config: Config, layout: Layout, rank: int) -> int:
+def layer_bytes(shape: Shape, layout: Layout, rank: int) -> int:
     """Bytes per token that one decoder layer keeps for its backward pass.
 
     Two norms (their input in float32, and their output, twice where their weight is trained); queries and the
     attention's output; keys and values for each query head, or where rows are packed the output once more;
     the original keys and values, and the softmax's normaliser; the four tensors of the gated feed-forward;
-    the inner activations of seven LoRA adapters. Eager attention also keeps its weights, in float32 and in
-    the model's precision.
+    the inner activations of seven LoRA adapters.
     """
     size, heads = shape.itemsize, shape.heads * shape.head_dim
     norms = 2 * shape.width * (4 + (size if rank else 2 * size))
     wide = 3 if _packs(shape, layout) else 4
     attention = (wide * heads + 2 * shape.kv_heads * shape.head_dim) * size + 4 * shape.heads
-    if shape.attention == "eager":
-        attention += shape.heads * config.data.max_episode_tokens * (4 + size)
     return norms + attention + (4 * shape.ffn + 7 * rank) * size
 
 
@@ -261,12 +252,8 @@ def logits_bytes(shape: Shape, config: Config, layout: Layout, tokens: int) -> i
     size = FLOAT32 if config.model.cast_lm_head_to_fp32 else shape.itemsize
     chunk = min(CHUNK, tokens) * shape.vocabulary
     resident = chunk if chunk > KEPT_LOGITS else tokens * shape.vocabulary
-    return (resident + chunk) * size + (LOGIT + entropy * ENTROPY) * _in_float32(chunk, layout)
-
-
-def _in_float32(logits: int, layout: Layout) -> int:
-    """How many of `logits` the local backend has in float32 at the same time."""
-    return min(logits, FLOAT32_LOGITS["cpu" if layout.cpu else "cuda"])
+    in_float32 = min(chunk, FLOAT32_LOGITS["cpu" if layout.cpu else "cuda"])
+    return (resident + chunk) * size + (LOGIT + entropy * ENTROPY) * in_float32
 
 
 def server_bytes(shape: Shape, config: Config, layout: Layout, memory: float) -> float:
@@ -288,10 +275,9 @@ Fits = dict[str, dict[str, Any] | None]
 def settings_that_fit(
     config: Config, path: str | Path, shape: Shape, layout: Layout, rooms: Mapping[str, int]
 ) -> Fits:
-    """The settings with which both phases fit each of `rooms`, devices of so many bytes.
+    """What to set for both phases to fit each of `rooms`, devices of so many bytes; None: nothing is enough.
 
-    The first that is enough: none, those that leave what is learned as it is, adapters for critic and policy.
-    """
+    What leaves as it is what is learned comes first, adapters last."""
 
     @cache
     def shape_with(rank: int, critic_rank: int) -> Shape:
@@ -300,7 +286,8 @@ def settings_that_fit(
         ranks = {"model.lora_rank": rank, "critic.lora_rank": critic_rank}
         return shape_of(config.with_settings(ranks), path, needs_critic=shape.critic > 0)
 
-    def fits(changed: Config, phase: Phase, memory: int) -> bool:
+    def fits(settings: dict[str, Any], phase: Phase, memory: int) -> bool:
+        changed = config.with_settings(settings)
         sizes = shape_with(changed.model.lora_rank, changed.critic.lora_rank)
         peak = float(total(footprint(sizes, changed, layout), phase))
         if layout.kind == "verl" and phase == "rollout":
@@ -309,41 +296,32 @@ def settings_that_fit(
 
     def chosen_for(memory: int) -> dict[str, Any] | None:
         settings: dict[str, Any] = {}
-        for phase in PHASES:
-            changes = _changes(config.with_settings(settings), phase, layout, shape.critic > 0)
-            more = next(
-                (each for each in changes if fits(config.with_settings({**settings, **each}), phase, memory)),
-                None,
-            )
-            if more is None:
-                return None
-            settings |= more
-        return settings
+        for phases, change in _suggestions(config, layout, shape.critic > 0):
+            if not all(fits(settings, phase, memory) for phase in phases):
+                settings |= change
+        return settings if all(fits(settings, phase, memory) for phase in PHASES) else None
 
     return {name: chosen_for(memory) for name, memory in rooms.items()}
 
 
-def _changes(config: Config, phase: Phase, layout: Layout, needs_critic: bool) -> Iterator[dict[str, Any]]:
-    """What to set for less memory in a phase, in the order in which it is tried."""
-    more: list[dict[str, Any]] = [{}]
-    if phase == "update":
-        limits = {"actor.ppo_max_token_len": config.actor.ppo_max_token_len}
-        if needs_critic:
-            limits["critic.ppo_max_token_len"] = config.critic.ppo_max_token_len
-        least = config.data.max_episode_tokens
-        if not config.model.gradient_checkpointing:
-            more.append({"model.gradient_checkpointing": True})
-    else:
-        limits, least = {"rollout.max_num_seqs": config.rollout.max_num_seqs}, 1
-        if layout.kind == "verl" and not config.cluster.param_offload:
-            more.append({"cluster.param_offload": True, "cluster.optimizer_offload": True})
-    if layout.kind == "local" and needs_critic and not config.critic.lora_rank:
-        more.append(more[-1] | {"critic.lora_rank": 32})  # verl's critic has no adapter
+def _suggestions(
+    config: Config, layout: Layout, has_critic: bool
+) -> Iterator[tuple[tuple[Phase, ...], dict[str, Any]]]:
+    """What to set for less memory in the order in which it is tried, and the phases that it helps."""
+    update, rollout = PHASES
+    networks = [config.actor, config.critic] if has_critic else [config.actor]
+    yield (update,), {"model.gradient_checkpointing": True}
+    for tokens in (4 * config.data.max_episode_tokens, config.data.max_episode_tokens):
+        names = zip(("actor", "critic"), networks, strict=False)
+        limits = {f"{name}.ppo_max_token_len": tokens for name, section in names
+                  if section.ppo_max_token_len > tokens}  # fmt: skip
+        yield (update,), limits
+    if layout.kind == "verl":
+        yield (rollout,), {"cluster.param_offload": True, "cluster.optimizer_offload": True}
+    for episodes in (64, 32, 16, 8, 4, 2, 1):
+        if episodes < config.rollout.max_num_seqs:
+            yield (rollout,), {"rollout.max_num_seqs": episodes}
+    if layout.kind == "local" and has_critic and not config.critic.lora_rank:  # verl's has no adapter
+        yield PHASES, {"critic.lora_rank": 32}
     if not config.model.lora_rank:
-        more.append(more[-1] | {"model.lora_rank": 32})
-    for settings in more:
-        yield settings
-        count = max(limits.values())
-        while count > least:
-            count = max(count // 2, least)
-            yield settings | {key: count for key, now in limits.items() if count < now}
+        yield PHASES, {"model.lora_rank": 32}

@@ -303,8 +303,8 @@ def _verl(theirs: Conversion) -> None:
     """An assistant's turns count the answer too, which ours do not; 0 is no limit."""
     ours, notes, turns = theirs.ours, theirs.notes, f"{ROLLOUT}.multi_turn"
     limits = [(theirs.get(f"{turns}.max_user_turns"), 0), (theirs.get(f"{turns}.max_assistant_turns"), 1)]
-    if limits := [limit - more for limit, more in limits if isinstance(limit, int) and limit > more]:
-        ours["rollout.max_turns"] = min(limits)
+    if most := [limit - more for limit, more in limits if isinstance(limit, int) and limit > more]:
+        ours["rollout.max_turns"] = min(most)
     ours["rollout.max_turn_tokens"] = ours["data.max_response_length"]
     tools = [theirs.get(f"{turns}.{name}") for name in ("enable", "tool_config_path", "function_tool_path")]
     if any(tools):
