@@ -218,14 +218,6 @@ def test_keys_that_another_key_makes_void_are_named_and_no_others(settings, key)
     )
 
 
-@pytest.mark.parametrize("kind", ["rl", "eval"])
-def test_the_machines_options_are_those_of_the_retriever_that_built_the_index(place, kind):
-    sets = [f"search.index={place / 'index'}", "retriever.bm25.n_threads=2", "retriever.e5.batch_size=3"]
-    config = load_config(algo="grpo", sets=[*sets, "retriever.name=e5"]).config
-    void = unread(config, typed_keys({}, sets), kind, "local", algorithm_plugin("grpo"))
-    assert set(void) == {"retriever.e5.batch_size"}
-
-
 @pytest.mark.parametrize(
     ("algo", "sets", "key"),
     [

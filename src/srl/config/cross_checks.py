@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
-from srl.config.algorithm import Algorithm
 from srl.config.keys import Config, KeyPath, flat, plain, value_of
 from srl.errors import UserError
 from srl.safe import quoted, refuse_credentials
+
+
+class Algorithm(Protocol):
+    """What the configuration needs of an algorithm plugin, an `srl.advantage.Algorithm`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def needs_critic(self) -> bool: ...
+    @property
+    def defaults(self) -> Mapping[str, object]: ...
+    @property
+    def requires(self) -> Mapping[str, tuple[object, ...]]: ...
+    @property
+    def estimator(self) -> Callable[..., object]: ...
+
 
 KINDS = ("retriever", "reward", "algorithm", "tool")
 """The kinds of plugins; each has a section of the same name."""
@@ -130,65 +145,63 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
     """Warnings about settings that are probably mistakes. Raises UserError for contradictions."""
     with _origin(origins, ""):
         _check_addresses(config)  # first, since what follows shows values
-    for keys, why, hint in _contradictions(config, algorithm):
+    for is_one, keys, why, hint in _contradictions(config, algorithm):
+        if not is_one:
+            continue
         parts = [f"{key} = {plain(value_of(config, key))} ({origins.get(key, 'default')})" for key in keys]
         raise UserError(f"{' and '.join(parts)}: {why}", key=keys[0], hint=hint)
     return list(_warnings(config, algorithm))
 
 
-Contradictions = Iterator[tuple[tuple[str, ...], str, str]]
-"""Keys that do not go together, why, and what to do."""
+Contradiction = tuple[object, tuple[str, ...], str, str]
+"""Whether there is one, the keys that do not go together, why, and what to do."""
 
 
-def _contradictions(config: Config, algorithm: Algorithm) -> Contradictions:
-    batch, longest, groups = (
-        config.data.train_batch_size,
-        config.data.max_response_length,
-        config.algorithm.filter_groups,
-    )
+def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[Contradiction]:
+    data, rollout, search = config.data, config.rollout, config.search
+    groups, buffer = config.algorithm.filter_groups, config.reward.overlong_buffer
     for key, values in algorithm.requires.items():
-        if value_of(config, key) not in values:
-            choices = " or ".join(f"{key}={plain(value)}" for value in values)
-            yield (key,), f"{algorithm.name} needs another value", f"set {choices}"
+        choices = " or ".join(f"{key}={plain(value)}" for value in values)
+        why = f"{algorithm.name} needs another value"
+        yield value_of(config, key) not in values, (key,), why, f"set {choices}"
+    batch = data.train_batch_size
     for who in ("actor", "critic") if algorithm.needs_critic else ("actor",):
         key, size = f"{who}.ppo_mini_batch_size", getattr(config, who).ppo_mini_batch_size
-        if size < batch and batch % size:
-            fits = max(part for part in range(1, size) if batch % part == 0)
-            yield (key, "data.train_batch_size"), "the first must divide the second", f"set {key}={fits}"
-    for small, large in (("rollout.max_turn_tokens", "data.max_response_length"),):
-        if value_of(config, small) > value_of(config, large):
-            yield (small, large), "the first must not exceed the second", ""
-    if config.rollout.deterministic and config.rollout.engine not in ("auto", "torch"):
-        hint = "set rollout.engine=torch or rollout.deterministic=false"
-        yield ("rollout.deterministic", "rollout.engine"), "only the torch engine repeats a run", hint
-    if groups.enable and config.rollout.n < 2:
-        keys = ("algorithm.filter_groups.enable", "rollout.n")
-        yield keys, "the episodes of one question are compared", "set rollout.n=5"
-    buffer, weights = config.reward.overlong_buffer, config.reward.weights
-    parts = ["reward", *weights, *(["overlong"] if buffer.enable else [])]
-    if groups.enable and not any(f"{groups.metric}/".startswith(f"{name}/") for name in parts):
-        yield ("algorithm.filter_groups.metric",), "no part of the reward", f"use one of {', '.join(parts)}"
-    if buffer.enable and buffer.len > longest:
-        keys = ("reward.overlong_buffer.len", "data.max_response_length")
-        yield keys, "the first must not exceed the second", ""
+        fits = max(part for part in range(1, size + 1) if batch % part == 0)
+        keys = (key, "data.train_batch_size")
+        yield size < batch and fits < size, keys, "the first must divide the second", f"set {key}={fits}"
+    parts = ["reward", *config.reward.weights, *(["overlong"] if buffer.enable else [])]
+    tested = {os.path.realpath(file) for file in data.test_files or ()}
+    shares = any(os.path.realpath(file) in tested for file in data.val_files or ())  # they choose
+    longer = "the first must not exceed the second"
+    yield from [
+        (rollout.max_turn_tokens > data.max_response_length,
+         ("rollout.max_turn_tokens", "data.max_response_length"), longer, ""),
+        (buffer.enable and buffer.len > data.max_response_length,
+         ("reward.overlong_buffer.len", "data.max_response_length"), longer, ""),
+        (rollout.deterministic and rollout.engine not in ("auto", "torch"),
+         ("rollout.deterministic", "rollout.engine"), "only the torch engine repeats a run",
+         "set rollout.engine=torch or rollout.deterministic=false"),
+        (groups.enable and rollout.n < 2, ("algorithm.filter_groups.enable", "rollout.n"),
+         "the episodes of one question are compared", "set rollout.n=5"),
+        (groups.enable and not any(f"{groups.metric}/".startswith(f"{name}/") for name in parts),
+         ("algorithm.filter_groups.metric",), "no part of the reward", f"use one of {', '.join(parts)}"),
+        (rollout.engine == "openai" and rollout.openai.url is None, ("rollout.engine",),
+         "it needs a server", "--set rollout.openai.url=http://HOST:PORT/v1"),
+        ("search" not in rollout.tools or len(set(rollout.tools)) < len(rollout.tools), ("rollout.tools",),
+         "it lists search, and each tool once", "such as [search, open, find]"),
+        (rollout.tool_plugins and search.cassette is not None, ("rollout.tools", "search.cassette"),
+         "a cassette has no calls of tool plugins", "set one of them to its default"),
+        (search.url and search.index, ("search.url", "search.index"), "one of them searches",
+         "set the other to null"),
+        (shares, ("data.val_files", "data.test_files"), "they share questions",
+         "validate on other questions"),
+    ]  # fmt: skip
     try:
         config.algorithm.rollout_correction.rejections  # noqa: B018
     except ValueError as error:
         section = "algorithm.rollout_correction"
-        yield (f"{section}.rollout_rs", f"{section}.rollout_rs_threshold"), str(error), ""
-    if config.rollout.engine == "openai" and config.rollout.openai.url is None:
-        yield ("rollout.engine",), "it needs a server", "--set rollout.openai.url=http://HOST:PORT/v1"
-    tools, plugins = config.rollout.tools, config.rollout.tool_plugins
-    if "search" not in tools or len(set(tools)) < len(tools):
-        yield ("rollout.tools",), "it lists search, and each tool once", "such as [search, open, find]"
-    if plugins and config.search.cassette is not None:
-        keys = ("rollout.tools", "search.cassette")
-        yield keys, f"a cassette has no calls of {', '.join(plugins)}", "set one of them to its default"
-    if config.search.url and config.search.index:
-        yield ("search.url", "search.index"), "one of them searches", "set the other to null"
-    tested = {os.path.realpath(file) for file in config.data.test_files or ()}
-    if any(os.path.realpath(file) in tested for file in config.data.val_files or ()):  # they choose
-        yield ("data.val_files", "data.test_files"), "they share questions", "validate on other questions"
+        yield True, (f"{section}.rollout_rs", f"{section}.rollout_rs_threshold"), str(error), ""
 
 
 def check_training(config: Config, kind: str) -> None:
@@ -230,27 +243,21 @@ def _check_addresses(config: Config) -> None:
 
 
 def _warnings(config: Config, algorithm: Algorithm) -> Iterator[str]:
-    if config.algorithm.use_kl_in_reward and config.actor.use_kl_loss:
-        yield "the KL counts twice: algorithm.use_kl_in_reward and actor.use_kl_loss are both true"
-    if config.rollout.top_p < 1:
-        yield (
-            f"rollout.top_p = {config.rollout.top_p}: tokens are sampled from a different distribution than "
-            "the one that is trained; 1.0 is on-policy"
-        )
-    weights = config.reward.weights
-    if weights and not any(weights.values()) and not config.reward.overlong_buffer.enable:
-        yield f"every weight in reward.weights is 0 ({', '.join(weights)}): nothing is rewarded"
-    if config.trainer.critic_warmup > 0 and not algorithm.needs_critic:
-        yield (
-            f"trainer.critic_warmup = {config.trainer.critic_warmup}: {algorithm.name} has no critic, so "
-            "nothing learns in these steps; set it to 0"
-        )
-    steps = config.trainer.total_training_steps
-    if algorithm.needs_critic and config.trainer.critic_warmup >= steps > 0:
-        yield (
-            f"trainer.critic_warmup = {config.trainer.critic_warmup}: only the critic learns in all of the "
-            f"{steps} steps, and the policy stays as it is; take more steps, or lower it"
-        )
-    usual = algorithm.defaults.get("rollout.n", 1)
-    if config.rollout.n == 1 and usual != 1:
-        yield f"rollout.n = 1: {algorithm.name} compares the episodes of one question; {usual} is usual"
+    weights, first = config.reward.weights, config.trainer.critic_warmup
+    steps, usual = config.trainer.total_training_steps, algorithm.defaults.get("rollout.n", 1)
+    rows = [
+        (config.algorithm.use_kl_in_reward and config.actor.use_kl_loss,
+         "the KL counts twice: algorithm.use_kl_in_reward and actor.use_kl_loss are both true"),
+        (config.rollout.top_p < 1,
+         f"rollout.top_p = {config.rollout.top_p}: tokens are sampled from a different distribution than the "
+         "one that is trained; 1.0 is on-policy"),
+        (not any(weights.values()) and not config.reward.overlong_buffer.enable,
+         f"every weight in reward.weights is 0 ({', '.join(weights)}): nothing is rewarded"),
+        (first > 0 and not algorithm.needs_critic,
+         f"trainer.critic_warmup = {first}: {algorithm.name} has no critic, so nothing learns then"),
+        (algorithm.needs_critic and first >= steps > 0,
+         f"trainer.critic_warmup = {first}: only the critic learns in all of the {steps} steps"),
+        (config.rollout.n == 1 and usual != 1,
+         f"rollout.n = 1: {algorithm.name} compares the episodes of one question; {usual} is usual"),
+    ]  # fmt: skip
+    yield from (line for is_so, line in rows if is_so)

@@ -6,12 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import isclass
-from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, Field
+from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from srl.config.sections import (
@@ -37,11 +34,9 @@ from srl.config.sections import (
     Search,
     Section,
     Sft,
-    Takes,
     Tools,
     Trainer,
     Watches,
-    one_or_many,
 )
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -98,13 +93,15 @@ def _with_value(section: SectionT, names: Sequence[str], value: Any) -> SectionT
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One documented key: dotted name, accepted values, default, description, and what else is true of it."""
+    """One documented key: its dotted name, its field, and what else is true of it."""
 
     name: str
-    takes: str
-    default: Any
-    doc: str
+    field: FieldInfo
     facts: Key
+
+    @property
+    def default(self) -> Any:
+        return self.field.get_default()
 
 
 def keys(model: type[Section] = Config, prefix: str = "") -> Iterator[Entry]:
@@ -117,8 +114,7 @@ def keys(model: type[Section] = Config, prefix: str = "") -> Iterator[Entry]:
         if section := section_of(field):
             yield from keys(section, f"{key}.")
             continue
-        doc = " ".join((field.description or "").split())
-        yield Entry(key, takes(field), field.get_default(), doc, facts(key))
+        yield Entry(key, field, facts(key))
         if value_section := named_section_of(field):
             yield from keys(value_section, f"{key}.<name>.")
 
@@ -222,63 +218,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: plain(element) for name, element in value.items()}
     return [plain(element) for element in value] if isinstance(value, tuple | list) else value
-
-
-def takes(field: FieldInfo) -> str:
-    """What a key accepts, in words: `integer ≥ 1 or null`."""
-    words = next((mark.words for mark in field.metadata if isinstance(mark, Takes)), None)
-    return words or _takes(field.annotation, field.metadata)
-
-
-_NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
-_NAMES |= {type(None): "null"}
-_BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
-
-
-def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _takes(arguments[0], [*metadata, *arguments[1:]])
-    if origin in (Union, UnionType):
-        *most, last = arguments
-        some = [_takes(most[0], metadata), *map(_takes, most[1:])]
-        return f"{', '.join(some)} or {_takes(last)}"
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
-    if origin is tuple:
-        return _takes_list(arguments, metadata)
-    if origin is dict:
-        return _takes_mapping(arguments[1])
-    if isclass(annotation) and issubclass(annotation, BaseModel):
-        return "mapping"
-    return _NAMES[annotation] + _bounds(metadata)
-
-
-def _takes_mapping(value_type: Any) -> str:
-    if value_type is Any:
-        return "mapping"
-    is_section = isclass(value_type) and issubclass(value_type, Section)
-    return f"mapping of names to {'sections' if is_section else f'{_takes(value_type)}s'}"
-
-
-def _takes_list(arguments: tuple[Any, ...], metadata: Sequence[Any]) -> str:
-    elements = _takes(arguments[0])
-    if arguments[-1] is not Ellipsis:
-        return f"list of {len(arguments)}: {elements}"
-    if not any(getattr(mark, "func", None) is one_or_many for mark in metadata):
-        return f"list of {elements}"
-    choice = elements.removeprefix("one of ")
-    return f"one or several of {choice}" if choice != elements else f"{elements} or list of {elements}"
-
-
-def _bounds(metadata: Sequence[Any]) -> str:
-    """` ≥ 0 and < 1`, from the constraints of pydantic and annotated_types."""
-    bounds = []
-    for constraint in metadata:
-        inner = constraint.metadata if isinstance(constraint, FieldInfo) else [constraint]
-        for bound in inner:
-            if type(bound) in _BOUNDS:
-                sign, attribute = _BOUNDS[type(bound)]
-                limit = getattr(bound, attribute)
-                bounds.append(f"{sign} {limit:,}" if isinstance(limit, int) else f"{sign} {limit:g}")
-    return " " + " and ".join(bounds) if bounds else ""

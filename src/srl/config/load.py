@@ -17,7 +17,7 @@ from srl.config.cross_checks import algorithm_plugin, check_plugins, check_train
 from srl.config.keys import Config, KeyPath, flat, keys, plain
 from srl.config.paths import portable, restored, workspace_of
 from srl.config.sections import one_or_many
-from srl.config.settings import Setting, Values, build, defaults, flatten, put, reveal, wrong
+from srl.config.settings import Setting, Values, build, defaults, flatten, put, reveal
 from srl.config.unread import Backend, Kind, kind_of, unread, unread_lines
 from srl.config.yaml12 import Lined, dump, parse
 from srl.errors import UserError, nearest, parsing
@@ -199,7 +199,10 @@ def _algorithm_name(settings: Sequence[Setting]) -> str:
     if not choices:
         return Config().algorithm.name
     if not isinstance(choices[-1].value, str):
-        raise wrong(choices[-1].path, choices[-1].value, choices[-1].origin)
+        shown = reveal(choices[-1].value)
+        raise UserError(
+            f"{choices[-1].origin}: algorithm.name is {shown}: expected text", key="algorithm.name"
+        )
     return choices[-1].value
 
 
@@ -278,31 +281,23 @@ def read_layer(path: Path, origin: str) -> Layer:
     extends = sections.pop("extends", _ABSENT)
     if extends is not _ABSENT and not isinstance(extends, str | None):
         raise UserError(f"{origin}: extends is {extends!r}, expected the name of one preset or file")
-    overlays = _overlays(sections.pop("per_algorithm", None), tree, origin)
-    has_extends = extends is not _ABSENT
+    overlays = {}
+    for name, overlay in _mapping(sections.pop("per_algorithm", None), "per_algorithm", origin).items():
+        keys_of_it = _mapping(overlay, f"per_algorithm.{name}", origin)
+        overlays[name] = list(flatten(keys_of_it, _origin_in(tree, origin, ("per_algorithm", name))))
     settings = list(flatten(sections, _origin_in(tree, origin)))
     if workspace := workspace_of(path):
         settings = [
             replace(setting, value=restored(setting.path, setting.value, workspace)) for setting in settings
         ]
-    return Layer(settings, overlays, extends if has_extends else None, has_extends, is_typed)
-
-
-def _overlays(tree: Any, whole: Lined | None, origin: str) -> dict[str, list[Setting]]:
-    """The settings of each algorithm in `per_algorithm`."""
-    overlays: dict[str, list[Setting]] = {}
-    for name, overlay in _mapping(tree, "per_algorithm", origin).items():
-        origins = _origin_in(whole, origin, ("per_algorithm", name))
-        overlays[name] = list(flatten(_mapping(overlay, f"per_algorithm.{name}", origin), origins))
-    return overlays
+    says_extends = extends is not _ABSENT
+    return Layer(settings, overlays, extends if says_extends else None, says_extends, is_typed)
 
 
 def _mapping(value: Any, key: str, origin: str) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping | None):
         raise UserError(f"{origin}: {key} is {reveal(value)}, expected keys under it")
-    return value
+    return value or {}
 
 
 def _origin_in(tree: Lined | None, origin: str, base: KeyPath = ()) -> Callable[[KeyPath], str]:

@@ -144,17 +144,17 @@ class Model(Section):
     """The policy: its weights, precision and device."""
 
     path: Annotated[File | None, Key(EVERY, verl=".")] = None
-    """The model that training starts from: a Hugging Face directory, or ORG/NAME or ORG/NAME@REVISION of the
-    Hugging Face hub (fetched once, into the hub's cache). null: the small base model of data.world."""
+    """The model that training starts from: a directory, or ORG/NAME[@REVISION] of the Hugging Face hub. null:
+    the small base model of data.world."""
     tokenizer: Annotated[File | None, Key(EVERY, verl=".tokenizer_path")] = None
     """Directory of the tokenizer, or its name on the hub. null: the model's."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights. auto: bfloat16 on a GPU that supports it, else float32. float16 is for
-    evaluation; the local backend does not train in it, since it does not scale the loss."""
+    evaluation."""
     device: Annotated[str, Takes("auto, cpu, cuda or cuda:NUMBER")] = Field(
         default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$"
     )
-    """auto (a GPU if there is one), cpu, cuda or cuda:1. Not mps: sampling takes float64, which it lacks."""
+    """auto (a GPU if there is one), cpu, cuda or cuda:1."""
     gradient_checkpointing: Annotated[
         bool, Key(TRAINING, verl=".enable_gradient_checkpointing", resumes=True)
     ] = False
@@ -176,26 +176,23 @@ class Model(Section):
         Field(default={})
     )
     """What the model's chat template is called with, such as `enable_thinking: false`. `strftime_now` is the
-    day that a template writes into prompts, such as 2026-05-17: by default today, in training the day on
-    which the run started."""
+    day that it writes into prompts, by default the day on which the run started."""
     cast_lm_head_to_fp32: Annotated[bool, Key(refused="its workers load the model")] = False
     """Compute logits in float32 from weights of lower precision, in sampling and in the update, which brings
-    their log-probs closer together (trl's key of this name). Takes float32 products over the vocabulary."""
+    their log-probs closer together."""
 
 
 class Data(Section):
     """Questions, passages, and limits of length."""
 
     world: Literal["tiny", "tiny-hard"] = "tiny"
-    """The made-up world of a run without train_files, and the small base model that goes with it. In
-    tiny-hard names are alike, and neither base nor cold start was taught a second search."""
+    """The made-up world of a run without train_files, and its small base model. In tiny-hard names are alike,
+    and a second search has to be learned."""
     train_files: Annotated[Files | None, SAME] = None
-    """Training questions: one or several files, Parquet in verl's schema or JSON lines. null: those of
-    world."""
+    """Training questions: files, Parquet in verl's schema or JSON lines. null: those of world."""
     exclude_files: Files | None = None
-    """Questions of train_files that are left out, by their ids in these files of demonstrations or
-    questions. With the demonstrations of a cold start, reinforcement learning has the questions that it was
-    not shown."""
+    """Files of demonstrations or questions whose ids are left out of train_files, such as those of a cold
+    start."""
     val_files: Annotated[Files | None, SAME] = None
     """Questions for validation during training. Must not be the test questions."""
     test_files: Files | None = None
@@ -204,26 +201,22 @@ class Data(Section):
     """Passages to search: JSON lines, Parquet, CSV or a folder of texts. The index is built from them."""
     template: Annotated[File | None, Key(EVERY)] = None
     """Prompt template: search-r1, short, r1, closed-book, cot, rag, few-shot, tools, tools-tagged, tiny,
-    tiny-r1, or a text file with `{question}`. A text with neither `<search>` nor `{information}` is a prompt
-    without search, for rollout.search=false, or for calls of tools (rollout.protocol=native). With
-    `{information}` in it, as in rag, the question is searched for first and the passages stand there. null:
-    use the prompts in the files unchanged; with calls of tools the template tools."""
+    tiny-r1, or a text file with `{question}`. Where it has `{information}`, the question is searched for
+    first. null: the prompts in the files; with calls of tools the template tools."""
     examples: Annotated[File | None, Key(EVERY)] = None
-    """Worked examples for the template few-shot: a text file, each with a line `Question: …` and below it an
-    episode that ends with `</answer>`. null: three of ours."""
+    """Worked examples for the template few-shot: a text file, each a line `Question: …` above an episode.
+    null: three of ours."""
     train_batch_size: Annotated[Count, Key(SAMPLING, verl=".")] = 128
     """Questions per training step; each is sampled rollout.n times."""
     max_prompt_length: Annotated[Count, Key(EVERY, verl=".")] = 2048
-    """Longest rendered prompt, in tokens. A longer one is an error, or skipped with
-    filter_overlong_prompts."""
+    """Longest rendered prompt, in tokens; a longer one is an error, unless filter_overlong_prompts."""
     max_response_length: Annotated[Count, Key(EVERY, verl=".")] = 4096
     """Longest episode after its prompt, in tokens: all that the policy writes and reads."""
     filter_overlong_prompts: Annotated[bool, Key(f"{TRAINING} eval made", verl=".")] = False
     """Skip questions whose prompt is longer than max_prompt_length, and report how many."""
     mix: Annotated[dict[str, NonNegative], Key(SAMPLING)] = {}
     """Shares of a training batch by data source, such as {nq: 1, hotpotqa: 2}, or by hops if all names are
-    numbers (unknown: those without hops); 0 leaves questions out. Each place goes to what is furthest below
-    its share so far. Empty: all questions alike."""
+    numbers (unknown: those without hops); 0 leaves questions out. Empty: all alike."""
 
     @property
     def max_episode_tokens(self) -> int:
@@ -235,14 +228,13 @@ class NamedRetriever(Section):
     """A retriever that the policy calls by name. Give exactly one of url, index and retriever."""
 
     url: Texts | None = None
-    """URL of a search server's `/retrieve`, or a list of URLs that serve the same index."""
+    """URL of a search server, or a list of URLs that serve the same index."""
     index: File | None = None
     """Index directory, searched in this process."""
     retriever: str | None = None
     """A live retriever plugin, such as web: it searches an external service and has no index."""
     options: dict[str, Any] = Field(default={})
-    """Options of the live retriever, or machine-dependent options of the index. Keys and passwords do not
-    belong here; they come from the environment."""
+    """Options of the live retriever, or machine-dependent options of the index; no keys or passwords."""
     description: Annotated[str, Takes("one line of text without <, >, { and }")] = Field(
         default="", pattern=r"^[^<>{}\n]*$"
     )
@@ -255,23 +247,19 @@ class Search(Section):
     """What answers searches, and how failures are handled."""
 
     url: Annotated[Texts | None, Key(resumes=True)] = None
-    """URL of a search server's `/retrieve`, or a list of URLs that serve the same index; a URL without a path
-    means `/retrieve`. null: search in this process."""
+    """URL of a search server, or a list of URLs that serve the same index. null: search in this process."""
     index: File | None = None
     """Index directory, searched in this process. null: the index of data.corpus, built if missing."""
     digest: Annotated[str | None, Takes("12 to 32 digits of 0-9 and a-f, or null")] = Field(
         default=None, pattern=r"^[0-9a-f]{12,32}$"
     )
-    """Expected digest of the index, at least its first 12 digits. A run with another index is refused. null:
-    any index."""
+    """Expected digest of the index; a run with another index is refused. null: any index."""
     retrievers: dict[str, NamedRetriever] = Field(default={})
-    """Further retrievers by name (a-z, 0-9, - and _). `<search engine="NAME">` calls one; `<search>` calls
-    the default, which the keys above describe. A prompt made from a template lists them."""
+    """Further retrievers by name (a-z, 0-9, - and _), called by `<search engine="NAME">`."""
     cassette: Annotated[File | None, Takes("'record FILE', 'replay FILE' or null")] = Field(
         default=None, pattern=r"^(record|replay) +\S.*$"
     )
-    """`record FILE` writes every search and its outcome to FILE, a cassette. `replay FILE` answers searches
-    from it, without a server or an index. null: neither."""
+    """`record FILE` writes every search and its outcome to FILE; `replay FILE` answers searches from it."""
     topk: Count = 3
     """Passages per search."""
     timeout_s: Annotated[Positive, Key(resumes=True)] = 30.0
@@ -279,8 +267,8 @@ class Search(Section):
     retries: Annotated[Natural, Key(resumes=True)] = 3
     """Retries after a failed request."""
     max_failed: Annotated[Share, Key(TRAINING, resumes=True)] = 0.05
-    """Largest share of a step's episodes that failed searches, rewards and engine faults may cost, also of
-    the episodes of a validation or test; above it the run stops."""
+    """Largest share of a step's, validation's or test's episodes that faults may cost; above it the run
+    stops."""
 
     @property
     def cassette_use(self) -> tuple[str, str] | None:
@@ -315,8 +303,7 @@ class OpenAi(Section):
     model: str | None = None
     """Name of the model on the server. null: the only one that it lists."""
     api: Literal["completions", "chat"] = "completions"
-    """completions continues a text, as in training. chat is for servers without it: passages are sent as
-    messages of the user."""
+    """completions continues a text, as in training; chat sends passages as messages of the user."""
     key_variable: Annotated[str | None, Takes("the name of an environment variable, or null")] = Field(
         default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"
     )
@@ -333,8 +320,7 @@ class Rollout(Section):
     temperature: Annotated[Positive, Key(SAMPLING, verl=".")] = 1.0
     """Sampling temperature in training. Log-probs are computed at the same temperature."""
     top_p: Annotated[float, Key(SAMPLING, verl=".")] = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling in training. Below 1, the sampled distribution differs from the trained one (a
-    warning): tokens that it cuts off are never sampled."""
+    """Nucleus sampling in training. Below 1, the sampled distribution differs from the trained one."""
     max_turns: Natural = 4
     """Turns that may search. One more generation may only answer (as Search-R1 counts)."""
     max_turn_tokens: Count = 500
@@ -344,16 +330,13 @@ class Rollout(Section):
     search: bool = True
     """Let the policy search. false: the baseline that answers from its weights."""
     protocol: Annotated[Literal["tags", "native", "auto"], Key(EVERY)] = "tags"
-    """How policy and tools talk. tags: Search-R1's. native: the model's chat template declares the tools and
-    renders what they return, and the model writes calls as it was taught; its final message is the answer.
-    auto: native where the model's template serves for it and neither data.template nor the model's own
-    training asks for tags."""
+    """How policy and tools talk. tags: Search-R1's. native: the model's own chat template and calls; its
+    final message is the answer. auto: native where the model can, and nothing asks for tags."""
     tools: Annotated[
         Texts, Takes("list of search, open, find and tool plugins"), Key(needs=".protocol=native|auto")
     ] = ("search",)
-    """What the policy may call. open reads a document that a search has shown, page by page; find finds a
-    text in it; both take the id that the search shows then. Others are plugins (`srl plugins list`), or
-    `module:Class`."""
+    """What the policy may call. open reads a document that a search has shown, find finds a text in it.
+    Others are plugins (`srl plugins list`), or `module:Class`."""
     max_calls: Annotated[Count, Key(needs=".protocol=native|auto")] = 4
     """Calls that one turn may make; each further one is answered by an error."""
     call_format: Annotated[
@@ -366,24 +349,22 @@ class Rollout(Section):
         bool,
         Key(GENERATING, refused="episodes arrive in no fixed order"),
     ] = False
-    """Fix the order in which episodes enter the batch, so that a run is bitwise repeatable on one thread.
-    On a GPU, also use deterministic kernels where PyTorch has them, without TF32; the gradient of its fused
-    attention is not one of them. Needs the torch engine."""
+    """Make a run bitwise repeatable on one thread; on a GPU as far as PyTorch has deterministic kernels.
+    Needs the torch engine."""
     engine: Annotated[
         Literal["auto", "torch", "vllm", "openai"],
         Key(GENERATING, refused="cluster.rollout names the engine"),
     ] = "auto"
-    """What generates. torch: the policy's own model, in this process. vllm: vLLM, in this process. openai: a
-    server with OpenAI's API, for evaluation. auto: vllm on a GPU where it is installed and runs need not
-    repeat, else torch. With `--backend verl` see cluster.rollout."""
+    """What generates. torch: the policy's own model. vllm: vLLM, in this process. openai: a server with
+    OpenAI's API, for evaluation. auto: vllm on a GPU where it is installed and runs need not repeat, else
+    torch."""
     openai: Annotated[OpenAi, Key(GENERATING, needs="rollout.engine=openai")] = OpenAi()
     max_num_seqs: Annotated[Count, Key(f"{TRAINING} eval", verl=".", resumes=True)] = 128
     """Concurrent episodes; on verl, for each replica of the model."""
     gpu_memory_utilization: Annotated[
         Share, Key(GENERATING, verl=".", needs=".engine=auto|vllm", resumes=True)
     ] = 0.5
-    """Share of a GPU's memory that vLLM or SGLang takes while it generates; training needs the rest. Locally
-    without a GPU: of the free memory, at most."""
+    """Share of a GPU's memory that vLLM or SGLang takes while it generates; training needs the rest."""
 
     @property
     def tool_plugins(self) -> tuple[str, ...]:
@@ -396,17 +377,15 @@ class OverlongBuffer(Section):
     """Soft punishment of long episodes (DAPO, arXiv 2503.14476, eq. 13). Names as in verl."""
 
     enable: bool = False
-    """Punish episodes whose length comes within `len` tokens of data.max_response_length. The punishment is
-    the part `overlong` of the reward."""
+    """Punish episodes within `len` tokens of data.max_response_length: the part `overlong` of the reward."""
     len: Count = 256
-    """Tokens below data.max_response_length from which on the punishment grows, in a straight line."""
+    """Tokens below data.max_response_length from which the punishment grows, in a straight line."""
     penalty_factor: Positive = 1.0
     """The punishment at data.max_response_length."""
 
 
 class Reward(PluginSection):
-    """The reward of an episode: a weighted sum of reward plugins. The options of a reward go under its
-    name."""
+    """The reward of an episode: a weighted sum of plugins. The options of a reward go under its name."""
 
     weights: dict[str, float] = Field(default={"em": 1.0}, min_length=1)
     """Reward plugins, by name or `module:Class`, and their weights. A mapping in a file replaces the one
@@ -428,13 +407,11 @@ class KlCtrl(Section):
 
 
 class RolloutCorrection(Section):
-    """Correction for a sampler whose probabilities differ from the trainer's. Names and meanings as in
-    verl."""
+    """Correction for a sampler whose probabilities differ from the trainer's, as in verl."""
 
     rollout_is: Literal["auto", "token", "sequence", "off"] = "auto"
     """Weight the loss by truncated importance sampling, π_trainer / π_sampler: of each token, or the product
-    of a sequence's. auto: token if the engine samples from a copy of the weights (vLLM, SGLang, any engine of
-    verl's) or from an adapter merged in less than float32, else off."""
+    of a sequence's. auto: token if the engine samples from a copy of the weights, else off."""
     rollout_is_threshold: Annotated[
         float | str,
         AfterValidator(checked_bounds),
@@ -446,14 +423,12 @@ class RolloutCorrection(Section):
         default=None, pattern=rf"^{_REJECTION}( *, *{_REJECTION})*$"
     )
     """Rejection: leave tokens (token) or episodes (seq_sum, seq_mean, seq_max) out of the loss whose
-    divergence is out of bounds. With the ratio π_trainer / π_sampler, k1: −log-ratio, k2: half its square,
-    k3: ratio − 1 − log-ratio. seq_sum_k1 bounds 1 / ratio of an episode, seq_mean_k1 its geometric mean. Of
-    several, separated by commas, all must hold."""
+    divergence k1, k2 or k3 is out of bounds. Of several, separated by commas, all must hold."""
     rollout_rs_threshold: Annotated[
         float | str | None, Takes("null, a number > 0, or one for each, separated by commas")
     ] = None
-    """Bounds of rollout_rs. k1: of 1 / ratio, π_sampler / π_trainer, LOWER_UPPER such as 0.9_1.1, or its
-    upper bound alone (lower: 1 / upper). k2, k3: the upper bound."""
+    """Bounds of rollout_rs. k1: of π_sampler / π_trainer, LOWER_UPPER such as 0.9_1.1, or the upper bound
+    alone (lower: 1 / upper). k2, k3: the upper bound."""
 
     @property
     def bounds(self) -> tuple[float | None, float]:
@@ -491,12 +466,9 @@ class FilterGroups(Section):
 
     enable: Annotated[bool, Key(refused="it refills without a bound")] = False
     """Replace groups whose scores agree, which teach nothing where the group is the baseline, by those of
-    further questions, until data.train_batch_size groups differ. All episodes are in the log. Needs rollout.n
-    of 2 or more. After ten generation batches of at most data.train_batch_size questions, what is missing is
-    filled with the first groups that agree; if no group differs, the run stops."""
+    further questions, up to ten batches of them. If no group differs, the run stops."""
     metric: str = "reward"
-    """What must differ: reward (with turn_rloo from any turn on), or the name of one of its parts, such as
-    em."""
+    """What must differ: reward (with turn_rloo from any turn on), or one of its parts, such as em."""
 
 
 class Algorithm(PluginSection):
@@ -556,7 +528,7 @@ class PolicyLoss(Section):
 
     loss_mode: LossMode = "vanilla"
     """vanilla: PPO's clipped objective. gspo: a ratio for each sequence. cispo: clipped weights of tokens,
-    which all keep their gradient. `--algo gspo` and `--algo cispo` set it with clip ranges that fit."""
+    which all keep their gradient."""
 
 
 class Actor(Section):
@@ -569,8 +541,7 @@ class Actor(Section):
     ppo_max_token_len: Annotated[Count, Key(TRAINING, verl=".ppo_max_token_len_per_gpu", resumes=True)] = (
         16384
     )
-    """Tokens per forward and backward pass; padding counts only where a model cannot be packed. Sets the
-    memory needed; the result does not depend on it. On verl at least those of the longest episode."""
+    """Tokens per forward and backward pass: sets the memory needed, not the result."""
     use_torch_compile: Annotated[
         bool,
         Key(
@@ -579,8 +550,7 @@ class Actor(Section):
             resumes=True,
         ),
     ] = False
-    """Fuse the kernels of layers in updates and log-prob passes with torch.compile, which takes up to a
-    minute at the first update."""
+    """Compile updates with torch.compile, which takes up to a minute at the first one."""
     clip_ratio: Annotated[NonNegative, SAME] = 0.2
     """Clip range ε of PPO."""
     clip_ratio_low: Annotated[NonNegative | None, SAME] = None
@@ -590,8 +560,7 @@ class Actor(Section):
     clip_ratio_c: Annotated[float | None, Key(verl=".", needs=".policy_loss.loss_mode=vanilla")] = Field(
         default=3.0, gt=1
     )
-    """Bound of the ratio for negative advantages (dual clip, Ye et al. 2020). null: none. Only with
-    policy_loss.loss_mode=vanilla."""
+    """Bound of the ratio for negative advantages (dual clip, Ye et al. 2020). null: none."""
     policy_loss: PolicyLoss = PolicyLoss()
     entropy_coeff: Annotated[NonNegative, SAME] = 0.0
     """Weight of the entropy bonus."""
@@ -602,9 +571,8 @@ class Actor(Section):
     kl_loss_type: Annotated[KlLoss, Key(verl=".", names=KL, needs=".use_kl_loss")] = "k3"
     """KL estimator in the loss. k3+: the value of k3 with the gradient of k2, which is that of the KL."""
     loss_agg_mode: Annotated[LossAggMode, Key(verl=".", names=LOSS_AGG)] = "token-mean"
-    """How token losses are aggregated: the mean over all policy tokens of the mini-batch, the mean over
-    episodes of their mean or sum, or each episode's sum divided by data.max_response_length
-    (constant, as in Dr. GRPO)."""
+    """How token losses are aggregated: their mean over the mini-batch, the mean over episodes of their mean
+    or sum, or each episode's sum divided by data.max_response_length (constant, as in Dr. GRPO)."""
     grad_clip: Annotated[Positive, Key(verl=".optim.clip_grad")] = 1.0
     """Largest gradient norm."""
     mask_observations: Annotated[bool, Key(refused="it has one mask")] = True
@@ -620,9 +588,8 @@ class Critic(Section):
     ppo_max_token_len: Annotated[Count, Key(verl=".ppo_max_token_len_per_gpu", resumes=True)] = 16384
     """Tokens per forward and backward pass, as for the actor."""
     lora_rank: Annotated[Natural, Key(refused="its critic is a process of its own")] = 0
-    """Rank of the critic's own LoRA adapter, on a frozen trunk: the policy's own if that has an adapter too,
-    else a copy of the policy as training starts. Scale and modules are those of model.lora_alpha and
-    model.lora_target_modules. 0: train a copy with all its weights, which takes far more memory."""
+    """Rank of the critic's own LoRA adapter, on a frozen trunk, with the alpha and modules of the policy's.
+    0: train a copy with all its weights, which takes far more memory."""
     cliprange_value: Annotated[Positive, SAME] = 0.5
     """Clip range of the value around the old one."""
     grad_clip: Annotated[Positive, Key(verl=".optim.clip_grad")] = 1.0
@@ -641,42 +608,36 @@ class Ref(Section):
 
 class Sft(Section):
     """Supervised fine-tuning: `--algo sft`, the rounds of `--algo rft`, and the cold start of a run without
-    model.path. With model.path RL starts from that model as it is: fine-tune it first with `--algo sft`, and
-    give `--model RUN@best`."""
+    model.path."""
 
     train_files: File | None = None
-    """Demonstrations, JSON lines `{"question", "golden_answers", "turns": ["…", …]}`, with `data_source` and
-    `hops` for mix. null: those of data.world."""
+    """Demonstrations, JSON lines `{"question", "golden_answers", "turns": ["…", …]}`. null: those of
+    data.world."""
     log: Annotated[File | None, Key("sft")] = None
     """A run, or its log, whose training episodes are fine-tuned on instead of train_files: those that filter
-    keeps, with the tokens that were sampled. `--from-log FILTER --run RUN` sets both."""
+    keeps. `--from-log FILTER --run RUN` sets both."""
     filter: Annotated[str, Key("sft rft")] = Field(default="em = 1 and searches >= 1", min_length=1)
-    """Which sampled episodes are kept: a condition in SQL on the columns of `trajectories` (docs/store.md).
-    For log, and for the rounds of `--algo rft`."""
+    """Which sampled episodes are kept, by log and by `--algo rft`: a condition in SQL on the columns of
+    `trajectories` (docs/store.md)."""
     max_per_question: Annotated[Count | None, Key("sft rft")] = 4
-    """Most sampled episodes of a question that are kept, chosen at random; duplicates are dropped before.
-    null: all."""
+    """Most sampled episodes of a question that are kept, chosen at random. null: all."""
     steps: Natural = 80
     """Optimiser steps, at most; with `--algo rft` of each round. 0: none."""
     epochs: Positive | None = None
     """Passes over the episodes, at most. null: steps alone decides."""
     patience: Annotated[Count | None, Key("sft")] = None
-    """End `--algo sft` after as many validations (trainer.test_freq) in a row without a higher EM. null: make
-    all steps. `RUN@best` is the best checkpoint."""
+    """End `--algo sft` after as many validations in a row without a higher EM. null: make all steps."""
     batch_size: Count = 32
     """Episodes per step."""
     mix: dict[str, NonNegative] = {}
     """Shares of a batch, as in data.mix: by the `data_source` of demonstrations, or their `hops`. Empty: all
-    alike. Not with `--algo rft`."""
+    alike."""
     optim: SftOptim = SftOptim()
 
 
 class Rft(Section):
-    """Rounds of rejection-sampling fine-tuning, `--algo rft`: sample, filter, fine-tune, validate.
-
-    A round is a training step: trainer.total_training_steps of them, each with rollout.n episodes a question,
-    what sft.filter keeps of them, and sft.steps of fine-tuning.
-    """
+    """Rounds of rejection-sampling fine-tuning, `--algo rft`: sample, filter, fine-tune, validate. A round is
+    a training step."""
 
     questions: Count | None = None
     """Questions per round, in the order of their epoch. null: all training questions."""
@@ -688,14 +649,13 @@ class Trainer(Section):
     total_training_steps: Annotated[Natural, Key(SAMPLING, verl=".")] = 30
     """Steps of RL."""
     save_freq: Annotated[Natural, Key("rl sft", verl=".", resumes=True)] = 10
-    """Steps between checkpoints. A run that is stopped saves one too, unless the step under way has begun to
-    change weights. 0: only the last step, and none when the run is stopped."""
+    """Steps between checkpoints; a run that is stopped saves one too. 0: only the last step."""
     test_freq: Annotated[Natural, Key("rl sft", verl=".")] = 10
     """Steps between validations. 0: none."""
     val_before_train: Annotated[bool, SAME] = True
     """Validate before the first step."""
     critic_warmup: Annotated[Natural, Key("rl", verl=".")] = 0
-    """First steps, in which only the critic learns. The actor's learning-rate schedule starts after them."""
+    """First steps, in which only the critic learns; the actor's learning-rate schedule starts after them."""
     seed: Annotated[Seed, Key(EVERY, verl="data.seed")] = 0
     """Seed of everything random: question order, sampling, new weights."""
     max_ckpt_to_keep: Annotated[Count | None, Key(resumes=True)] = None
@@ -706,10 +666,9 @@ class Trainer(Section):
     """Where metrics go besides the run's log: console, tensorboard, wandb (into $WANDB_PROJECT, or srl)."""
     threads: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, Key(GENERATING, resumes=True)] = None
     """CPU threads of torch. null: 1 with rollout.deterministic, else $OMP_NUM_THREADS, else one for every 8
-    million parameters of the model, at least 1 and at most one for each core that the process may use."""
+    million parameters, up to the cores of the process."""
     plugin_path: Annotated[Files | None, Key(EVERY)] = None
-    """Directories with the modules of `module:Class` plugins, besides Python's own path. null: the current
-    directory, which a run saves here."""
+    """Directories with the modules of `module:Class` plugins. null: the current directory."""
     sample_freq: Annotated[Natural, Key("rl", resumes=True)] = 10
     """Steps between printing two example episodes. 0: never."""
 
@@ -718,7 +677,7 @@ class Watches(Section):
     """Watches over training: each fires when a metric has been beyond its threshold for some steps."""
 
     action: Action = "note"
-    """What is done when a watch fires. note: say it and log it. stop: end the run, with the command that
+    """What is done when a watch fires. note: say it and log it. stop: end the run, and print the command that
     starts again from the last good checkpoint with a lower learning rate. off: nothing."""
     actions: dict[WatchName, Action] = Field(default={"skipped_steps": "stop"})
     """What single watches do in place of watch.action, unless that is off."""
@@ -736,7 +695,7 @@ class Eval(Section):
     """Validation during training, and evaluation after it."""
 
     val_questions: Count | None = 512
-    """Questions per validation, the same each time and of every data source in proportion. null: all."""
+    """Questions per validation, of every data source in proportion. null: all."""
     test_questions: Count | None = None
     """Questions per test, drawn in the same way. null: all."""
     temperature: Annotated[NonNegative, Key(GENERATING, verl=f"{ROLLOUT}.val_kwargs.temperature")] = 0.0
@@ -751,15 +710,13 @@ class Cluster(Section):
     nnodes: Annotated[Count, Key(verl="trainer.nnodes")] = 1
     """Machines used for training."""
     n_gpus_per_node: Annotated[Count | None, Key(verl="trainer.n_gpus_per_node")] = None
-    """GPUs per machine, with one worker each. null: as many as this machine has; two workers if it has
-    none."""
+    """GPUs per machine, a worker each. null: those of this machine; two workers if it has none."""
     address: str | None = None
     """Address of a running Ray cluster: auto, or host:port. null: start one on this machine."""
     strategy: Annotated[Literal["fsdp2", "fsdp", "megatron"], Key(verl=f"{ACTOR}.strategy")] = "fsdp2"
     """How the model is sharded over the workers in training."""
     rollout: Annotated[Literal["auto", "vllm", "sglang", "torch"], Key(verl=f"{ROLLOUT}.name")] = "auto"
-    """The engine that generates. torch: the local backend's, for machines without a GPU. auto: torch there,
-    else vllm."""
+    """The engine that generates. auto: vllm, or torch on a machine without a GPU."""
     tensor_model_parallel_size: Annotated[Count, Key(verl=f"{ROLLOUT}.tensor_model_parallel_size")] = 1
     """GPUs per replica of the model in generation (tensor parallelism)."""
     param_offload: Annotated[bool, Key(verl=f"{ACTOR}.fsdp_config.param_offload", resumes=True)] = False
@@ -769,7 +726,6 @@ class Cluster(Section):
     )
     """Offload the optimiser state to CPU memory while it is not in use."""
     agent_workers: Annotated[Count, Key(verl=f"{ROLLOUT}.agent.num_workers", resumes=True)] = 8
-    """Processes in which episodes run; they call the policy and the search servers. Without a GPU, at most
-    one per worker."""
+    """Processes in which episodes run; without a GPU, at most one per worker."""
     watchdog_s: Annotated[Positive, Key(resumes=True)] = 1800.0
     """Seconds without progress after which the run is stopped, to be resumed."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from srl.config.keys import Config, KeyPath, flat, keys, place, plain, split_key, takes
-from srl.errors import UserError
+from srl.config.keys import Config, KeyPath, flat, keys, place, plain, split_key
+from srl.errors import UserError, expected
 
 Values = dict[KeyPath, tuple[Any, str]]
 """Every value with its origin, by key."""
@@ -60,13 +60,11 @@ def flatten(
 
 
 def _nearest(path: KeyPath) -> list[str]:
-    """Keys that may be meant: with the same last part, else alike in the same section, else alike."""
-    every, whole = [key.name for key in keys()], ".".join(path)
+    """Keys that may be meant: with the same last part, those of the same section first; else one alike."""
+    every = [key.name for key in keys()]
     same = [name for name in every if name.rpartition(".")[2] == path[-1]]
     inside = [name for name in same if name.split(".")[0] == path[0]]
-    neighbours = [name for name in every if name.split(".")[:-1] == list(path[:-1])]
-    near = get_close_matches(whole, neighbours, n=1, cutoff=0.7) or get_close_matches(whole, every, n=1)
-    return (inside or (near if neighbours else same) or near or same)[:3]
+    return (inside or same or get_close_matches(".".join(path), every, n=1))[:3]
 
 
 def defaults() -> Values:
@@ -101,20 +99,12 @@ def build(values: Values) -> Config:
         path = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in values), location)
         below = [origin for key, (_, origin) in values.items() if key[: len(location)] == location]
         value, origin = values.get(path, (first["input"], below[-1] if below else "default"))
-        raise wrong(path, value, origin) from error
+        is_secret = path[-1] == "key_variable"  # where the key itself may be given by mistake
+        shown, key = "a text that is not shown" if is_secret else reveal(value), ".".join(path)
+        raise UserError(f"{origin}: {key} is {shown}: {expected(first)}", key=key) from error
 
 
 def reveal(value: Any) -> str:
     """A value for a message, truncated to 80 characters."""
     text = repr(plain(value))
     return text if len(text) <= 80 else f"{text[:79]}…"
-
-
-def wrong(path: KeyPath, value: Any, origin: str) -> UserError:
-    """The error for an invalid value."""
-    key, field = ".".join(path), place(path)[1]
-    inside_mapping = field is not None and place(path[:-1])[0] == "mapping"
-    expected = "number" if inside_mapping else takes(field) if field else "something else"
-    is_secret = path[-1] == "key_variable"  # where the key itself may be given by mistake
-    text = "a text that is not shown" if is_secret else reveal(value)
-    return UserError(f"{origin}: {key} is {text}, expected {expected}", key=key)

@@ -5,15 +5,12 @@ Whatever is typed and not read is named in a warning with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Literal
 
-from srl.config.algorithm import Algorithm
+from srl.config.cross_checks import Algorithm
 from srl.config.keys import Config, facts, flat, plain, value_of
-from srl.errors import UserError
-from srl.files import read_manifest
 
 Kind = Literal["rl", "sft", "rft", "eval", "ask", "made"]
 Backend = Literal["local", "verl"]
@@ -28,8 +25,6 @@ KINDS: dict[Kind, str] = {
 }
 """The kinds of runs, in words."""
 
-_AN_INDEX = "an index keeps what it was built with; build another with `srl index build`"
-
 
 def kind_of(algo: str | None) -> Kind:
     """The kind of a training run by what its `--algo` is."""
@@ -40,13 +35,13 @@ def unread(
     config: Config, typed: Iterable[str], kind: Kind, backend: Backend, algorithm: Algorithm
 ) -> dict[str, str]:
     """The keys that were `typed` and that such a run does not read, each with the reason."""
-    void = dict(_conditions(config, kind, algorithm))
+    void = list(_conditions(config, kind, algorithm))
     every = [".".join(path) for path, _ in flat(config.model_dump())]
     reasons = dict[str, str]()
     for start in dict.fromkeys(typed):
         for key in [key for key in every if _holds(start, key)] or [start]:
-            why = _of_kind(key, kind, backend) or missing(config, key, kind) or _of_longest(void, key)
-            if why:
+            of_others = next((why for name, why in void if _holds(name, key)), "")
+            if why := _of_kind(key, kind, backend) or missing(config, key, kind) or of_others:
                 reasons[key] = why
     return reasons
 
@@ -90,86 +85,68 @@ def _holds(start: str, key: str) -> bool:
     return key == start or key.startswith(f"{start}.")
 
 
-def _of_longest(reasons: Mapping[str, str], key: str) -> str:
-    """The entry of the longest name that holds `key`; empty where there is none."""
-    names = [name for name in reasons if _holds(name, key)]
-    return reasons[max(names, key=len)] if names else ""
+Row = tuple[object, Sequence[str], str]
+"""Whether it is so, the keys that are void then, and the reason."""
 
 
 def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tuple[str, str]]:
-    """The keys that the algorithm, the model, the index or several keys make void, and the reason."""
-    if config.actor.clip_ratio_low is not None and config.actor.clip_ratio_high is not None:
-        yield "actor.clip_ratio", "actor.clip_ratio_low and actor.clip_ratio_high take its place"
-    for key in ("gamma", "lam"):
-        if not _takes(algorithm.estimator, key):
-            yield f"algorithm.{key}", f"{algorithm.name} does not use it"
-    if not algorithm.needs_critic:
-        yield "critic", f"{algorithm.name} has no critic"
-    if not config.needs_reference:
-        yield "ref", "there is no KL to a reference policy"
-    if config.model.lora_rank == config.critic.lora_rank == 0:
-        yield "model.lora_alpha", "model.lora_rank is 0"
-        yield "model.lora_target_modules", "model.lora_rank is 0"
-    if kind != "eval" and config.data.template != "few-shot":  # an evaluation may have a baseline with it
-        yield "data.examples", "they are for data.template=few-shot"
-    in_use = {
+    """The keys that the algorithm, the model, the index or several keys make void, and the reason; of those
+    that hold a key the first counts."""
+    actor, search, sft, path = config.actor, config.search, config.sft, config.model.path
+    no_search = kind in ("rl", "sft", "rft") and not config.rollout.search
+    here = search.url is None and not search.retrievers
+    start = f"training starts from {path} as it is; fine-tune it first with --algo sft"
+    served = "the server at search.url has its own"
+    rows: list[Row] = [
+        (None not in (actor.clip_ratio_low, actor.clip_ratio_high), ["actor.clip_ratio"],
+         "actor.clip_ratio_low and actor.clip_ratio_high take its place"),
+        *((not _takes(algorithm.estimator, key), [f"algorithm.{key}"], f"{algorithm.name} does not use it")
+          for key in ("gamma", "lam")),
+        (not algorithm.needs_critic, ["critic"], f"{algorithm.name} has no critic"),
+        (not config.needs_reference, ["ref"], "there is no KL to a reference policy"),
+        (config.model.lora_rank == config.critic.lora_rank == 0,
+         ["model.lora_alpha", "model.lora_target_modules"], "model.lora_rank is 0"),
+        (kind != "eval" and config.data.template != "few-shot", ["data.examples"],
+         "they are for data.template=few-shot"),  # an evaluation may have a baseline with it
+        (kind == "sft" and sft.log, ["sft.train_files"], "sft.log takes its place"),
+        (kind == "sft" and not sft.log, ["sft.filter", "sft.max_per_question"], "sft.log is null"),
+        (kind == "rl" and path, ["sft"], start),
+        (kind not in ("rl", "sft") and path, ["sft.train_files"], start),
+        (no_search, ["search.max_failed"], ""),  # rewards and engines fail too
+        (no_search, ["search", "retriever", "data.corpus", "rollout.max_obs_length", "rollout.tools"],
+         "rollout.search is false"),
+        (here and not config.rollout.tool_plugins, ["search.timeout_s"], "the search is in this process"),
+        (here, ["search.retries"], "the search is in this process"),
+        (search.url, ["retriever", "data.corpus"], served),
+        (search.index, _built(config), "an index keeps what it was built with"),
+        *((True, [f"{section}.{name}"], f"the {section} {name} is not used")
+          for section, names in _in_use(config).items()
+          for name in set(value_of(config, section).model_extra) - set(names)),
+    ]  # fmt: skip
+    yield from ((key, why) for is_so, keys, why in rows if is_so for key in keys)
+
+
+def _in_use(config: Config) -> dict[str, Iterable[str]]:
+    """The plugins that may be used, by their section; any retriever may have built `search.index`."""
+    uses: dict[str, Iterable[str]] = {
         "algorithm": [config.algorithm.name],
         "reward": config.reward.weights,
-        "retriever": [_retriever(config)],
         "tool": config.rollout.tool_plugins,
     }
-    for section, names in in_use.items():
-        for name in set(value_of(config, section).model_extra) - set(names):
-            yield f"{section}.{name}", f"the {section} {name} is not used"
-    yield from _of_fine_tuning(config, kind)
-    yield from _of_search(config, kind)
+    return uses if config.search.index else uses | {"retriever": [config.retriever.name]}
 
 
-def _retriever(config: Config) -> str:
-    """The retriever that searches: the one that built `search.index`, where that can be read."""
-    if config.search.index is not None:
-        with suppress(UserError, OSError):
-            return str(read_manifest(config.search.index, "index").get("retriever"))
-    return config.retriever.name
+def _built(config: Config) -> list[str]:
+    """The keys of the retriever that were settled when an index was built."""
+    from srl.plugins import manager
+    from srl.plugins.options import runtime_options
 
-
-def _of_fine_tuning(config: Config, kind: Kind) -> Iterator[tuple[str, str]]:
-    """The demonstrations of a cold start, which a run from a model of the user's own does not make."""
-    if kind == "sft" and config.sft.log is not None:
-        yield "sft.train_files", "sft.log takes its place"
-    elif kind == "sft":
-        yield "sft.filter", "sft.log is null"
-        yield "sft.max_per_question", "sft.log is null"
-    elif config.model.path is not None:
-        start = f"training starts from {config.model.path} as it is; fine-tune it first with --algo sft"
-        yield "sft" if kind == "rl" else "sft.train_files", start
-
-
-def _of_search(config: Config, kind: Kind) -> Iterator[tuple[str, str]]:
-    """The keys of the retriever that were settled when an index was built, or that a server has."""
-    search = config.search
-    if kind in ("rl", "sft", "rft") and not config.rollout.search:
-        for key in ("search", "retriever", "data.corpus", "rollout.max_obs_length", "rollout.tools"):
-            yield key, "rollout.search is false"
-        yield "search.max_failed", ""  # rewards and engines fail too
-    if search.url is None and not search.retrievers:
-        if not config.rollout.tool_plugins:
-            yield "search.timeout_s", "the search is in this process"
-        yield "search.retries", "the search is in this process"
-    if search.url is not None:
-        yield "retriever", "the server at search.url has its own"
-        yield "data.corpus", "the server at search.url has its own"
-    elif search.index is not None:
-        from srl.plugins import manager
-        from srl.plugins.options import runtime_options
-
-        name = _retriever(config)
-        options = config.retriever.options(name)  # an index does not choose what is imported
-        model = manager.options_model("retriever", name) if options else None
-        for option in options.keys() - runtime_options(model) if model else ():
-            yield f"retriever.{name}.{option}", _AN_INDEX
-        if not manager.is_import_path(config.retriever.name):  # typed, it says that its code is trusted
-            yield "retriever.name", _AN_INDEX
+    name = config.retriever.name
+    options = config.retriever.options(name)
+    model = manager.options_model("retriever", name) if options else None
+    settled = options.keys() - runtime_options(model) if model else ()
+    named = [] if manager.is_import_path(name) else ["retriever.name"]  # typed, its code is trusted
+    return [*(f"retriever.{name}.{option}" for option in settled), *named]
 
 
 def _takes(estimator: Callable[..., object], name: str) -> bool:

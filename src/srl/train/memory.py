@@ -309,13 +309,14 @@ def _suggestions(
 ) -> Iterator[tuple[tuple[Phase, ...], dict[str, Any]]]:
     """What to set for less memory in the order in which it is tried, and the phases that it helps."""
     update, rollout = PHASES
-    networks = [config.actor, config.critic] if has_critic else [config.actor]
+    networks = {"actor": config.actor.ppo_max_token_len}
+    networks |= {"critic": config.critic.ppo_max_token_len} if has_critic else {}
     yield (update,), {"model.gradient_checkpointing": True}
     for tokens in (4 * config.data.max_episode_tokens, config.data.max_episode_tokens):
-        names = zip(("actor", "critic"), networks, strict=False)
-        limits = {f"{name}.ppo_max_token_len": tokens for name, section in names
-                  if section.ppo_max_token_len > tokens}  # fmt: skip
-        yield (update,), limits
+        yield (
+            (update,),
+            {f"{name}.ppo_max_token_len": tokens for name, now in networks.items() if now > tokens},
+        )
     if layout.kind == "verl":
         yield (rollout,), {"cluster.param_offload": True, "cluster.optimizer_offload": True}
     for episodes in (64, 32, 16, 8, 4, 2, 1):
