@@ -20,10 +20,8 @@ if __name__ != "__main__":
 else:  # verl installs a package `tests` too
     from store_builder import new_log, run_info, write_step
 
-from srl.errors import UserError
 from srl.process import Process
 from srl.store import LogWriter
-from srl.store.lock import LogLock
 
 
 def say(text: object) -> None:
@@ -40,21 +38,6 @@ def resume(run: Path) -> None:
     log.finish()
 
 
-def fork(run: Path) -> None:
-    """Write, with a child that has no lock and does not end before the standard input does."""
-    log = new_log(run)
-    if os.fork() == 0:
-        try:
-            LogLock(run / "log").acquire()
-            say("taken")
-        except UserError:
-            say("refused")
-        sys.stdin.read()
-        os._exit(0)
-    wait()
-    log.finish()
-
-
 def launch(run: Path) -> None:
     """Launch a child that writes, as a run on verl does; it ends with the standard input."""
     launcher = Process.here()
@@ -66,7 +49,7 @@ def launch(run: Path) -> None:
     os.wait()
 
 
-ACTIONS: dict[str, Callable[[Path], None]] = {"resume": resume, "fork": fork, "launch": launch}
+ACTIONS: dict[str, Callable[[Path], None]] = {"resume": resume, "launch": launch}
 
 
 def wait() -> None:

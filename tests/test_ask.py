@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import io
 import json
 import os
-import pty
 import re
-import select
-import subprocess
+import signal
 import sys
-import termios
-from pathlib import Path
 
 import pytest
 from tests.cli_mistakes import place, shell
@@ -71,25 +66,6 @@ def shown(capsys, turns=TURNS, search=None, engine=RecordingEngine, full=False, 
 @pytest.mark.parametrize("engine", [RecordingEngine, TellingEngine])
 def test_an_episode_is_shown_the_same_by_turns_and_by_tokens(capsys, engine):
     assert shown(capsys, engine=engine) == SHOWN
-
-
-def test_what_is_written_is_shown_before_the_turn_has_ended(capsys):
-    seen: list[str] = []
-
-    class Listening(TellingEngine):
-        async def generate(self, request_id, token_ids, sampling):
-            on_tokens = sampling.on_tokens
-
-            def listen(ids):
-                on_tokens(ids)
-                seen.append(capsys.readouterr().out)
-
-            object.__setattr__(sampling, "on_tokens", listen)
-            return await super().generate(request_id, token_ids, sampling)
-
-    shown(capsys, engine=Listening)
-    assert len([text for text in seen if text]) > 8
-    assert "".join(seen).startswith("think   I look it up")
 
 
 ATTACK = "[bold]x[/bold] \x1b[31mred \x07\u202e"
@@ -176,103 +152,24 @@ def test_mistakes_are_one_line_that_names_them(shell, place, arguments, named):
     assert named in shell.refused("ask", *(part.format(place=place) for part in arguments))
 
 
-def test_a_line_that_is_not_text_ends_nothing(shell, place, monkeypatch):
-    scripted(monkeypatch, engine=ScriptedEngine(CODEC, lambda request, turn: "<answer> red </answer>"))
-    bad = "caf\udce9?\nTwo?"
-    strict = io.TextIOWrapper(io.BytesIO(bad.encode(errors="surrogateescape")), "utf-8", "strict")
-    for given in (io.StringIO(bad), strict):
-        monkeypatch.setattr(sys, "stdin", given)
-        code, out, err = ask(shell, place, "--json")
-        assert (code, json.loads(out)["question"]) == (1, "Two?")
-        assert "is not UTF-8" in err
+class Terminal(io.StringIO):
+    """Lines that are typed, then Ctrl-D."""
+
+    def isatty(self) -> bool:
+        return True
 
 
-CHILD = """
-import asyncio, sys
-import srl.train.ask
-from srl.cli import main
-from srl.rollout.codec import Codec
-from srl.rollout.engine import ScriptedEngine
-from srl.models.load import load_tokenizer
-from srl.train.load_components import Generation
+def test_ctrl_c_stops_the_answer_and_ctrl_d_the_conversation(shell, place, monkeypatch):
+    class Stopped(ScriptedEngine):
+        async def generate(self, request_id, token_ids, sampling):
+            if "brusk" in self.codec.decode(token_ids):
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.Event().wait()
+            return await super().generate(request_id, token_ids, sampling)
 
-CODEC = Codec(load_tokenizer(sys.argv[2])[0])
-
-class Halting(ScriptedEngine):
-    "Halts in the middle of the first turn of its first question."
-    async def generate(self, request_id, token_ids, sampling):
-        if "brusk" in CODEC.decode(token_ids):
-            sampling.on_tokens(CODEC.encode_text("<think> I think the flag is blue"))
-            await asyncio.Event().wait()
-        return await super().generate(request_id, token_ids, sampling)
-
-engine = Halting(CODEC, lambda request, turn: "<answer> red </answer>")
-srl.train.ask.load_generation = lambda config, note: Generation(engine, CODEC, "it")
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-class Terminal:
-    """A process on a terminal of its own."""
-
-    def __init__(self, folder: Path, *arguments: object) -> None:
-        self.ours, theirs = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, *map(str, arguments)], stdin=theirs, stdout=theirs, stderr=theirs,
-            cwd=folder, env={**environment, "PYTHONPATH": str(Path(__file__).parent.parent)},
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
-        os.close(theirs)
-        self.raw = self.text = ""
-        self.read = 0  # characters that `until` has forgotten, without the escapes of colours
-
-    def until(self, expected: str, insist: str = "") -> None:
-        """Read until `expected` is there, which is forgotten with all before it.
-
-        The key `insist` is typed again after five seconds without output: Python notices a signal that comes
-        between a prompt and its wait for input only with the next key.
-        """
-        left = 24
-        while expected not in self.text:
-            if not select.select([self.ours], [], [], 5)[0]:
-                left -= 1
-                assert left, self.text
-                self.type(insist)
-                continue
-            try:
-                self.raw += os.read(self.ours, 65536).decode()
-            except OSError:
-                raise AssertionError(f"it ended before {expected!r}: {self.text}") from None
-            whole = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.raw)
-            self.text = whole[self.read :]
-        self.read += self.text.index(expected) + len(expected)
-        self.text = self.text.partition(expected)[2]
-
-    def type(self, keys: str) -> None:
-        os.write(self.ours, keys.encode())
-
-
-@pytest.mark.slow
-def test_ctrl_c_stops_the_answer_and_ctrl_d_the_conversation(place, tmp_path):
-    sets = "--set", "data.template=tiny"
-    terminal = Terminal(tmp_path, "ask", place / "model", "--index", place / "index", *sets)
-    try:
-        terminal.until("question: ")
-        terminal.type("what flag has brusk\n")
-        terminal.until("I think the flag is")
-        terminal.type("\x03")
-        terminal.until("stopped")
-        terminal.until("question: ")
-        terminal.type("\x03")
-        terminal.until("question: ", insist="\x03")
-        terminal.type("what flag has velmar\n")
-        terminal.until("answer")
-        terminal.until("red")
-        terminal.until("question: ")
-        terminal.type("\x04")
-        assert terminal.process.wait(120) == 0
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.ours)
+    scripted(monkeypatch, engine=Stopped(CODEC, lambda request, turn: "<answer> red </answer>"))
+    monkeypatch.setattr(sys, "stdin", Terminal("what flag has brusk\nwhat flag has velmar\n"))
+    code, out, err = ask(shell, place)
+    assert code == 0
+    assert out.count("answer  red") == 1
+    assert "stopped" in err

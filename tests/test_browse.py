@@ -9,10 +9,8 @@ import pytest
 from tests.store_builder import BERN, episode, new_log, question, record, write_step
 
 import srl.store
-from srl.browse.curve import Series, curve
-from srl.browse.figure import save_figure
+from srl.browse.curve import curve
 from srl.browse.filters import EVERY, Filter, condition, facets
-from srl.browse.formatting import csv_text, duration, json_line, number
 from srl.browse.listing import COLUMNS, neighbours, page
 from srl.browse.runs import runs
 from srl.browse.sql import sql
@@ -133,14 +131,6 @@ def test_counts_are_those_of_the_listing_with_another_value(many, chosen):
         assert here == {value: count for value, count in listed.items() if count}
 
 
-@pytest.mark.parametrize(
-    "cursor", ["", "x", "[]", "{}", "null", '[1, "a", "b", 0, "r", "i"]', "[[1], 1, 2, 3, 4, 5]"]
-)
-def test_a_cursor_from_elsewhere_is_refused(many, cursor):
-    with pytest.raises(UserError):
-        page(many, EVERY, after=cursor)
-
-
 def test_runs_say_how_far_they_got_and_of_which_step_each_figure_is(tmp_path):
     first, second = (new_log(tmp_path / name) for name in ("a", "b"))
     for step in (1, 2, 3):
@@ -175,17 +165,6 @@ def test_a_curve_has_a_series_for_each_run_and_phase(tmp_path):
             assert error.value.key == "--metric"
 
 
-def line(values, label="r") -> Series:
-    return Series(label, "val", "val/em", label, tuple(range(len(values))), tuple(values))
-
-
-@pytest.mark.parametrize(("name", "start"), [("c.png", b"\x89PNG"), ("c.SVG", b"<?xml"), ("c.pdf", b"%PDF")])
-def test_a_figure_is_a_picture_in_the_format_of_its_name(tmp_path, name, start):
-    panels = [[line([0.1, 0.5], label="_$a$"), line([0.2, 0.1])], [line([1.0])]]
-    save_figure(panels, tmp_path / name)
-    assert (tmp_path / name).read_bytes().startswith(start)
-
-
 CONDITIONS_THAT_WRITE = [
     "true; COPY runs TO '{}'", "true) UNION SELECT 1; COPY runs TO '{}'; SELECT (true", "", "emm = 1", "'",
     "id IN (COPY runs TO '{}')", "true) --",
@@ -205,18 +184,3 @@ def test_a_condition_in_sql_chooses_trajectories_and_can_do_no_more(log, tmp_pat
         with pytest.raises(duckdb.Error):
             page(log, condition(text.format(tmp_path / "written")))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_values_are_those_of_duckdb_and_long_ones_are_cut_where_they_are_computed(log):
-    assert sql(log, "SELECT 1 AS a, 2 AS a, 3 AS b").records() == [{"a": 1, "a_1": 2, "b": 3}]
-    query = "SELECT repeat('x', 3000000) AS a, range(500000) AS b, 1 AS c"
-    assert sql(log, query, cell=7).rows == (("x" * 7, "[0, 1, ", 1),)
-
-
-def test_numbers_times_and_csv():
-    assert json_line({"a": [float("nan"), float("inf"), 1.5]}) == '{"a": [null, null, 1.5]}'
-    values = [number(value) for value in (None, 3, 0.5, 0.0, -1.23456, 1e-5)]
-    assert values == ["", "3", "0.500", "0.000", "-1.235", "1e-05"]
-    assert [duration(value) for value in (None, 5.4, 200, 3725)] == ["", "5s", "3m 20s", "1h 02m"]
-    text = csv_text(["a", "b"], [(1, None), ('say "hi"', ["x", "ü"])])
-    assert text == 'a,b\n1,\n"say ""hi""","[""x"", ""ü""]"\n'

@@ -24,20 +24,6 @@ from srl.serve.cassette import MissingFromCassette, Recorder, Replay, read_casse
 from srl.trajectory import Hit, Passage, Question, Search, Trajectory, current_episode
 
 
-def test_a_cassette_answers_as_the_search_did(tmp_path):
-    outcomes = {
-        "a": [ok("a", "one", "two", latency_s=0.1 + 0.2)],
-        "b": [Search("b", (), "empty", index_digest="d" * 32)],
-        "c": [Search("c", (), "timed_out", 30.0, 4, "no answer within 30 s")],
-        "": [Search("", status="rejected", error="the query is empty", attempts=0)],
-    }
-    recorded = ask(Recorder(Scripted(**outcomes), tmp_path / "t"), *outcomes)
-    replay = Replay(tmp_path / "t")
-    assert ask(replay, *outcomes) == recorded == [found for (found,) in outcomes.values()]
-    assert replay.index_digest == "d" * 32
-    assert replay.digests == {"": "d" * 32}
-
-
 def test_an_episode_gets_what_it_got_whatever_the_order(tmp_path):
     recorder = Recorder(Scripted(a=[ok("a", "one"), ok("a", "two"), ok("a", "three")]), tmp_path / "t")
     first = ask(recorder, "a", episode="train/0/q/0/0")

@@ -10,13 +10,11 @@ from tests.training import Said, config, train, write_setting
 from tests.two_retrievers import only_run, script, searched, settings, write_place
 
 from srl.config import Config
-from srl.serve.cassette import Recorder, Replay
 from srl.train import search as searching
 from srl.train.episodes import EpisodeRunner
 from srl.train.evaluate_model import evaluate_model
 from srl.train.model_settings import settings_of
 from srl.train.run import resume
-from srl.train.search import load_search, new_cassette
 from srl.workspace import Workspace
 
 pytest.importorskip("srl_bm25")
@@ -39,10 +37,6 @@ def towns(tmp_path_factory):
     folder = tmp_path_factory.mktemp("towns")
     write_setting(folder)
     return folder
-
-
-def loaded(config: Config, workspace: Path) -> object:
-    return load_search(config, Workspace(workspace), lambda text: None)
 
 
 def on_cassette(towns: Path, mode: str, cassette: Path, **given: object) -> Config:
@@ -83,20 +77,6 @@ def test_a_resumed_run_goes_on_with_its_cassette(towns, tmp_path, monkeypatch):
     resume(recorded, workspace=Workspace(tmp_path / "recorded"), terminal=Said())
     train(on_cassette(towns, "replay", cassette), tmp_path / "replayed")
     assert differences(only_run(tmp_path / "replayed"), recorded) == []
-
-
-def test_a_cassette_is_of_all_retrievers(place, tmp_path, scripted):
-    cassette = tmp_path / "run.cassette"
-    with new_cassette(settings(place, f"search.cassette=record {cassette}")):
-        recorder = loaded(settings(place, f"search.cassette=record {cassette}"), tmp_path)
-    assert isinstance(recorder, Recorder)
-    train(settings(place, f"search.cassette=record {tmp_path / 'other.cassette'}"), tmp_path / "recorded")
-    gone = [f"search.cassette=replay {tmp_path / 'other.cassette'}", "search.retrievers.papers.index=gone"]
-    replay = loaded(settings(place, *gone, search__index="gone"), tmp_path)
-    assert isinstance(replay, Replay)
-    assert tuple(replay.retrievers) == ("papers",)
-    train(settings(place, *gone, search__index="gone"), tmp_path / "replayed")
-    assert searched(only_run(tmp_path / "replayed")) == searched(only_run(tmp_path / "recorded"))
 
 
 def test_an_evaluation_has_its_own_cassette_not_that_of_the_models_run(place, tmp_path, scripted):

@@ -11,13 +11,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import typer
-from tests.plugin_site import hook, site
+from tests.plugin_site import site
 
 from srl.cli import main
 from srl.cli.app import COMMANDS, command
@@ -163,13 +162,6 @@ def test_reader_that_stops_reading_ends_the_command_quietly() -> None:
         os.close(write)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_full_disk_behind_stdout_is_one_line() -> None:
-    with open("/dev/full", "w") as full:
-        code, err = ends_writing_to(full.fileno())
-    assert (code, err.count(b"\n"), err[:5]) == (2, 1, b"srl: ")
-
-
 @pytest.mark.parametrize(
     ("flags", "ours", "theirs"),
     [
@@ -190,26 +182,6 @@ def test_global_options_reach_the_command(monkeypatch, flags, ours, theirs) -> N
     replace_eval(monkeypatch, body)
     assert main([*flags, "eval", "--workspace", "some/where"]) == 0
     assert seen == [ours, theirs, "some/where"]
-
-
-def test_plugins_list_shows_the_broken_with_their_place_and_the_ambiguous(site, capsys) -> None:
-    assert main(["plugins", "list"]) == 0
-    assert "pip install" in capsys.readouterr().err
-    site.install("srl-search-one", hook("reward", "same"))
-    site.install("srl-search-two", hook("reward", "same", "fine"))
-    site.install("srl-search-bad", "\nimport no_such_module_of_anybody")
-    assert main(["-q", "plugins", "list"]) == 0
-    lines = [line.split(maxsplit=4) for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["kind", "name", "package", "version", "summary"]
-    assert lines[1] == ["reward", "fine", "srl-search-two", "1.2", "does fine"]
-    assert all(word in lines[2][4] for word in ("error: ", "srl-search-one", "srl-search-two"))
-    assert lines[4][:4] == ["unknown", "bad", "srl-search-bad", "1.2"]
-    assert "no_such_module_of_anybody" in lines[4][4]
-    assert "srl_bad.py:2" in lines[4][4]
-    assert main(["plugins", "list", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == ["fine", "same", "same", "bad"]
-    assert rows[0].keys() == {"kind", "name", "package", "version", "summary", "error"}
 
 
 REWARD = """
@@ -251,17 +223,3 @@ def test_plugins_check_prints_every_check_and_ends_with_1_where_one_fails(site, 
     facts = (result["kind"], result["package"], len(result["checks"]))
     assert facts == ("reward", "srl-search-words", len(good))
     assert result["checks"][0].keys() == {"name", "passed", "detail"}
-
-
-def test_telemetry_of_the_libraries_is_off_unless_the_user_says_otherwise(monkeypatch, capsys) -> None:
-    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY")
-    monkeypatch.setenv("DO_NOT_TRACK", "0")
-    assert main(["--version"]) == 0
-    assert [os.environ[name] for name in ("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")] == ["1", "0"]
-
-
-def test_a_line_of_a_megabyte_is_cut(capsys) -> None:
-    assert main(["train", "--preset", "x" * 1_000_000 + "end"]) == 2
-    line = capsys.readouterr().err
-    assert len(line) < 3000
-    assert line.count("\n") == 1

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.shared_data import shared_data
 
-from srl.answers import contains_answer, findable, normalise_answer
+from srl.answers import contains_answer, findable
 from srl.cli import main
-from srl.data.corpus import read_corpus, write_corpus
+from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
-from srl.data.sources import source_of
-from srl.evaluate.coverage import Coverage, Phrases, Share, coverage
+from srl.evaluate.coverage import Coverage, Phrases, coverage
 from srl.trajectory import Passage, Question
 
 CORPUS = [
@@ -63,19 +61,6 @@ def test_a_yes_or_no_is_in_every_corpus_and_so_is_not_looked_for():
     assert [each.answerable for each in found.values()] == [True, False, None, False]
 
 
-def test_ids_of_another_corpus_give_way_to_titles_with_a_note():
-    found, notes = cover(
-        ask("a", "Iro Bann", supporting_ids=["wiki/17"], supporting_titles=["Velmar"]),
-        ask("b", "Iro Bann", supporting_ids=["wiki/18"], supporting_titles=["Velmar", "Genoa"]),
-    )
-    assert found["a"] == Coverage(True, True, True)
-    assert found["b"] == Coverage(False, True, True, ("Genoa",))
-    assert len(notes) == 1
-    found, notes = cover(ask("untitled", "Iro Bann", supporting_ids=["wiki/17"]))
-    assert found["untitled"] == Coverage(False, True, False, ("wiki/17",))
-    assert len(notes) == 1
-
-
 # Answers: the same meaning as contains_answer
 
 SOME = ["the", "A", "an", "of", "new", "New", "york", "York's", "U.S.", "–", "Røros", "1,961", "a-b"]
@@ -96,22 +81,6 @@ def test_phrases_are_found_where_contains_answer_finds_them(texts, golds):
             assert (not phrases.found.isdisjoint(those)) == any(
                 contains_answer(text, [gold]) for text in texts
             )
-
-
-def test_real_answers_are_found_as_by_searching_the_whole_text():
-    """HotpotQA's 500 questions with their corpus, and half of it: the answers against a plain search."""
-    questions = list(source_of("hotpotqa").questions(shared_data("hotpotqa/dev-500.json"), "validation"))
-    corpus = list(read_corpus(shared_data("hotpotqa/dev-500-corpus.json")))
-    for passages in (corpus, corpus[::2]):
-        text = "\n".join(f" {normalise_answer(passage.contents)} " for passage in passages)
-        titles = {passage.title for passage in passages}
-        for question, found in zip(questions, coverage(questions, passages).values(), strict=True):
-            golds = [
-                gold for gold in map(normalise_answer, question.golden_answers) if gold not in ("yes", "no")
-            ]
-            assert found.answer == (any(f" {gold} " in text for gold in golds) if golds else None)
-            assert found.gold == (titles >= set(question.metadata["supporting_titles"]))
-    assert Share.of(each.gold for each in coverage(questions, corpus).values()) == Share(500, 500)
 
 
 # The command

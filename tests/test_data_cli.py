@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from srl.cli import main
-from srl.data.sources import SOURCES
 
 FIXTURES = Path(__file__).parent / "fixtures" / "data"
 NQ = f"nq={FIXTURES / 'nq-open.train.jsonl'}"
-NO_SEARCH = ("--set", "rollout.search=false")
 
 
 @pytest.fixture
@@ -27,16 +25,6 @@ def srl(capsys, monkeypatch, tmp_path):
         return code, out, err
 
     return run
-
-
-def test_list_names_every_source_for_people_and_for_programs(srl):
-    code, out, _ = srl("data", "list")
-    assert code == 0
-    assert [line.split()[0] for line in out.splitlines()[1:]] == list(SOURCES)
-    rows = {row["name"]: row["hub_files"] for row in json.loads(srl("data", "list", "--json")[1])}
-    assert rows["bamboogle"] == {"test": "bamboogle/test.jsonl"}
-    assert all("test" in rows[name] for name in ("nq", "triviaqa", "popqa")), "as Search-R1 evaluates on them"
-    assert all("validation" in rows[name] for name in ("hotpotqa", "2wikimultihopqa", "musique"))
 
 
 def test_show_prints_questions_passages_and_prompts(srl):

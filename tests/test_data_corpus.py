@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import tracemalloc
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -49,40 +47,11 @@ def test_title_and_text_get_an_id_from_their_content_and_repeats_are_left_out():
     assert passages[0] == passage_of("Osk", "Osk is a town on the river Osk.")
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"contents": "x"},
-        {"id": "9", "question": "?"},
-        {"title": ["x"], "text": "y"},
-        {"id": "0", "contents": "again"},
-        "text",
-    ],
-)
-def test_a_broken_row_is_named_with_its_line(row, tmp_path):
-    path = lines(tmp_path / "corpus.jsonl", {"id": "0", "contents": "first"}, row)
-    assert complaint(path).startswith(f"{path}:2: ")
-
-
 @pytest.mark.parametrize("ids", [["0", "1", "0"], ["1", "0", "1"], ["b", "a", "b"], ["1", "x", "0", "1"]])
 def test_a_repeated_id_is_found_whether_ids_count_rows_or_not(ids, tmp_path):
     rows = [{"id": name, "contents": f"passage {n}"} for n, name in enumerate(ids)]
     path = lines(tmp_path / "corpus.jsonl", *rows)
     assert complaint(path).startswith(f"{path}:{len(ids)}: ")
-
-
-def test_numbered_lines_take_no_memory_however_many(tmp_path):
-    path = tmp_path / "corpus.jsonl"
-    with path.open("w") as file:
-        file.writelines(f'{{"id": "{n}", "contents": "passage {n}"}}\n' for n in range(20_000))
-    stream = read_corpus(path)
-    next(islice(stream, 1000, None))
-    tracemalloc.start()
-    try:
-        assert sum(1 for _ in stream) == 18_999
-        assert tracemalloc.get_traced_memory()[1] < 400_000
-    finally:
-        tracemalloc.stop()
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: text.strip())

@@ -126,16 +126,6 @@ def test_ids_of_ones_own_corpus_follow_a_passage_that_was_merged(tmp_path):
     assert (list(corpus(made)), made.merged) == (["a"], 1)
 
 
-def test_id_of_a_passage_that_the_corpus_lacks_stays_and_is_counted(tmp_path):
-    other = rows(tmp_path / "c.jsonl", {"title": "Rye", "text": "A grass."})
-    row = hotpot("a", [("Osk", ["A town."]), ("Rye", ["Some grass."])], [["Osk", 0], ["Rye", 0]])
-    file = rows(tmp_path / "h.jsonl", row)
-    made = prepared(tmp_path, f"corpus={other}", f"hotpotqa:train={file}", contexts=False)
-    lost, by_title = asked(made)[0].metadata["supporting_ids"]
-    assert lost == passage_of("Osk", "A town.", "hotpotqa").id
-    assert list(corpus(made)) == [by_title]
-
-
 def test_paragraphs_of_nq_become_passages_and_gold(tmp_path):
     row = {
         "id": "5",

@@ -110,14 +110,6 @@ def test_what_search_r1_publishes_reads_with_ids_unique_across_data_sets(tmp_pat
     assert (first.data_source, first.split) == ("nq", "train")
 
 
-def test_a_template_renders_the_prompts_anew(tmp_path):
-    path = tmp_path / "train.parquet"
-    write_questions(path, [question(prompt=SEARCH_R1("who rows?"))])
-    assert read_questions(path, "tiny")[0].prompt == ({"role": "user", "content": "Question : who rows?"},)
-    with pytest.raises(UserError):
-        read_questions(path, "tinny")
-
-
 def test_json_lines_of_questions_read_too(tmp_path):
     first, _, third = read_questions(FIXTURES / "flashrag-train.jsonl", "tiny")
     assert (first.id, first.data_source) == ("flashrag-train/train/train_0", "flashrag-train")
@@ -146,21 +138,6 @@ def test_json_lines_of_questions_read_too(tmp_path):
 def test_a_broken_row_is_named(change, tmp_path):
     path = save(tmp_path / "train.parquet", row("nq", 0, "a?"), row("nq", 1, "b?") | change)
     assert complaint(path).startswith(f"{path}: row 1: ")
-
-
-def test_files_that_are_no_training_parquet_are_refused(tmp_path):
-    path = tmp_path / "train.parquet"
-    assert complaint(path).startswith(str(path))
-    path.write_text("{}")
-    assert complaint(path).startswith(str(path))
-    tables = [
-        pa.table({"text": ["a"]}),
-        published(row("nq", 0, "a")).slice(0, 0),
-        published(row("nq", 0, "a?")).replace_schema_metadata({"srl_format": "2"}),
-    ]
-    for table in tables:
-        pq.write_table(table, path)
-        assert complaint(path).startswith(str(path))
 
 
 def test_two_questions_with_one_id_and_no_questions_are_not_written(tmp_path):

@@ -14,7 +14,7 @@ from srl.data.corpus import read_corpus
 from srl.data.parquet import read_questions
 from srl.data.prepare import Input, parse_input, prepare
 from srl.data.sources import SOURCES
-from srl.data.splits import guess_split, split_off, without_repeats
+from srl.data.splits import guess_split, split_off
 from srl.errors import UserError
 from srl.trajectory import Question
 
@@ -39,21 +39,6 @@ def test_sources_are_merged_into_one_training_set_and_one_corpus(tmp_path):
     assert questions[0].prompt[0]["content"].endswith("Question: On which river is Osk?\n")
     corpus = {passage.id for passage in read_corpus(tmp_path / "out" / "corpus.jsonl")}
     assert {name for q in questions[:4] for name in q.metadata["supporting_ids"]} <= corpus
-
-
-def test_each_split_goes_to_a_file_of_its_own(tmp_path):
-    inputs = [
-        given_file("nq", "nq-open.train.jsonl"),
-        given_file("hotpotqa", "hotpot_dev_full.json"),
-        given_file("popqa", "popqa.tsv"),
-    ]
-    made = prepare(inputs, tmp_path / "out", contexts=False)
-    assert made.questions == {"train": 3, "validation": 2, "test": 2}
-    assert not (tmp_path / "out" / "corpus.jsonl").exists()
-    assert [q.id for q in read_questions(tmp_path / "out" / "test.parquet")] == [
-        "popqa/test/501",
-        "popqa/test/502",
-    ]
 
 
 def test_a_training_question_that_the_test_asks_too_is_dropped_and_said(tmp_path):
@@ -169,12 +154,6 @@ def test_splitting_neither_loses_nor_shares(pairs):
     assert len(held) >= 5
 
 
-@pytest.mark.parametrize("amount", [9, 0.0001, {"nq": 2}, {"squad": 1}])
-def test_a_split_that_leaves_one_side_empty_or_names_no_source_is_refused(amount):
-    with pytest.raises(UserError):
-        split_off([question("a"), question("b")], amount)
-
-
 def of(source: str, count: int, per_paragraph: int = 1) -> list[Question]:
     return [
         Question(f"{source}/train/{n}", f"{source} {n}?", ("x",), source,
@@ -193,24 +172,6 @@ def test_each_source_gives_its_part_within_one_question(sizes, amount):
     assert held.total() == amount
     for number, size in enumerate(sizes):
         assert abs(held[f"s{number}"] - amount * size / len(questions)) < 1
-
-
-def test_questions_in_the_same_words_are_the_same():
-    asked = without_repeats(
-        [question("a", "Who  rows ?"), question("b", "who sails?"), question("c", "Who -- “rows”!")],
-        [question("d", "who rows")],
-    )
-    assert [q.id for q in asked] == ["b"]
-    assert without_repeats([question("a", "?!")], [question("b", "…")]) != []
-
-
-def test_a_question_with_the_id_of_a_test_question_is_not_trained_on():
-    def row(split: str, own: str) -> Question:
-        return Question(f"hotpotqa/{split}/{own}", f"{split} asks", ("x",), "hotpotqa", split)
-
-    train = [row("train", "5ae31eb1"), row("train", "17"), row("train", "5ae31eb2")]
-    kept = without_repeats(train, [row("test", "5ae31eb1"), row("test", "17")])
-    assert [q.id for q in kept] == ["hotpotqa/train/17", "hotpotqa/train/5ae31eb2"], "17 is a row number"
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,6 @@ def read(
     return list(SOURCES[name].questions(FIXTURES / file, split, skipped))
 
 
-def written(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def complaint(name: str, path: Path) -> str:
     with pytest.raises(UserError) as caught:
         list(SOURCES[name].questions(path, "train"))
@@ -97,31 +92,6 @@ def test_a_published_file_gives_its_questions(name):
         assert (question.data_source, question.split) == (name, "train")
 
 
-@pytest.mark.parametrize(
-    ("name", "titles"),
-    [
-        ("hotpotqa", ["Thorne Mill", "Osk Mill", "Rye", "Lower Thorne", "Maud Ashby"]),  # each once
-        ("squad", ["Osk (town)", "Osk (town)", "Thorne Mill"]),
-    ],
-)
-def test_paragraphs_become_passages_that_questions_name(name, titles):
-    passages = {passage.id: passage for passage in SOURCES[name].passages(FIXTURES / FILES[name])}
-    assert [passage.title for passage in passages.values()] == titles
-    for question in read(name, FILES[name]):
-        named = [passages[own].title for own in question.metadata["supporting_ids"]]
-        assert named == question.metadata["supporting_titles"]
-
-
-@pytest.mark.parametrize("name", ["nq", "hotpotqa", "squad", "popqa"])
-def test_any_question_source_takes_flashrag_rows(name):
-    first, second, third = read(name, "flashrag-train.jsonl")
-    assert (first.id, first.data_source) == (f"{name}/train/train_0", name)
-    assert first.golden_answers == ("the Osk", "River Osk")
-    assert second.metadata["supporting_titles"] == ["Ferry Hall", "Ilse Brandl"]
-    assert "context" not in second.metadata
-    assert third.metadata["supporting_titles"] == ["Osk lighthouse"]
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_is_missing_cut_or_of_another_format_is_named(name, tmp_path):
     path = tmp_path / FILES[name]
@@ -131,31 +101,6 @@ def test_a_file_that_is_missing_cut_or_of_another_format_is_named(name, tmp_path
     assert complaint(name, path).startswith(f"{path}:")
     shutil.copy(FIXTURES / ("nq-open.train.jsonl" if name == "popqa" else "popqa.tsv"), path)
     assert complaint(name, path).startswith(f"{path}:")
-
-
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("nq", {"answer": ["x"]}),
-        ("nq", {"question": "  ", "answer": ["x"]}),
-        ("nq", {"question": ["a"], "answer": ["x"]}),
-        ("nq", {"question": "a", "answer": []}),
-        ("nq", {"question": "a", "answer": ["", " "]}),
-        ("nq", {"question": "a", "answer": [{"a": 1}]}),
-        ("nq", {"question": "\ud800?", "answer": ["x"]}),
-        ("nq", ["question"]),
-        ("nq", {"id": "1hop__0", "question": "of the id of an earlier row", "answer": ["x"]}),
-        ("hotpotqa",
-         {"question": "a", "answer": "b", "context": [["t", "s"]], "supporting_facts": [["t", 0]]}),
-        ("hotpotqa", {"question": "a", "answer": "b", "supporting_facts": ["t"]}),
-        ("2wikimultihopqa", {"question": "a", "answer": "b", "evidences": ["abc"]}),
-        ("musique", {"id": "2hop__1", "question": "a", "answer": "b", "paragraphs": ["p"]}),
-    ],
-)  # fmt: skip
-def test_a_broken_row_is_named_with_its_line(name, row, tmp_path):
-    good = {"question": "q", "answer": ["a"], "id": "1hop__0"}
-    path = written(tmp_path / "rows.jsonl", good, row)
-    assert complaint(name, path).startswith(f"{path}:2: ")
 
 
 ODD_VALUES = (None, 1, "", "x", [], [1], [[]], [["x", "y"]], {"x": 1})

@@ -1,4 +1,4 @@
-"""The generated pages say what the code says, and every command's help ends with an example."""
+"""Generated pages, tables and drawings say what the code and the results say; help ends with an example."""
 
 from __future__ import annotations
 
@@ -55,20 +55,22 @@ def test_every_command_ends_its_help_with_an_example():
             known(example.replace("\\\n", " "))
 
 
-def test_check_says_what_to_run_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    module = generator()
-    monkeypatch.setattr(module, "DOCS", tmp_path)
-    monkeypatch.setattr(module, "PAGES", {"a.md": lambda: "# A\n", "b.md": lambda: "# B\n"})
-    (tmp_path / "a.md").write_text("# A\n")
-    assert module.main(["--check"]) == 1
-    assert capsys.readouterr().err.endswith(
-        "docs/b.md differs from what it is written from; run: make docs\n"
-    )
-    assert not (tmp_path / "b.md").exists()
-    assert module.main([]) == 0
-    assert module.main(["--check"]) == 0
-
-
 def test_tables_of_the_pages_are_those_of_the_results():
     checked = subprocess.run([sys.executable, "bench/tables.py", "--check"], cwd=DOCS.parent, check=False)
     assert checked.returncode == 0, "run: make docs"
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in DOCS.glob("draw_*.py")))
+def test_drawing_is_what_its_script_draws(script):
+    drawn = subprocess.run([sys.executable, DOCS / script, "--check"], check=False)
+    assert drawn.returncode == 0, f"run: python docs/{script}"
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "draw_architecture.py"])
+def test_architecture_names_files_that_exist(name):
+    """Paths are below src/srl."""
+    srl = DOCS.parent / "src" / "srl"
+    text = (DOCS / name).read_text(encoding="utf-8")
+    named = re.findall(r"\b(?:[a-z_]+/)+[a-z_]+\.py\b|\b(?:[a-z_]+/)+(?=[`\",:])", text)
+    assert len(named) > 15
+    assert [path for path in named if not ((srl / path).exists() or (DOCS.parent / path).exists())] == []

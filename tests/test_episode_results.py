@@ -42,20 +42,6 @@ def test_an_episode_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("metadata", "document"),
-    [
-        ({"supporting_titles": ["Super Bowl 50"]}, "Super Bowl 50"),
-        ({"supporting_titles": ["Bern", "Bern"]}, "Bern"),
-        ({"supporting_titles": ["Bern", "Aare"]}, "Bern"),
-        ({"document": "page 7", "supporting_titles": ["Bern"]}, "page 7"),
-        ({"note": "none named"}, ""),
-    ],
-)
-def test_the_document_is_the_first_that_the_question_names(metadata, document):
-    assert EpisodeResult.of(evaluated(asked=question(**metadata))).document == document
-
-
-@pytest.mark.parametrize(
     ("metadata", "recall"),
     [
         ({"supporting_ids": ["p1", "p2"]}, 1.0),

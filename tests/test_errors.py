@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pyarrow.parquet as pq
 import pytest
 
-from srl.data.parquet import open_parquet
 from srl.errors import CheckFailed, UserError, first_line, parsing
 
 
@@ -15,16 +13,6 @@ from srl.errors import CheckFailed, UserError, first_line, parsing
 )
 def test_the_first_line_of_an_error_is_never_empty(message, line):
     assert first_line(OSError(message)) == line
-
-
-def test_a_file_whose_reader_gives_no_reason_is_refused_in_one_line(tmp_path, monkeypatch):
-    def refuse(path):
-        raise OSError
-
-    (tmp_path / "a.parquet").touch()
-    monkeypatch.setattr(pq, "ParquetFile", refuse)
-    with pytest.raises(UserError, match=r"a\.parquet: "), open_parquet(tmp_path / "a.parquet"):
-        pass
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -25,8 +24,6 @@ from srl.trajectory import Question, Trajectory
 
 NAMES = ("20250102T030405Z-tiny-eval-s0-00aa", "20250102T030406Z-tiny-eval-s0-00ab")
 THIRD = "20250102T030407Z-tiny-eval-s0-00ac"
-Answers = dict[str, list[str | None]]
-"""The answers to each question, one per sample."""
 
 
 def question(name: str, source: str = "nq", document: str = "", **changed: object) -> Question:
@@ -94,13 +91,6 @@ def srl(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["eval", "compare", *arguments])
 
 
-def compared(*names: str) -> dict:
-    """What `--json` prints."""
-    result = srl(*names, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
 def refused(*arguments: str) -> str:
     """The one line of a mistake."""
     result = srl(*arguments)
@@ -161,18 +151,3 @@ def test_a_question_that_differs_is_refused(workspace, changed):
     evaluation(workspace, NAMES[0], episodes([question("1")], right_if(bool)))
     evaluation(workspace, NAMES[1], episodes([question("1", **changed)], right_if(bool)))
     assert "nq/test/1" in refused(*NAMES)
-
-
-def test_what_cannot_be_compared_is_one_line(two):
-    evaluation(two, THIRD, [], finish=False)
-    training, other = "20250102T030409Z-tiny-grpo-s0-00ad", "20250102T030409Z-tiny-eval-s0-00ae"
-    evaluation(two, training, [episode(0, step=1, phase="val")], phase="val", step=1)
-    evaluation(two, other, episodes([question("1", "squad")], right_if(bool)))
-    for names, said in (
-        (["00aa"], ""),
-        (["00aa", str(two / "runs" / NAMES[0])], ""),
-        (["00aa", "00ac"], THIRD),
-        (["00aa", "00ad"], training),
-        (["00aa", "00ae"], "squad"),
-    ):
-        assert said in refused(*names)

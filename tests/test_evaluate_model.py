@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 from tests.tiny_models import byte_level_tokenizer, tiny_model
@@ -20,24 +17,20 @@ from srl.cli import main
 from srl.config import load_config
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
-from srl.evaluate import wilson_interval
 from srl.files import ABOUT
 from srl.index import build_index, open_index
 from srl.models.weights import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
-from srl.rollout.environment import Environment
-from srl.rollout.episode import EpisodeOptions
 from srl.rollout.tags import Tags
-from srl.store import LogWriter, RunInfo, read_records
+from srl.store import read_records
 from srl.train.evaluate_model import Evaluation, evaluate_model
-from srl.train.evaluation_run import generate
 from srl.train.model_card import card_of_run, write_card
 from srl.train.model_settings import settings_of
 from srl.train.named_checkpoint import model_directory
 from srl.train.questions import load_template
-from srl.trajectory import Hit, Passage, Question, Search, Trajectory
+from srl.trajectory import Passage, Question, Trajectory
 from srl.workspace import Workspace
 
 pytest.importorskip("srl_bm25")
@@ -60,70 +53,11 @@ SMALL = [
 ]  # fmt: skip
 
 
-class Library:
-    """A search that knows the town in a query."""
-
-    async def search(self, query: str) -> Search:
-        town = query.split()[-1]
-        return Search(query, tuple(Hit(passage, 1.0) for passage in PASSAGES if passage.id == town))
-
-
-def play(script: dict[str, list[str]], search: Any, n: int = 1) -> Evaluation:
-    """Measure a policy that says the texts of `script` for each town; `{sample}` is the sample's number."""
-    codec = Codec(byte_level_tokenizer())
-
-    def say(request: str, turn: int) -> str:
-        _, _, _, town, sample, _ = request.split("/")
-        return script[town][turn].format(sample=sample)
-
-    options = EpisodeOptions(max_turns=2, max_turn_tokens=200, max_prompt_length=1024)
-    wanted = [(question, sample) for question in QUESTIONS for sample in range(n)]
-    with TemporaryDirectory() as folder:
-        with LogWriter(Path(folder) / "log", RunInfo("run"), adds=True) as log:
-            asyncio.run(
-                generate(
-                    wanted, ScriptedEngine(codec, say),
-                    Environment(codec, template("search-r1"), options, search), log, at_once=3,
-                )
-            )  # fmt: skip
-        return Evaluation.read([Path(folder)], QUESTIONS, n, len(wanted))
-
-
 def logged(found: Evaluation) -> list[Trajectory]:
     """The trajectories in the log of an evaluation, by question and sample."""
     with srl.store.open(found.run) as log:
         records = read_records(log)
     return sorted((record.trajectory for record in records), key=lambda item: (item.question.id, item.sample))
-
-
-def look_up(town: str, answer: str) -> list[str]:
-    return [
-        f"<think>hm</think><search>lighthouse {town}</search>",
-        f"<think>so</think><answer>{answer}</answer>",
-    ]
-
-
-SCRIPT = {
-    "Velmar": look_up("Velmar", "Ossa Trell"),
-    "Quillon": look_up("Quillon", "Brix"),
-    "Tarn": ["<answer>the Ivo Stell</answer>"],
-    "Mirre": ["hm", "hm", "hm"],
-}
-
-
-def test_a_scripted_policy_is_measured_by_hand() -> None:
-    found = play(SCRIPT, Library())
-    metrics = found.metrics
-    assert metrics["eval/em"] == 0.5
-    assert metrics["eval/f1"] == pytest.approx((1 + 2 / 3 + 1 + 0) / 4)
-    assert metrics["eval/em/hops=1"] == pytest.approx(1 / 3)
-    assert metrics["eval/em/hops=2"] == 1
-    assert metrics["eval/env/number_of_valid_search"] == 0.5
-    assert metrics["eval/env/ratio_of_valid_action"] == 0.75
-    assert metrics["eval/env/finish_ratio"] == 0.75
-    assert metrics["eval/evidence_recall"] == 0.5
-    assert found.em_interval == wilson_interval(0.5, 4)
-    assert [item.question_id for item in found.results] == [item.id for item in QUESTIONS]
 
 
 @pytest.fixture(scope="module")
@@ -161,14 +95,6 @@ def test_a_file_decides_over_the_models_card_where_it_names_the_prompt(place: Pa
         assert settings_of(model, None, file, {"data.template": None}, SMALL).data.template == name
 
 
-def test_several_samples_show_pass_at_k_and_repeat(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--index", str(place / "index"), "--n", "2", "--temperature", "1", "--limit", "2")
-    code, out, _ = run(place, capsys, *arguments)
-    assert code == 0
-    assert "pass@2" in out
-    assert run(place, capsys, *arguments)[1] == out
-
-
 def test_data_sources_are_sets_with_rows_of_their_own(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,14 +117,6 @@ def test_data_sources_are_sets_with_rows_of_their_own(
     code, out, _ = run(place, capsys, *drawn, *files, data=False)
     assert code == 0
     assert re.search(r"^popqa\s+2 of 3\s", out, re.MULTILINE)
-
-
-def test_questions_without_prompts_get_the_default_one(place: Path, tmp_path: Path) -> None:
-    rows = [{"id": q.id, "question": q.text, "golden_answers": list(q.golden_answers)} for q in QUESTIONS]
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    config = settings_of(place / "model", None, None, {"search.index": place / "index"}, SMALL)
-    report = evaluate_model(config, [str(tmp_path / "test.jsonl")], Workspace.resolve())
-    assert logged(report.settings["search"])[0].segments[0].text.startswith("Answer the given question.")
 
 
 def test_settings_are_those_of_the_models_run_but_for_what_was_searched(place: Path, tmp_path: Path) -> None:
@@ -235,25 +153,6 @@ def test_a_model_trained_on_the_prompts_of_its_files_is_measured_on_them(
     write_questions(tmp_path / "test.parquet", asked)
     report = evaluate_model(config, [str(tmp_path / "test.parquet")], Workspace.resolve(), limit=1)
     assert ("Mine: " in logged(report.settings["search"])[0].segments[0].text) is own
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--index", "x", "--url", "http://localhost:1"], "--index and --url"),
-        (["--index", "INDEX", "--n", "4"], "--temperature 1"),
-        (["--index", "INDEX", "--shard", "5/4"], "--shard"),
-        (["--index", "INDEX", "--run", "nowhere"], "run"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(
-    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
-) -> None:
-    typed = [str(place / "index") if item == "INDEX" else item for item in arguments]
-    code, out, err = run(place, capsys, *typed)
-    assert (code, out) == (2, "")
-    assert complaint in err
-    assert sum(line.startswith("srl:") for line in err.splitlines()) == 1
 
 
 def _copy_of(model: Path, to: Path) -> Path:

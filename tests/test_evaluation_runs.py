@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scripts import TableSearch
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 import srl.store
@@ -25,10 +21,9 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, EngineFault, Sampling, ScriptedEngine
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
-from srl.store import LogWriter, RunInfo, read_records
+from srl.store import read_records
 from srl.train import evaluation_run
 from srl.train.evaluate_model import Evaluation, ModelReport, evaluate_model
-from srl.train.evaluation_run import generate
 from srl.train.model_settings import settings_of
 from srl.trajectory import Passage, Question, SearchTool, Trajectory
 from srl.workspace import Workspace
@@ -180,31 +175,6 @@ def times_apart(evaluation: Evaluation) -> dict[str, float]:
     return {name: value for name, value in evaluation.metrics.items() if "timing_s" not in name}
 
 
-def test_an_evaluation_that_was_stopped_goes_on_where_it_was(place: Place, tmp_path: Path) -> None:
-    place.fails["town7"] = UserError("the machine is gone")
-    with pytest.raises(UserError, match="the machine is gone") as caught:
-        place.evaluate()
-    [run] = Workspace.resolve().all_runs()
-    assert f"--run {run.name}" in caught.value.__notes__[-1]
-    before = {item.question.id for item in logged(run)}
-    assert before
-    place.fails.clear()
-    found = place.evaluate(runs=[run]).settings["search"]
-    assert {f"towers/test/{town}" for town in place.asked} == {item.id for item in QUESTIONS} - before
-    assert found.run == run
-    never_stopped = place.evaluate().settings["search"]
-    assert times_apart(found) == times_apart(never_stopped)
-    assert [replace_times(item) for item in logged(run)] == [
-        replace_times(item) for item in logged(never_stopped.run)
-    ]
-
-
-def replace_times(trajectory: Trajectory) -> Trajectory:
-    """The trajectory without how long its searches took."""
-    searches = [replace(search, latency_s=0.0) for search in trajectory.searches]
-    return replace(trajectory, searches=searches)
-
-
 def test_what_a_fault_ended_is_asked_again(place: Place) -> None:
     place.fails["town3"] = EngineFault("out of memory")
     lost = place.evaluate().settings["search"]
@@ -249,55 +219,6 @@ def test_each_setting_is_a_run_and_each_names_the_evaluation(place: Place) -> No
 
 def environment(codec: Codec, search: SearchTool | None = None) -> Environment:
     return Environment(codec, template("search-r1"), EpisodeOptions(), search)
-
-
-def test_an_episode_that_cannot_be_written_ends_it_with_everything_closed(tmp_path: Path) -> None:
-    codec, closed = Codec(byte_level_tokenizer()), list[str]()
-
-    class Closes(TableSearch):
-        async def aclose(self) -> None:
-            closed.append("search")
-
-    def full(*given: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with LogWriter(tmp_path / "log", RunInfo("run"), adds=True) as log:
-        log.write = full  # type: ignore[method-assign,assignment]
-        with pytest.raises(OSError, match="No space left"):
-            asyncio.run(
-                generate(
-                    [(QUESTIONS[0], 0)], Says(codec), environment(codec, Closes()), log, at_once=4,
-                )
-            )  # fmt: skip
-    assert closed == ["search"]
-
-
-def test_episodes_that_ended_before_an_error_are_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(evaluation_run, "PAUSE_S", 60.0)
-    codec, first, last = Codec(byte_level_tokenizer()), QUESTIONS[:5], QUESTIONS[5]
-
-    class Broken(Says):
-        async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-            if last.id in request_id:
-                while len(self.asked) < len(first):
-                    await asyncio.sleep(0)
-                raise RuntimeError("the engine is broken")
-            self.asked.append(request_id)
-            ids = tuple(self.codec.encode_text("<answer>x</answer>"))
-            return Completion(ids, (0.0,) * len(ids), "stop")
-
-    with (
-        pytest.raises(RuntimeError, match="the engine is broken"),
-        LogWriter(tmp_path / "log", RunInfo("run"), adds=True) as log,
-    ):
-        asyncio.run(
-            generate(
-                [(item, 0) for item in (*first, last)], Broken(codec), environment(codec), log, at_once=6,
-            )
-        )  # fmt: skip
-    assert {item.question.id for item in logged(tmp_path / "log")} == {item.id for item in first}
 
 
 def test_the_last_run_of_the_training_commands_is_no_evaluation(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import os
 import signal
 import subprocess
@@ -11,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow
 import pytest
 
 from srl import files
@@ -172,29 +170,6 @@ def test_what_is_not_a_dead_writers_is_left_alone(tmp_path):
     assert names(tmp_path / unmarked) == ["thesis.txt"]
 
 
-def test_a_lock_is_held_until_it_is_given_back_where_there_are_locks(tmp_path, monkeypatch):
-    with files.locked(tmp_path):
-        with pytest.raises(UserError), files.locked(tmp_path, "taken"):
-            pass
-    with files.locked(tmp_path, "taken"):
-        pass
-
-    def no_locks(file: object, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(files.fcntl, "flock", no_locks)
-    with files.locked(tmp_path, "taken"), files.locked(tmp_path, "taken"):
-        pass
-
-
-def test_json_lines_are_read_with_their_numbers_plain_or_gzipped(tmp_path):
-    text = '\ufeff{"a": 1}\n\n{"b": "\u2028ä"}'
-    (tmp_path / "q.jsonl").write_text(text, encoding="utf-8")
-    (tmp_path / "q.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-    for name in ("q.jsonl", "q.jsonl.gz"):
-        assert list(files.read_jsonl(tmp_path / name)) == [(1, {"a": 1}), (3, {"b": "\u2028ä"})]
-
-
 @pytest.mark.parametrize(
     "bad", [b"{", b"[1]", b"\xff{}", b"[" * 100_000, b'{"id": NaN}', b'{"id": -Infinity}']
 )
@@ -202,24 +177,6 @@ def test_a_bad_line_is_named(tmp_path, bad):
     (tmp_path / "q.jsonl").write_bytes(b'{"a": 1}\n' + bad + b"\n")
     with pytest.raises(UserError, match=r"q\.jsonl:2: "):
         list(files.read_jsonl(tmp_path / "q.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("absent.jsonl", None),
-        ("cut.jsonl.gz", gzip.compress(b'{"a": 1}\n', mtime=0)[:-6]),
-        ("not.jsonl.gz", b'{"a": 1}\n'),
-        ("not.jsonl.zst", b'{"a": 1}\n'),
-        ("cut.jsonl.zst", pyarrow.Codec("zstd").compress(b'{"a": 1}\n').to_pybytes()[:-6]),
-    ],
-)
-def test_missing_and_broken_files_are_user_errors(tmp_path, name, content):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    for path in (tmp_path / name, tmp_path):
-        with pytest.raises(UserError, match=str(path)):
-            list(files.read_jsonl(path))
 
 
 def test_a_manifest_round_trips_and_is_of_one_kind(tmp_path):

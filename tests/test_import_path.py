@@ -17,9 +17,7 @@ from srl.errors import UserError
 from srl.index import build_index, open_index
 from srl.plugins import import_path, manager
 from srl.reward import RewardMix
-from srl.train.make_missing import find_or_build_index
 from srl.trajectory import Passage
-from srl.workspace import Workspace
 
 REWARD = """
     from pydantic import BaseModel
@@ -34,18 +32,6 @@ REWARD = """
             self.options = options or Options()
         def score(self, trajectories):
             return [Score(1.0) for _ in trajectories]
-"""
-ALGORITHM = """
-    from srl.advantage import Advantages, Algorithm, over_tokens, sequence_score, valid_mask
-
-    def estimate(*, token_level_rewards, response_mask, valid, **_):
-        mask = valid_mask(response_mask, valid)
-        found = over_tokens(sequence_score(token_level_rewards, mask), mask)
-        return Advantages(found, found)
-
-    mine = Algorithm("mine", estimate, defaults={"rollout.n": 7})
-    def made():
-        return mine
 """
 RETRIEVER = """
     from srl.trajectory import Hit, Passage
@@ -128,13 +114,6 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_path, "_typed_names", set())
 
 
-@pytest.mark.parametrize("name", ["mine", "made"])
-def test_algorithm_may_be_a_value_or_a_function_that_returns_one(folder, name):
-    write(folder, "my_algos.py", ALGORITHM)
-    config = load_config(algo=f"my_algos:{name}").config
-    assert (config.algorithm.name, config.rollout.n) == (f"my_algos:{name}", 7)
-
-
 def test_retriever_with_three_methods_builds_an_index_that_names_it_and_opens(folder, tmp_path):
     write(folder, "mine.py", RETRIEVER)
     import_path.look_in(folder)
@@ -162,41 +141,6 @@ def test_an_index_does_not_choose_what_a_configuration_imports(folder, tmp_path,
     assert "mine" not in sys.modules
     load_config(sets=[*sets, "retriever.name=mine:First"])
     assert len(open_index(index)) == 1
-
-
-def test_a_saved_run_opens_the_index_that_its_configuration_names(folder, tmp_path, monkeypatch):
-    write(folder, "mine.py", RETRIEVER)
-    import_path.look_in(folder)
-    index, run = tmp_path / "index", tmp_path / "run"
-    build_index([Passage("p", '"T"\ntext')], index, "mine:First")
-    config = load_config(sets=[f"search.index={index}", "retriever.name=mine:First"]).config
-    run.mkdir()
-    save_config(run, located(config))
-    forget(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    load_saved(run)
-    assert len(open_index(index)) == 1
-
-
-def test_an_index_of_changed_code_is_built_again_by_a_run_and_told_elsewhere(
-    folder, tmp_path, monkeypatch, caplog
-):
-    write(folder, "mine.py", RETRIEVER)
-    write_corpus(folder / "corpus.jsonl", [Passage("p", '"T"\ntext')])
-    sets = ["retriever.name=mine:First", "data.corpus=corpus.jsonl"]
-
-    def made() -> Path:
-        found = load_config(sets=sets).config
-        return find_or_build_index(found, Workspace(tmp_path / "ws"), lambda text: None)
-
-    first = made()
-    assert made() == first
-    forget(monkeypatch)
-    write(folder, "mine.py", f"{RETRIEVER}\n    # changed\n")
-    assert made() != first
-    with caplog.at_level("WARNING", "srl"):
-        open_index(first)
-    assert "was built by mine " in caplog.text
 
 
 WRONG = {
@@ -269,10 +213,3 @@ def test_plugin_that_raises_is_named_with_file_and_line(folder, capsys, command,
     assert err.count("\n") == 1
     assert all(word in err for word in (f"'{command[-1]}' (mine ", error, f"{folder}/mine.py:{line}"))
     assert not (folder / "made").exists()
-
-
-def test_module_on_pythons_path_comes_before_the_current_directory(folder):
-    write(folder, "json.py", "raise SystemExit")
-    with pytest.raises(UserError, match="'Mine'"):
-        load_config(sets=["reward.weights={'json:Mine': 1}"])
-    assert import_path.used_directories() == ()

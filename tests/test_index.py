@@ -72,15 +72,6 @@ def test_a_build_that_is_interrupted_leaves_nothing(tmp_path, corpus, error, sta
     assert entries(tmp_path) == ["corpus.jsonl"]
 
 
-def test_a_rebuild_that_fails_leaves_the_old_index(tmp_path, corpus, built):
-    before = open_index(built).digest
-    write(corpus, [*ROWS, {"id": "p0", "contents": "again"}])
-    with pytest.raises(UserError, match=r"corpus\.jsonl:4"):
-        build_index(corpus, built, overwrite=True)
-    assert open_index(built).digest == before
-    assert entries(tmp_path) == ["built", "corpus.jsonl"]
-
-
 def test_what_is_not_ours_is_never_replaced(tmp_path, corpus, built):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")

@@ -88,21 +88,3 @@ def test_a_live_index_is_searched_and_measured_and_its_faults_are_said(corpus, s
     command = ["index", "eval", "o", "--questions", "q.jsonl", "--qrels", "q.qrels", "-k", "1"]
     assert main(command) == 0
     assert re.search(r"^recall@1 +1\.0000 ", capsys.readouterr().out, re.M)
-
-
-def test_a_corpus_in_trec_form_is_built_and_its_mistakes_have_a_line(corpus, capsys):
-    documents = "<doc>\n<docno>7</docno>\n<title>A\nport</title>\n<text>Genoa &amp; more</text>\n</doc>"
-    Path("c.xml").write_text(documents + "<doc><docno>8</docno></doc>\n")
-    assert main(["index", "build", "--corpus", "c.xml", "--out", "i"]) == 0
-    capsys.readouterr()
-    assert main(["index", "search", "i", "genoa", "--json"]) == 0
-    (hit,) = json.loads(capsys.readouterr().out)[0]["hits"]
-    assert (hit["id"], hit["contents"]) == ("7", '"A port"\nGenoa & more')
-    for text, message in (
-        (documents + "\n<doc>\n<docno>", "c.xml:7:"),
-        ("<doc><title>x</title></doc>", "c.xml:1:"),
-        (documents + documents, "c.xml:6:"),
-    ):
-        Path("c.xml").write_text(text)
-        assert main(["index", "build", "--corpus", "c.xml", "--out", "other"]) == 2
-        assert message in capsys.readouterr().err

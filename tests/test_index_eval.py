@@ -14,7 +14,7 @@ from tests.shared_data import shared_data
 
 from srl.cli import main
 from srl.data.relevance import LabelledQuestions, read_labelled_questions
-from srl.evaluate.index_eval import evaluate_index, overlap_at
+from srl.evaluate.index_eval import evaluate_index
 from srl.index import Fault, build_index, open_index
 from srl.serve.server import create_app
 from srl.trajectory import Hit, Passage, Question
@@ -95,20 +95,6 @@ def evaluated(capsys, *arguments: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_table_and_figures_of_each_question(here, capsys):
-    write("q.tsv", "a\tport of Italy", "b\tchocolate fair", "c\tunjudged")
-    write("q.qrels", "a 0 p1 1", "b 0 p3 1", "b 0 p2 2")
-    command = ["index", "eval", "i", "--questions", "q.tsv", "--qrels", "q.qrels", "-k", "1,2"]
-    assert main([*command, "--per-question", "each.jsonl"]) == 0
-    assert re.search(r"^recall@1 +0\.7500 +\S+ to \S+$", capsys.readouterr().out, re.M)
-    each = [json.loads(line) for line in Path("each.jsonl").read_text().splitlines()]
-    assert [row["id"] for row in each] == ["a", "b"]
-    assert each[1]["metrics"]["recall@1"] == 1 / 2
-    assert each[1]["ranking"] == ["p2", "p3"]
-    found = evaluated(capsys, *command[2:])
-    assert (found["questions"], found["measured"], len(found["notes"])) == (3, 2, 1)
-
-
 def test_answers_are_looked_for_where_no_passage_is_known(here, capsys):
     rows = [
         {"question": "which port is in Italy", "answer": ["Genoa"]},
@@ -172,20 +158,6 @@ def test_a_mistake_is_one_line_that_names_the_place(here, capsys, files, argumen
     assert out == ""
     assert [line for line in err.splitlines() if line.startswith("srl:")] == err.splitlines()[-1:]
     assert where in err.splitlines()[-1]
-
-
-def scored(names: str, scores: str = "") -> list[tuple[str, float]]:
-    """`"abc", "321"` as hits; without scores all differ."""
-    given = scores or "987654321"[: len(names)]
-    return [(name, float(score)) for name, score in zip(names, given, strict=True)]
-
-
-def test_overlap_is_the_share_in_common():
-    assert overlap_at(scored("abc"), scored("cde"), 3) == 1 / 3
-    assert overlap_at(scored("abc"), scored("abc"), 3) == 1
-    assert overlap_at([], [], 3) == 1
-    assert overlap_at(scored("ab"), [], 3) == 0
-    assert overlap_at(scored("ab"), scored("abc"), 3) == 2 / 3
 
 
 def test_another_index_is_compared_on_the_same_questions(here, capsys):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from mmap import mmap
-
-import numpy as np
 import pytest
 
 from srl.errors import UserError
@@ -27,16 +24,6 @@ def test_every_passage_comes_back_by_row_and_by_id(tmp_path):
     assert store[-1] == SOME[-1]
     assert [store.passage(passage.id) for passage in SOME] == SOME
     assert [store.row(passage.id) for passage in SOME] == [0, 1, 2, 3]
-
-
-def test_nothing_is_read_when_a_store_opens(tmp_path):
-    many = [Passage(f"id-{row}", f'"T {row}"\ntext {row}') for row in range(20_000)]
-    write_passages(many, tmp_path)
-    store = PassageStore(tmp_path)
-    assert all(isinstance(array, np.memmap) for array in store.arrays)
-    assert isinstance(store._text, mmap)
-    assert {name for name, value in vars(store).items() if isinstance(value, dict | list | set)} == set()
-    assert store.passage("id-12345") == many[12345]
 
 
 def test_ids_whose_hashes_collide_are_told_apart(tmp_path, monkeypatch):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import pty
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -264,37 +261,3 @@ def test_text_of_others_acts_in_no_output(srl, logs):
             assert "[bold red]x[/]" in out or "--tokens" in typed
             assert not set(out) & set("\x1b\x07\x9b\u202e")
     assert EVIL in [row["answer"] for row in lines(srl("trajectories", "--json")[1])]
-
-
-def on_a_terminal(*arguments: str, columns: int = 100) -> str:
-    """What `srl inspect` writes to a terminal of so many columns."""
-    main_end, its_end = pty.openpty()
-    environment = os.environ | {"COLUMNS": str(columns), "TERM": "xterm-256color"}
-    environment.pop("NO_COLOR", None)
-    code = "import sys; from srl.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "inspect", *arguments]
-    with subprocess.Popen(command, stdout=its_end, stderr=subprocess.PIPE, env=environment) as child:
-        os.close(its_end)
-        written = b""
-        try:
-            while block := os.read(main_end, 65536):
-                written += block
-        except OSError:  # the other end is closed
-            pass
-    os.close(main_end)
-    assert child.returncode == 0
-    return written.decode().replace("\r\n", "\n")
-
-
-def test_a_terminal_gets_colours_of_ours_only_and_rows_of_one_line(logs):
-    shown = on_a_terminal("show", logs[3])
-    assert all(colour in shown for colour in ("\x1b[33m", "\x1b[2m"))
-    assert "\x1b[31mred" not in shown
-    assert not set(shown) & set("\x07\x9b\u202e")
-    for columns in (140, 100):
-        table = re.sub(r"\x1b\[[0-9;]*m", "", on_a_terminal("trajectories", columns=columns)).splitlines()
-        assert len(table) == 7
-        assert all(len(line) <= columns for line in table)
-        assert [line.split()[0] for line in table[1:5]] == logs
-        assert "em" in table[0].split()
-    assert "\x1b" not in on_a_terminal("sql", "SELECT answer FROM trajectories", "--csv")

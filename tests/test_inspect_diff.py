@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.store_builder import episode, new_log, question, record
+from tests.store_builder import episode, new_log, record
 
 import srl.store
 from srl.browse.diff import diff, sides
@@ -95,27 +95,3 @@ def test_diff_prints_both_sides_and_what_changed(runs, capsys):
     summary, row = map(json.loads, capsys.readouterr().out.splitlines())
     assert (summary["better"][0], summary["worse"][0], summary["b"]["step"]) == (2, 1, 2)
     assert (row["change"], row["golden_answers"]) == ("right→wrong", [RIGHT])
-
-
-def test_a_set_from_few_documents_has_no_interval_and_the_others_have_one(tmp_path):
-    """50 questions of squad from 5 documents, 50 of nq and 50 of triviaqa with one each."""
-
-    def asked(source, number):
-        document = {"document": str(number % 5)} if source == "squad" else {}
-        return replace(question(number, **document), id=f"{source}-{number}", data_source=source)
-
-    sources = ("nq", "squad", "triviaqa")
-    for step in (1, 2):
-        made = [
-            episode(
-                step=step, phase="val", asked=asked(source, n), answer=RIGHT if step == 2 and n % 2 else WRONG
-            )
-            for source in sources
-            for n in range(50)
-        ]
-        new_log(tmp_path).write(step, "val", [record(one) for one in made], {})
-    result = compared(tmp_path, (tmp_path.name, 1), (tmp_path.name, 2))
-    assert result.whole.test.interval is None
-    sets = [(one.data_source, one.questions, one.test.difference) for one in result.sets]
-    assert sets == [(source, 50, 0.5) for source in sources]
-    assert [one.test.interval is None for one in result.sets] == [False, True, False]

@@ -6,7 +6,6 @@ it says so is free.
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.cli_mistakes import Shell, cut, edit, lines, place, put, shell, train
-from tests.training import tokenizer
 
 from srl.index import build_index
 from srl.serve.server import bind
@@ -307,23 +305,6 @@ def test_a_damaged_checkpoint_is_named_when_it_is_measured(shell, place, run, na
     assert named in shell.refused("-q", "eval", "run", "last", *data)
 
 
-def test_a_model_without_eos_pad_token_or_chat_template_trains_and_says_so(shell, place) -> None:
-    model, lacking = shell.folder / "mine", ("eos_token", "pad_token")
-    shutil.copytree(place / "model", model)
-    assert tokenizer().chat_template is None
-    settings = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
-    kept = {name: value for name, value in settings.items() if name not in lacking}
-    (model / "tokenizer_config.json").write_text(json.dumps(kept), encoding="utf-8")
-    ids = {f"{name}_id": None for name in lacking}
-    edit(model / "config.json", **ids)
-    edit(model / "generation_config.json", **ids)
-    quick = ("--steps", "1", "--set", "trainer.val_before_train=false", "--set", "data.val_files=null")
-    code, _, err = shell.typed(*train(place, *quick, "--model", "mine")[1:])
-    assert code == 0, err
-    assert "no EOS token" in err
-    assert "no chat template" in err
-
-
 def test_a_server_that_is_not_there_is_one_line_that_says_how_to_start_it(shell: Shell, place: Path) -> None:
     with bind(port=0) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -343,15 +324,6 @@ def test_an_index_of_another_corpus_fails_the_check_and_starts_nothing(shell: Sh
     assert str(corpus) in shell.refused("index", "info", "other", "--corpus", corpus, code=1)
     sets = ("--set", "search.index=other", "--set", f"data.corpus={corpus}")
     assert str(corpus) in shell.refused(*train(place, *sets), code=1)
-
-
-def test_a_workspace_that_is_a_file_or_in_one_is_named(shell: Shell, place: Path, monkeypatch) -> None:
-    file = lines(shell.folder / "file", ["x"])
-    monkeypatch.setenv("SRL_WORKSPACE", "")
-    for where, commands in {file: ["data world", "inspect runs", TRAIN], file / "in": ["data world"]}.items():
-        for command in commands:
-            typed = shlex.split(command.format(place=place).removeprefix("-q "))
-            assert str(file) in shell.refused("-q", "--workspace", where, *typed), command
 
 
 @pytest.mark.parametrize(

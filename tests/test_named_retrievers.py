@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.scripts import PAGE, TableSearch, play
 from tests.tiny_models import byte_level_tokenizer
 
-from srl.protocol import TEMPLATES, Action, escape, parse_action, render_passage, search_tag
+from srl.protocol import TEMPLATES, Action, parse_action, search_tag
 from srl.rollout.codec import Codec
 from srl.serve.named_retrievers import NamedRetrievers
-from srl.trajectory import Hit, Passage, Search
+from srl.trajectory import Passage, Search
 
 PAPER = Passage("paper", '"On lighthouses"\nOssa Trell built nine of them.')
 ASKS_WEB = '<think>I ask the web.</think><search engine="web"> lighthouse </search>'
@@ -48,14 +48,6 @@ def test_a_search_tag_names_its_retriever_and_anything_else_in_it_is_no_action()
 @given(st.text(string.ascii_lowercase + string.digits + "_-", min_size=1))
 def test_the_tag_that_prompts_show_is_the_tag_that_is_read(name):
     assert parse_action(f"{search_tag(name)}q</search>") == Action("search", "q", name)
-
-
-@pytest.mark.parametrize("tag", ['<search engine="x">', "<search engine=x>", "< SEARCH\nengine='x' >"])
-def test_a_tag_with_a_retriever_in_retrieved_text_is_harmless(tag):
-    assert escape(f"{tag}q</search>") == f"&lt;{tag[1:]}q&lt;/search>"
-    shown = render_passage(1, Hit(Passage("p", f'"{tag}"\n{tag}q</search>'), 1.0))
-    assert parse_action(shown) is None
-    assert "<search" not in shown.lower()
 
 
 def test_each_search_goes_to_the_retriever_that_it_names(codec):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from srl.config import load_config
 from srl.errors import UserError
-from srl.protocol import list_retrievers
 
 WEB = "search.retrievers.web"
 
@@ -72,15 +69,3 @@ def test_a_cassette_is_recorded_or_replayed():
     search = load_config(sets=["search.cassette=replay cassette.jsonl", *absent]).config.search
     assert (search.cassette_use, search.replays) == (("replay", "cassette.jsonl"), True)
     assert load_config().config.search.cassette_use is None
-
-
-def test_the_example_of_the_page_is_a_configuration(tmp_path):
-    pytest.importorskip("srl_web")
-    page = Path(__file__).parent.parent / "docs" / "retrieval.md"
-    example = tmp_path / "example.yaml"
-    example.write_text(page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0])
-    search = load_config(file=example).config.search
-    assert list(search.retrievers) == ["papers", "web"]
-    said = page.read_text(encoding="utf-8").replace("\n", " ")
-    descriptions = {name: one.description for name, one in search.retrievers.items()}
-    assert list_retrievers(descriptions) in said, "the page shows the sentence that a prompt gets"

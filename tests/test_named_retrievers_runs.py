@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.live_server import running
 from tests.training import train
-from tests.two_retrievers import PAPERS, only_run, script, searched, settings, write_place
+from tests.two_retrievers import only_run, script, searched, settings, write_place
 
 import srl.store
 from srl.config import Config
 from srl.errors import UserError
 from srl.index import open_index
 from srl.serve.named_retrievers import digest_of
-from srl.serve.server import create_app
-from srl.train import search as searching
 from srl.train.evaluate_model import evaluate_model
 from srl.train.model_settings import settings_of
 from srl.train.search import load_search
-from srl.trajectory import Hit
 from srl.workspace import Workspace
 
 pytest.importorskip("srl_bm25")
@@ -92,43 +87,6 @@ def test_another_index_of_a_named_retriever_is_said_aloud(place, tmp_path, scrip
 
 def loaded(config: Config, workspace: Path) -> object:
     return load_search(config, Workspace(workspace), lambda text: None)
-
-
-def test_retrievers_over_http_find_what_they_find_in_this_process(place, tmp_path, scripted):
-    train(settings(place), tmp_path / "here")
-    app = create_app({name: open_index(place / name) for name in ("pages", "papers")})
-    with running(app) as url:
-        papers = ["search.retrievers.papers.index=null", f"search.retrievers.papers.url={url}/papers"]
-        train(settings(place, *papers, search__index=None, search__url=[url]), tmp_path / "there")
-    here, there = only_run(tmp_path / "here"), only_run(tmp_path / "there")
-    assert searched(there) == searched(here)
-    inputs = json.loads((there / "run.json").read_text())["inputs"]
-    assert inputs["index of papers"] == open_index(place / "papers").digest
-
-
-@dataclass
-class Outside:
-    """A live index, whose retriever searches something outside."""
-
-    name: str
-    options: dict[str, object]
-    digest: str = "f" * 32
-    live: bool = True
-
-    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        return [[Hit(PAPERS[0], 1.0)] * k for _ in queries]
-
-
-def test_a_live_retriever_needs_no_index(place, tmp_path, monkeypatch, scripted):
-    made = []
-    monkeypatch.setattr(searching, "live_index", lambda *given: made.append(Outside(*given)) or made[-1])
-    live = settings(
-        place, "search.retrievers.papers.index=null", "search.retrievers.papers.retriever=bm25",
-        "search.retrievers.papers.options.k1=1.5", "search.retrievers.papers.topk=2",
-    )  # fmt: skip
-    train(live, tmp_path)
-    assert ("papers", "lighthouse", "ok", 2) in searched(only_run(tmp_path))
-    assert (made[0].name, made[0].options["k1"]) == ("bm25", 1.5)
 
 
 def test_the_index_must_be_the_expected_one(place, tmp_path):

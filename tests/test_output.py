@@ -153,24 +153,3 @@ def test_what_is_said_while_a_bar_is_shown_stands_on_lines_of_its_own():
     ]
     assert "10/10" in text
     assert "inside" not in text
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("nope", "--data", "q.jsonl"),
-        ("model", "--data", "nope.parquet"),
-        ("model", "--index", "nope", "--data", "q.jsonl"),
-        ("model", "--template", "nope", "--data", "q.jsonl"),
-    ],
-)
-def test_inputs_that_are_not_there_are_told_before_torch_is_imported(tmp_path, arguments):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "q.jsonl").write_text("{}")
-    code = (
-        "import sys; from srl.cli import main; code = main(['eval', 'run', *sys.argv[1:]]); "
-        "print(code, 'torch' in sys.modules)"
-    )
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.stdout, "nope" in done.stderr) == ("2 False\n", True), done.stderr

@@ -145,12 +145,6 @@ def test_srl_knows_the_options_and_the_settings(path: Path) -> None:
                 load_config(params["preset"], None, params["algo"], {}, sets)
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if line.text.startswith("make ")], ids=str)
-def test_make_knows_the_target(line: Line) -> None:
-    done = subprocess.run([*shlex.split(line.text), "-n"], cwd=ROOT, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def check_mention(mention: str) -> None:
     """Whether the commands and options that a text mentions exist; arguments may be missing."""
     words, place = iter(shlex.split(mention)[1:]), command()

@@ -8,8 +8,6 @@ import threading
 from collections import Counter
 
 import pytest
-import torch
-from pydantic import BaseModel
 from tests.plugin_site import site
 
 from srl.advantage import (
@@ -21,7 +19,6 @@ from srl.advantage import (
     sequence_score,
     valid_mask,
 )
-from srl.errors import UserError
 from srl.testing import check_algorithm, check_retriever, check_reward, checks
 from srl.testing.retrievers import CORPUS
 from srl.trajectory import Hit, Passage, Score
@@ -117,16 +114,6 @@ def test_broken_retriever_is_found_out(check):
     assert check.removesuffix(" at all") in failed("retriever", broken_search(BROKEN[check]))
 
 
-def test_retriever_that_cannot_build_fails_that_one_check():
-    class NoBuild(Overlap):
-        def build(self, passages, directory, progress):
-            raise OSError("no GPU")
-
-    (only,) = checks("retriever", NoBuild())
-    assert (only.name, only.passed) == ("builds and opens an index", False)
-    assert "no GPU" in only.detail
-
-
 class Outside:
     """A live retriever of no more than `open` and `search`; it may not be asked anything by a check."""
 
@@ -139,43 +126,6 @@ class Outside:
     def search(self, queries, k):
         assert not queries, "a check asked outside"
         return []
-
-
-def test_live_retriever_that_builds_only_from_passages_is_found_out():
-    class Counts(Outside):
-        def build(self, passages, directory, progress):
-            progress(len(list(passages)))
-
-    assert failed("retriever", Counts()) == {"builds without passages"}
-
-
-class Builder:
-    """Builds, and leaves the search to what it opens."""
-
-    name = "builder"
-    opened = Overlap
-
-    def build(self, passages, directory, progress):
-        (directory / "index").write_text("here")
-        progress(len(CORPUS))
-
-    def open(self, directory):
-        found = self.opened()
-        found.passages = CORPUS
-        return found
-
-    def identity(self):
-        return {"encoder": "aaaa"}
-
-
-def test_what_open_returns_is_checked():
-    knowing = type("Knowing", (Overlap,), {"identity": Builder.identity})
-    assert failed("retriever", type("Whole", (Builder,), {"opened": knowing})) == set()
-    assert failed("retriever", Builder) == {"is the same after opening"}
-    worst = broken_search(worst_first)
-    assert "orders hits by score and then by corpus" in failed(
-        "retriever", type("Worst", (Builder,), {"opened": type(worst)})
-    )
 
 
 class Matching:
@@ -227,15 +177,6 @@ def test_reward_that_scores_what_the_policy_only_read_is_found_out(kind):
 )
 def test_broken_reward_is_found_out(one, check):
     assert check in failed("reward", broken_reward(one))
-
-
-def test_reward_that_drops_a_trajectory_is_found_out():
-    assert SCORES in failed("reward", Answered)
-
-
-class Answered(Matching):
-    def score(self, trajectories):
-        return super().score([episode for episode in trajectories if episode.end == "answered"])
 
 
 class Down(Matching):
@@ -341,34 +282,3 @@ def test_plugins_that_keep_their_promises_pass():
     for kept in (check_retriever(Overlap()), check_retriever(Outside()), check_reward(Async)):
         assert all(check.passed for check in kept)
     assert all(check.passed for check in check_algorithm(estimator()))
-
-
-def test_algorithm_with_a_critic_is_given_values():
-    def estimate(*, token_level_rewards, response_mask, values, valid, **_):
-        mask = valid_mask(response_mask, valid)
-        return Advantages(*[torch.where(mask, token_level_rewards - values, 0)] * 2)
-
-    assert not failed("algorithm", Algorithm("critic", estimate, needs_critic=True))
-    assert failed("algorithm", Algorithm("critic", estimate, needs_critic=False))
-
-
-class OwnOptions(BaseModel):
-    """Options of a class that is checked before it is a package."""
-
-    max_words: int
-
-
-class Brevity:
-    """Short answers."""
-
-    def __init__(self, options: OwnOptions) -> None:
-        self.options = options
-
-    def score(self, trajectories):
-        return [Score(float(self.options.max_words > 2)) for _ in trajectories]
-
-
-def test_a_class_gets_its_options_as_a_run_gives_them():
-    assert all(check.passed for check in check_reward(Brevity, {"max_words": 3}))
-    with pytest.raises(UserError, match=r"Brevity.max_words"):
-        check_reward(Brevity)

@@ -92,12 +92,6 @@ def test_factory_is_imported_when_it_is_used_and_one_that_fails_is_named(site, m
             manager.load("reward", "a")
 
 
-def test_installed_algorithm_that_is_none_is_refused(site):
-    site.install("srl-search-odd", hook("algorithm", "odd"))
-    with pytest.raises(UserError, match=r"'odd'.*srl\.advantage\.Algorithm"):
-        manager.load("algorithm", "odd")
-
-
 OPTIONS = """
 from pydantic import BaseModel, ConfigDict
 from srl.plugins import hookimpl

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srl.data.splits import parse_limit, proportional
+from srl.data.splits import proportional
 from srl.errors import UserError
 from srl.train.questions import stratified
 from srl.trajectory import Question
 
-SOURCES = st.lists(st.sampled_from(["nq", "hotpotqa", "2wiki", "bamboogle"]), min_size=1, max_size=80)
 CALMLY = settings(deadline=None, max_examples=200)
 
 
@@ -48,10 +47,3 @@ def test_a_limit_by_source_draws_so_many_of_each_and_none_of_the_others():
         UserError, match=r"--limit squad=…: no question has this data source; there are 2wiki,"
     ):
         stratified(asked, {"squad": 1})
-
-
-@pytest.mark.parametrize(
-    ("texts", "found"), [([], None), (["7"], 7), (["nq=60", "squad=2"], {"nq": 60, "squad": 2})]
-)
-def test_a_limit_is_a_number_or_one_for_each_source(texts, found):
-    assert parse_limit(texts) == found

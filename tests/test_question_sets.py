@@ -14,8 +14,8 @@ from tests.store_builder import episode, question
 
 from srl.errors import UserError
 from srl.evaluate import EpisodeResult
-from srl.evaluate.intervals import interval, wilson_interval
-from srl.evaluate.question_sets import Sample, SampleEstimate, draw, estimate, question_set_rows
+from srl.evaluate.intervals import wilson_interval
+from srl.evaluate.question_sets import Sample, draw, estimate, question_set_rows
 
 BLANK = EpisodeResult.of(episode(0, step=0, phase="eval", asked=question(0)))
 
@@ -55,12 +55,6 @@ def test_a_limit_draws_as_many_of_every_set_and_a_larger_one_includes_a_smaller_
     assert caught.value.key == "limit"
 
 
-def of_all(em: Mapping[str, float], sample: Sample) -> dict[str, SampleEstimate]:
-    """The estimate of each set, and of both means."""
-    rows = question_set_rows([result(name, em=em[name]) for name in sample.ids], sample)
-    return {row.name: row.measures["em"] for row in rows}
-
-
 def test_the_estimate_of_two_sets_is_that_of_hand_computed_numbers() -> None:
     sample = Sample({"x": 30, "y": 10}, {"x": ["x0", "x1", "x2"], "y": ["y0", "y1"]})
     values = {"x0": 0.1, "x1": 0.2, "x2": 0.6, "y0": 0.5, "y1": 0.9}
@@ -72,35 +66,6 @@ def test_the_estimate_of_two_sets_is_that_of_hand_computed_numbers() -> None:
     # weights 5/3 · 3/4 and 5/2 · 1/4: the effective number is 25 / Σ w²
     effective = 25 / (3 * (5 * 0.75 / 3) ** 2 + 2 * (5 * 0.25 / 2) ** 2)
     assert found.interval == pytest.approx(wilson_interval(0.4, effective))
-
-
-def test_a_full_evaluation_has_the_plain_means_and_no_error_of_the_draw(em: Mapping[str, float]) -> None:
-    sample = draw(ids(**SIZES))
-    found = of_all(em, sample)
-    assert found["mean over sets"].mean == pytest.approx(fmean(found[name].mean for name in SIZES))
-    assert found["all questions"].mean == pytest.approx(fmean(em.values()))
-    assert {each.draw_error for each in found.values()} == {0}
-    assert found["all questions"].interval == pytest.approx(interval(list(em.values())))
-    assert found["nq"].interval == interval([em[name] for name in sample.drawn["nq"]])
-
-
-def test_intervals_count_documents_as_any_evaluation_does() -> None:
-    sample = draw(ids(a=240, b=60))
-    values = {name: float(place % 12 < 5) for place, name in enumerate(sample.ids)}
-    documents = {name: place // 4 for place, name in enumerate(sample.ids)}
-    shares = {"a": 0.8, "b": 0.2}
-    alone, together = (estimate(values, sample, shares, of).interval for of in ({}, documents))
-    assert together == pytest.approx(interval(list(values.values()), list(documents.values())))
-    assert alone
-    assert together
-    assert together.high - together.low > alone.high - alone.low
-    assert estimate(values, sample, shares, dict.fromkeys(sample.ids, 0)).interval is None
-
-
-def test_a_small_set_without_a_right_answer_does_not_make_the_mean_over_sets_certain() -> None:
-    sample = draw(ids(s=12, t=3610, u=125))
-    found = of_all(dict.fromkeys(sample.ids, 0.0), sample)["mean over sets"]
-    assert found.interval == pytest.approx(wilson_interval(0, 9 / (1 / 12 + 1 / 3610 + 1 / 125)))
 
 
 @pytest.mark.slow

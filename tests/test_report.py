@@ -106,10 +106,3 @@ def test_chosen_trajectories_are_whole_and_their_groups_rows_with_advantages(ids
     assert page.count("standard deviation 0.500") == GROUPS
     assert all(page.count(one) == 1 for one in ids[::2])
     assert page.count("turn 1: policy") == GROUPS
-
-
-def test_a_group_is_shown_side_by_side(ids, tmp_path):
-    page = written(tmp_path, "--where", f"id IN ('{ids[6]}', '{ids[7]}')")
-    assert re.findall(r'id="t-(\w+)"', page) == ids[6:8]
-    assert page.count('class="columns"') == 1
-    assert "advantage -0.500" in page

@@ -15,7 +15,6 @@ from srl.cli import main
 from srl.config import load_config, save_config
 from srl.evaluate.rescore import rescore
 from srl.store import LogWriter, RunInfo, read_records
-from srl.store.batches import batches
 from srl.store.rescores import rescore_files
 
 NAME = "20260101T000000Z-test-grpo-s0-00ff"
@@ -164,21 +163,3 @@ def test_steps_that_a_resumed_run_samples_again_lose_their_rescores(run):
     assert asked(run, "SELECT DISTINCT phase, step FROM rescores") == [("val", 0)]
     assert rescore(run, ["f1"]).scored == 1
     assert asked(run, "SELECT value FROM rescores WHERE phase = 'train' AND measure = 'f1'") == [(1.0,)]
-
-
-@pytest.mark.parametrize("size", [7, 1000])
-def test_trajectories_are_read_in_batches_as_they_were_written(tmp_path, monkeypatch, size):
-    monkeypatch.setattr("srl.store.batches.SIZE", size)
-    log, written = LogWriter(tmp_path / "log", RunInfo("run")), []
-    for step in range(1, 6):
-        made = [
-            *episodes(step, "train"),
-            episode(9, step=step, passages=None),
-            episode(8, step=step, passages=()),
-        ]
-        written += made
-        log.write(step, "train", [record(item) for item in made], {})
-    with srl.store.open(tmp_path) as connection:
-        read = list(batches(connection))
-    assert [item.trajectory for batch in read for item, _ in batch] == written
-    assert all(0 < len(batch) <= size for batch in read)

@@ -16,10 +16,9 @@ import pytest
 from srl.cli import main, output
 from srl.index import build_index
 from srl.plugins import manager
-from srl.safe import HIDDEN, SafeFormatter
+from srl.safe import SafeFormatter
 from srl.trajectory import Passage
 
-CLI = Path(__file__).parent.parent / "src" / "srl" / "cli"
 TOKEN = "s3cr3t-token-of-tests"
 ATTACK = "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202e\u2066"
 
@@ -95,21 +94,12 @@ def evil() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", ["echo", "late", "html", "digest", "ids"])
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_serve_check_shows_no_token_and_no_escape_of_a_server(evil, capsys, page, more):
-    assert main(["serve", "check", f"{evil}/{page}/retrieve", *more]) == 1
-    said = capsys.readouterr()
-    assert is_safe(said.out + said.err)
-    if more:
-        assert json.loads(said.out)["conforms"] is False
-
-
-@pytest.mark.parametrize("page", ["echo", "late", "html", "digest", "ids"])
 def test_errors_that_quote_a_server_show_no_token_and_no_escape(evil, place, capsys, page):
     url, questions = f"{evil}/{page}/retrieve", str(place / "q.jsonl")
-    assert main(["-vv", "index", "eval", url, "--questions", questions]) in (1, 2)
-    said = capsys.readouterr()
-    assert is_safe(said.out + said.err)
+    for command in (["-vv", "index", "eval", url, "--questions", questions], ["serve", "check", url]):
+        assert main(command) in (1, 2)
+        said = capsys.readouterr()
+        assert is_safe(said.out + said.err)
 
 
 @pytest.mark.parametrize(
@@ -142,21 +132,6 @@ def _texts(value: Any) -> str:
     if isinstance(value, dict):
         return "".join(_texts(item) for pair in value.items() for item in pair)
     return "".join(map(_texts, value)) if isinstance(value, list) else ""
-
-
-def test_plugins_list_shows_a_broken_plugin_safely(monkeypatch, capsys):
-    why = manager.in_one_line(RuntimeError(f"no {ATTACK} {TOKEN}"))
-    entry = manager.Plugin("retriever", f"bad{ATTACK}", "p", "1", f"sum{ATTACK}", error=why)
-    monkeypatch.setattr(manager, "installed", lambda: [entry])
-    assert main(["plugins", "list"]) == 0
-    said = capsys.readouterr().out
-    assert is_safe(said)
-    assert len(said.splitlines()) == 2
-    assert main(["plugins", "list", "--json"]) == 0
-    (shown,) = json.loads(capsys.readouterr().out)
-    assert shown["name"] == f"bad{ATTACK}"
-    assert shown["error"].startswith("RuntimeError: no")
-    assert shown["error"].endswith(HIDDEN)
 
 
 def test_errors_notes_and_crashes_are_safe(monkeypatch, capsys, tmp_path):

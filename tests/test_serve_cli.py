@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -110,33 +109,3 @@ def test_a_setting_is_for_all_or_for_the_longest_name_that_it_begins_with(direct
         sets = [text for setting in settings for text in ("--set", setting)]
         _, ((indexes, _),) = served(monkeypatch, *both, *sets)
         assert {name: each._retriever.options.n_threads for name, each in indexes.items()} == expected
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["serve", "retriever", "--index", "nowhere", "--port", "0"],
-        ["serve", "retriever", "--index", "a/b=INDEX", "--port", "0"],
-        ["serve", "retriever", "--index", "INDEX", "--port", "TAKEN"],
-        ["serve", "retriever", "--index", "INDEX", "--port", "0", "--host", "no.such.host.invalid"],
-        ["serve", "retriever", "--index", "INDEX", "--port", "0", "--allow-host", "http://a.test"],
-        ["serve", "check", "http://127.0.0.1:TAKEN"],
-        ["serve", "check", "http://h.test/retrieve?api_key=s3cret"],
-        ["serve", "check", "http://s3cret@h.test/"],
-        ["index", "eval", "http://h.test/retrieve?api_key=s3cret", "--questions", "QUESTIONS"],
-    ],
-)
-def test_mistakes_are_one_line_and_exit_code_2(directory, tmp_path, monkeypatch, capsys, command):
-    monkeypatch.chdir(tmp_path)
-    question = {"id": "1", "question": "red?", "golden_answers": ["fox"]}
-    (tmp_path / "q.jsonl").write_text(json.dumps(question), encoding="utf-8")
-    with bind(port=0) as taken:
-        names = {"INDEX": str(directory), "TAKEN": str(taken.getsockname()[1]), "QUESTIONS": "q.jsonl"}
-        for name, value in names.items():
-            command = [word.replace(name, value) for word in command]
-        if "retriever" in command:
-            taken.listen()
-        assert main(command) == 2
-    err = capsys.readouterr().err
-    assert len(err.splitlines()) == 1
-    assert "s3cret" not in err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +114,6 @@ def test_a_bad_request_gets_its_status_and_one_short_line(client):
         assert (body[:40], response.status_code, detail.isprintable()) == (body[:40], status, True)
         assert 0 < len(detail) < 400
     assert client.hits(query="fox")
-
-
-def test_a_body_that_never_ends_is_refused_when_it_is_too_large(client):
-    async def endless() -> AsyncIterator[bytes]:
-        while True:
-            yield b"x" * (1 << 20)
-
-    assert client.post("/retrieve", content=endless()).status_code == 413
 
 
 def test_an_index_is_chosen_by_address_or_by_name_and_the_first_is_the_default(client, indexes):

@@ -37,13 +37,6 @@ def test_a_long_passage_is_split_at_the_ends_of_sentences_and_keeps_its_title():
     ]
 
 
-def test_a_part_has_as_many_sentences_as_fit_and_a_passage_of_so_many_words_stays_whole():
-    words = len(ANA.text.split())
-    assert list(Splitter(words).split(ANA)) == [ANA]
-    first, second = Splitter(words - 1).split(ANA)
-    assert (first.text, second.text) == (f"{BIRTH} {WORK}", DEATH)
-
-
 @given(st.text(st.sampled_from("ab .?!\n“”é本。"), max_size=400), st.integers(1, 12))
 def test_parts_have_all_words_in_order_and_none_has_too_many(text, most):
     parts = Splitter(most).split(Passage("p", f'"T"\n{text}'))

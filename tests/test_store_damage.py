@@ -11,7 +11,7 @@ from tests.store_builder import new_log, run_info, write_step
 
 import srl.store
 from srl.errors import UserError
-from srl.store import LogWriter, parts, writer
+from srl.store import LogWriter, parts
 
 GOOD, BAD = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
 
@@ -102,19 +102,6 @@ def test_a_resumed_run_sets_a_damaged_part_aside_and_ends_whole(runs, harm, step
     assert (runs / BAD / "log" / "parts" / "damaged-step-000002-train-main-000002").is_dir()
     left = [1, 3, 4] if step == 2 else [1, 2, 3, 4]
     assert srl.store.reading([runs / BAD], steps, warn=pytest.fail) == left
-
-
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_part_damaged_while_the_run_goes_stops_no_compaction(runs, harm, monkeypatch):
-    monkeypatch.setattr(writer, "COMPACT_AT", 4)
-    said: list[str] = []
-    with LogWriter(runs / BAD / "log", run_info(BAD), warn=said.append) as log:
-        harm(part_of(runs / BAD, 2))
-        for step in (4, 5):
-            write_step(log, step)
-    assert said
-    with srl.store.open(runs / BAD) as connection:
-        assert {1, 3, 4, 5} <= {step for (step,) in connection.execute("SELECT step FROM steps").fetchall()}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import subprocess
@@ -18,7 +17,6 @@ from tests.store_builder import new_log, write_step
 
 import srl.store
 from srl.errors import UserError
-from srl.store import lock
 from srl.train import resume as resuming
 from srl.train.run import resume
 from srl.workspace import Workspace
@@ -85,14 +83,6 @@ def test_a_log_that_is_being_changed_is_left_alone_until_its_process_is_killed(r
     assert counts(run) == RESUMED
 
 
-def test_a_child_that_outlives_the_killed_writer_does_not_hold_its_lock(run):
-    with started("fork", run) as child:
-        assert {child.stdout.readline(), child.stdout.readline()} == {"waiting\n", "refused\n"}
-        kill(child)
-        new_log(run).finish()
-    assert counts(run) == TRAINED
-
-
 def test_a_resumed_run_waits_for_the_process_that_a_killed_launcher_left_behind(run, monkeypatch):
     said = []
 
@@ -118,12 +108,3 @@ def test_a_resumed_run_waits_for_the_process_that_a_killed_launcher_left_behind(
         new_log(run).finish()
     assert len(said) == 2
     assert counts(run) == TRAINED
-
-
-def test_a_file_system_without_locks_has_logs_nevertheless(run, monkeypatch):
-    def no_locks(*arguments):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(lock.fcntl, "lockf", no_locks)
-    ACTIONS["resume"](run)
-    assert counts(run) == RESUMED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from html import unescape
 
@@ -10,11 +9,8 @@ import pytest
 from starlette.testclient import TestClient
 from tests.store_builder import KLEE, episode, new_log, question, read, record, search, write_step
 
-from srl.browse.curve import Series
 from srl.browse.listing import HEADINGS
 from srl.browse.web.app import create_app
-from srl.browse.web.charts import charts
-from srl.browse.web.rendering import link
 from srl.trajectory import Passage, Question, Segment
 from srl.workspace import Workspace
 
@@ -190,16 +186,6 @@ def test_what_a_page_shows_and_what_it_does_not(get, logged):
                 assert (path, text, known in page) == (path, text, there)
 
 
-def test_next_and_previous_follow_the_listing_of_the_address(get, logged):
-    listing = get(f"/run/{PPO}/trajectories?sort=searches").text
-    ids = re.findall(r"/trajectory/(\w{12})\?sort=searches", listing)
-    assert len(ids) == 5
-    page = get(f"/run/{PPO}/trajectory/{ids[1]}?sort=searches").text
-    assert f'rel="prev" href="/run/{PPO}/trajectory/{ids[0]}?sort=searches"' in page
-    assert f'rel="next" href="/run/{PPO}/trajectory/{ids[2]}?sort=searches"' in page
-    assert link("run", "r", "trajectories", hops=0, page=None, q="") == "/run/r/trajectories?hops=0"
-
-
 ADDRESSES = [
     ("/run/none", 404), ("/run/..%2f..%2fetc/trajectories", 404), ("/run/{ppo}/trajectory/ffff", 404),
     ("/run/{ppo}/trajectories?steps=x", 400), ("/run/{ppo}/trajectories?em=%27%20OR%201", 400),
@@ -272,14 +258,6 @@ def test_a_comparison_opens_on_what_differs_with_interval_and_test(get, workspac
     assert '<span class="search changed">another query</span>' in other
 
 
-def test_rows_of_a_query_open_trajectories(get, logged):
-    query = "SELECT id, step, answer FROM trajectories WHERE step = 2 ORDER BY position"
-    page = get("/sql", params={"q": query, "run": PPO}).text
-    assert [f'href="/run/{PPO}/trajectory/{one}"' in page for one in logged] == [True] * 3
-    everywhere = get("/sql", params={"q": "SELECT run_id, id FROM trajectories", "run": "all"}).text
-    assert all(f'href="/run/{run}/trajectory/' in everywhere for run in (GRPO, PPO))
-
-
 def test_a_long_answer_of_a_query_is_cut_and_a_slow_query_stopped(get, logged, monkeypatch):
     assert get("/sql", params={"q": "FROM range(5000)", "run": PPO}).text.count("<tr>") == 1001
     large = get("/sql", params={"q": "SELECT {'a': range(5000000)}", "run": PPO})
@@ -287,16 +265,3 @@ def test_a_long_answer_of_a_query_is_cut_and_a_slow_query_stopped(get, logged, m
     monkeypatch.setattr("srl.browse.web.pages.QUERY_S", 0.05)
     slow = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range = 7"
     assert 'role="alert"' in get("/sql", params={"q": slow, "run": PPO}).text
-
-
-def test_runs_that_differ_in_their_seed_share_a_colour_and_others_are_told_apart():
-    def config(seed, rate):
-        return json.dumps({"trainer": {"seed": seed}, "actor": {"optim": {"lr": rate}}})
-
-    configs = {f"tiny-grpo-s{n % 2}-0{n}": config(n % 2, n // 2) for n in range(4)}
-    series = [Series(run, "val", "val/em", run, (1, 2), (0.1 * n, 0.2)) for n, run in enumerate(configs)]
-    [chart] = charts({"val/em": series}, configs)
-    assert len(chart.lines) == 2
-    assert len({line.label for line in chart.lines}) == 2
-    assert chart.svg.count('class="band"') == 2
-    assert chart.svg.count('class="run"') == 4

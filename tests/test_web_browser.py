@@ -10,9 +10,7 @@ import pytest
 from tests.live_server import running
 from tests.store_builder import episode, new_log, question, record, write_step
 
-import srl.store
 from srl.browse.web import create_app
-from srl.browse.web.report import write_report
 from srl.trajectory import Passage, Question, Segment
 from srl.workspace import Workspace
 
@@ -166,26 +164,3 @@ def test_pages_follow_what_is_written(chromium, tab, site, tmp_path):
         write_step(new_log(tmp_path / "runs" / GRPO), 1)
         empty.get_by_role("link", name=GRPO).first.wait_for(timeout=15_000)
         empty.close()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_report_opens_with_no_network_on_a_phone(chromium, site, tmp_path, scheme):
-    from axe_playwright_python.sync_playwright import Axe
-
-    log, ids = site[1:]
-    with srl.store.open(log.directory) as opened:
-        write_report(opened, log.directory.parent, tmp_path / "report.html")
-    with chromium.new_context(offline=True, color_scheme=scheme) as context:
-        page, asked, wrong = context.new_page(), [], []
-        page.on("request", lambda one: asked.append(one.url))
-        page.on("console", lambda one: wrong.append(one.text))
-        page.set_viewport_size({"width": 390, "height": 844})
-        page.goto(f"file://{tmp_path}/report.html")
-        page.get_by_role("link", name=ids[3]).first.click()
-        assert page.locator(":target").inner_text().count("<script>document.title='taken'</script>") > 1
-        assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
-        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        found = [one for one in Axe().run(page).response["violations"] if one["impact"] != "moderate"]
-    assert paper == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(15, 19, 24)")
-    assert ([one["id"] for one in found], wrong) == ([], [])
-    assert [url.partition("#")[0] for url in asked] == [f"file://{tmp_path}/report.html"]

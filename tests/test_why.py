@@ -9,7 +9,7 @@ from tests.made_runs import BROKEN, RIGHT, SOUND, write_broken, write_sound
 from tests.store_builder import episode, new_log, record
 
 import srl.store
-from srl.browse.why import LINKS, Why, chain_em, fall, link_shares, why
+from srl.browse.why import Why, why
 from srl.cli import main
 
 RUN = "20250102T030405Z-tiny-grpo-s1-00aa"
@@ -22,40 +22,6 @@ def reason(run) -> Why:
 
 def steps(values, first=0):
     return dict(enumerate(values, start=first))
-
-
-def test_a_fall_is_where_two_levels_fit_best():
-    values = [0.1, 0.3, 0.5, 0.6, 0.61, 0.6, 0.59, 0.6, 0.2, 0.21, 0.2, 0.2]
-    since, high, low = fall(steps(values, 10))
-    assert since == 18
-    assert high - low == pytest.approx(0.4, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        [0.5] * 7,
-        [0.5, 0.4] * 8,
-        [n / 10 for n in range(10)],
-        [0.5] * 12 + [0.47] * 8,
-        [0.2, 0.8] * 8 + [0.3] * 3,
-    ],
-    ids=["few", "noise", "rises", "little", "no more than noise"],
-)
-def test_no_fall_where_there_is_none(values):
-    assert fall(steps(values)) is None
-
-
-def test_the_shares_of_links_that_break_together_add_up_to_the_fall():
-    was = dict(zip(LINKS, (1.0, 1.0, 0.6, 0.6, 0.0, None), strict=True))
-    now = dict(zip(LINKS, (0.3, 1.0, 0.6, 1 / 6, 0.0, None), strict=True))
-    shares = link_shares(was, now)
-    assert set(list(shares)[:2]) == {"answered", "read"}
-    assert sum(shares.values()) == pytest.approx(1)
-    assert list(shares.values()) == sorted(shares.values(), reverse=True)
-    assert min(list(shares.values())[:2]) > 0.3
-    assert link_shares(now, was) == {}
-    assert chain_em(was | {"recalled": 0.0}) == pytest.approx(0.36)
 
 
 @pytest.mark.parametrize(

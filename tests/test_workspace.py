@@ -30,12 +30,6 @@ def test_option_beats_environment_beats_default(monkeypatch, tmp_path):
     assert Workspace.resolve(tmp_path / "x").root == tmp_path / "x"
 
 
-def test_nothing_is_created_by_naming_places(workspace):
-    places = (workspace.worlds, workspace.indexes, workspace.models, workspace.runs)
-    assert [place.name for place in places] == ["worlds", "indexes", "models", "runs"]
-    assert not workspace.root.exists()
-
-
 def test_new_run_is_a_directory_with_the_agreed_name(workspace):
     run = workspace.new_run("tiny", "grpo", 7)
     assert run.is_dir()

@@ -8,7 +8,6 @@ import pytest
 
 from srl.testing import check_retriever
 from srl.trajectory import Passage
-from srl_bm25 import retriever
 from srl_bm25.options import Options
 from srl_bm25.retriever import BM25Retriever
 
@@ -38,13 +37,3 @@ def test_scores_are_those_worked_out_by_hand(tmp_path):
 
 def test_conforms_to_the_retriever_seam():
     check_retriever("bm25")
-
-
-def test_a_corpus_past_memory_is_said_before_it_is_built(tmp_path, monkeypatch, caplog):
-    assert retriever.free_memory() > 1 << 20
-    passages = [Passage("a", "red fox")]
-    BM25Retriever().build(passages, tmp_path / "fits", lambda done: None)
-    assert not caplog.records
-    monkeypatch.setattr(retriever, "free_memory", lambda: 10)
-    BM25Retriever().build(passages, tmp_path / "large", lambda done: None)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]

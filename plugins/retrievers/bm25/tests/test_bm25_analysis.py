@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srl_bm25.analysis import Analyzer, stop_words, words
-from srl_bm25.options import Stemmer, StopWords
+from srl_bm25.analysis import Analyzer, words
 
 
 @pytest.mark.parametrize(
@@ -70,10 +68,3 @@ def test_words_are_the_same_however_a_text_is_composed(text):
 def test_forms_of_a_word_meet_in_their_language(language, one, other):
     analyze = Analyzer(language, language)
     assert set(analyze(one)) & set(analyze(other))
-
-
-def test_every_stemmer_and_list_of_stop_words_on_offer_is_there():
-    for stemmer in get_args(Stemmer):
-        assert Analyzer("none", stemmer)("1066 x") == ["1066", "x"]
-    for name in get_args(StopWords):
-        assert bool(stop_words(name)) == (name != "none")

@@ -120,22 +120,6 @@ def test_an_index_remembers_its_encoder_and_finds_it_elsewhere(make_encoder, cor
     assert open_index(tmp_path / "index", {"model": str(moved)}).search(["red fox"], 3) == before
 
 
-def test_an_index_refuses_another_encoder(encoder, another, corpus, tmp_path):
-    build_index(corpus, tmp_path / "index", "e5", {"model": str(encoder)})
-    for change in ({"model": str(another)}, {"query_prefix": "q: "}):
-        with pytest.raises(UserError, match="another"):
-            open_index(tmp_path / "index", change)
-
-
-def test_a_damaged_model_is_one_line_before_anything_is_built(make_encoder, tmp_path):
-    directory = make_encoder("harmed-e5")
-    file = directory / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(UserError, match="harmed-e5"):
-        build_index(iter([]), tmp_path / "index", "e5", {"model": str(directory)})
-    assert not (tmp_path / "index").exists()
-
-
 def test_prefixes_are_put_before_the_text(encoder):
     bare, prefixed = Encoder(encoder, PLAIN), Encoder(encoder, Settings("query: ", "passage: ", "mean", True))
     assert (prefixed.queries(["red fox"]) == bare.queries(["query: red fox"])).all()

@@ -84,17 +84,6 @@ def test_a_killed_build_goes_on_after_the_last_shard(
     assert (vectors(out) == vectors(tmp_path / "whole")).all()
 
 
-@pytest.mark.parametrize("spec", ["HNSW8", "IVF4,Flat", "IVF4,PQ8x4", "PQ8x4", "SQfp16", "PCA16,IVF4,Flat"])
-def test_factory_strings_make_the_index_that_faiss_calls_so(encoder, corpus, tmp_path, spec):
-    build(tmp_path / "index", corpus, encoder, index=spec, nprobe=4)
-    index = faiss.read_index(str(tmp_path / "index" / "e5" / "index.faiss"))
-    assert type(index) is type(faiss.index_factory(32, spec, faiss.METRIC_INNER_PRODUCT))
-    assert index.metric_type == faiss.METRIC_INNER_PRODUCT
-    for hits in open_index(tmp_path / "index").search([passage.contents for passage in corpus[:5]], 10):
-        assert len({hit.passage.id for hit in hits}) == len(hits) == 10
-        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-
-
 @pytest.mark.parametrize("spec", ["HNWS64", "PQ7", "IVF4096,Flat"])
 def test_an_index_that_cannot_be_is_refused_before_anything_is_embedded(
     encoder, corpus, tmp_path, embedded, spec

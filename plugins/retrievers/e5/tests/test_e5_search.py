@@ -80,24 +80,3 @@ def test_vectors_rounded_to_half_find_what_exact_ones_find(dtype):
     expected = vector_search(flat(vectors), Options(), CPU).search(asked, 10)
     assert (rows == expected[1]).all()
     assert (scores == expected[0]).all()
-
-
-@pytest.mark.parametrize(
-    ("spec", "inside"),
-    [
-        ("PCA8,HNSW8", ["index"]),
-        ("OPQ4,HNSW8_PQ4", ["index"]),
-        ("HNSW8,RFlat", ["base_index"]),
-        ("IDMap,HNSW8", ["index"]),
-        ("IDMap2,HNSW8_SQ8", ["index"]),
-        ("PCA8,HNSW8,RFlat", ["base_index", "index"]),
-        ("IVF40_HNSW8,Flat", ["quantizer"]),
-        ("PCA8,IVF40_HNSW8,PQ4,RFlat", ["base_index", "index", "quantizer"]),
-    ],
-)
-def test_ef_search_is_that_of_hnsw_wherever_it_is(spec, inside):
-    outer = inner = faiss.index_factory(16, spec, faiss.METRIC_INNER_PRODUCT)
-    vector_search(outer, Options(index=spec, ef_search=77), CPU)
-    for name in inside:
-        inner = faiss.downcast_index(getattr(inner, name))
-    assert inner.hnsw.efSearch == 77

@@ -80,36 +80,6 @@ def test_a_retriever_that_fails_fails_the_query_and_no_other(letters, tmp_path, 
         index.search(["radium", f"radium {query}"], 3)
 
 
-def test_a_build_goes_on_where_one_of_the_retrievers_does(letters, tmp_path):
-    hybrid = manager.load("retriever", "hybrid", BOTH)
-    assert hybrid.resumable
-    assert not manager.load("retriever", "hybrid", {"retrievers": ["bm25"]}).resumable
-    counts: list[int] = []
-    hybrid.build(PASSAGES, tmp_path, counts.append)
-    assert letters.BUILT == ["letters"]
-    assert counts == sorted(counts)
-    assert counts[-1] == len(PASSAGES)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"runtime": {"letters": {"threads": 7}, "bm25": {"n_threads": 2}}},
-        {"retrievers": {"letters": {"threads": 7}, "bm25": {"n_threads": 2, "k1": 1.2}}},
-        {
-            "retrievers": {"letters": {"threads": 5}, "bm25": {"n_threads": 2, "k1": 1.2}},
-            "runtime": {"letters": {"threads": 7}},
-        },
-    ],
-)
-def test_options_of_the_machine_reach_their_retriever_wherever_they_are(letters, tmp_path, options):
-    manifest = build_index(PASSAGES, tmp_path / "one", "hybrid", BOTH)
-    assert build_index(PASSAGES, tmp_path / "two", "hybrid", {**BOTH, **options}).digest == manifest.digest
-    inner = open_index(tmp_path / "one", options)._retriever._retrievers
-    assert (inner["letters"].options.threads, inner["bm25"].options.n_threads) == (7, 2)
-    assert inner["bm25"].options.k1 == 1.2
-
-
 @pytest.mark.parametrize("name", ["hybrid", "rerank"])
 @pytest.mark.parametrize(
     "options",

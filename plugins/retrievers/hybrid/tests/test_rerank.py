@@ -12,7 +12,7 @@ from hybrid_parts import PASSAGES, TEXTS, cross_encoder, tokenizer
 from transformers import BertForSequenceClassification, BertModel
 
 from srl.errors import UserError
-from srl.index import build_index, live_index, open_index
+from srl.index import build_index, open_index
 from srl.testing import check_retriever
 from srl.trajectory import Passage
 from srl_hybrid.cross_encoder import CrossEncoder
@@ -25,11 +25,6 @@ PAIRS = [(query, text_of(passage)) for query in QUERIES for passage in PASSAGES]
 @pytest.fixture
 def options(model: Path) -> dict:
     return {"model": str(model), "max_length": 64, "device": "cpu"}
-
-
-@pytest.fixture(scope="module")
-def encoder(model: Path) -> CrossEncoder:
-    return CrossEncoder(str(model), max_length=64, device="cpu", batch_size=4)
 
 
 @pytest.fixture
@@ -123,21 +118,6 @@ def test_weights_are_part_of_an_index_and_their_place_is_not(options, tmp_path):
     cross_encoder(moved, seed=1)
     with pytest.raises(UserError, match="cross-encoder"):
         open_index(tmp_path / "one", {"model": str(moved)})
-
-
-def test_what_is_found_outside_is_reranked_too(letters, options, tmp_path):
-    outside = {"retrievers": ["outside"], "depth": 4, "candidates": 4}
-    with pytest.raises(UserError):
-        live_index("rerank", outside)
-    live = live_index("rerank", {**options, **outside})
-    assert live.live
-    (hits,) = live.search(["genoa"], 2)
-    assert hits[0].score >= hits[1].score
-    assert {hit.passage.contents for hit in hits} <= {f"genoa {n}" for n in range(4)}
-    manifest = build_index(None, tmp_path / "one", "rerank", {**options, **outside})
-    index = open_index(tmp_path / "one")
-    assert (index.live, index.digest) == (True, manifest.digest)
-    assert index.search(["genoa"], 2) == live.search(["genoa"], 2)
 
 
 def plain_bert(folder: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import random
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -15,7 +14,7 @@ from srl.index import build_index, import_index, open_index
 from srl.testing import check_retriever
 from srl.trajectory import Hit, Passage
 from srl_lucene import java
-from srl_lucene.options import Language, Options
+from srl_lucene.options import Options
 from srl_lucene.retriever import LuceneRetriever
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]
@@ -150,9 +149,3 @@ def test_what_does_not_fit_or_is_no_index_is_refused_in_one_line(tmp_path, forei
             import_index(folder, tmp_path / "out", "lucene", corpus=corpus)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("language", [name for name in get_args(Language) if name != "th"])
-def test_every_language_on_offer_has_its_analyzer(tmp_path, language):
-    retriever = opened([Passage("a", "1066 x"), Passage("b", "1999 y")], tmp_path, language=language)
-    assert [hit.passage.id for hit in retriever.search(["1999"], 2)[0]] == ["b"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -53,13 +52,3 @@ def test_java_that_is_old_or_missing_is_one_line_with_its_place(tmp_path, versio
         assert "\n" not in str(caught.value)
     with pytest.raises(UserError):
         java.find_runtime({"PATH": ""})
-
-
-def test_missing_pyserini_and_a_fork_are_one_line(monkeypatch):
-    monkeypatch.setattr(java, "_process", None)
-    with pytest.raises(UserError, match="pyserini"):
-        java.start("1g")
-    monkeypatch.setattr(java, "_process", os.getpid() + 1)
-    for call in (java.check_process, lambda: java.start("1g")):
-        with pytest.raises(UserError, match="fork"):
-            call()

@@ -43,27 +43,3 @@ assert not {"torch", "openai", "faiss"} & set(sys.modules)
 """
     done = run(code, str(tmp_path / "out"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "a\n", "")
-
-
-def test_forked_process_gets_a_clear_line_and_the_parent_goes_on(tmp_path):
-    code = """
-import os, sys
-from srl.errors import UserError
-from srl.index import build_index, open_index
-from srl.trajectory import Passage
-build_index([Passage("a", "castle")], sys.argv[1], "lucene")
-index = open_index(sys.argv[1])
-child = os.fork()
-if not child:
-    try:
-        index.search(["castle"], 1)
-    except UserError as error:
-        print(error, flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-print(len(index.search(["castle"], 1)[0]))
-"""
-    done = run(code, str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
-    assert "fork" in done.stdout.splitlines()[0]
-    assert done.stdout.splitlines()[1] == "1"

@@ -59,13 +59,6 @@ def test_what_may_pass_is_tried_again_and_then_a_fault(web, response, status):
     assert len(recovering.search(["x"], 3)[0]) == 1
 
 
-@pytest.mark.parametrize("query", ["", " \n\t", "\x00", "a" * 401, "a " * 51])
-def test_a_query_that_cannot_be_asked_is_rejected_and_costs_nothing(web, query):
-    retriever = web(in_turn(good()), provider="brave")
-    assert fault_of(retriever, query).status == "rejected"
-    assert not retriever.asked
-
-
 def test_one_query_that_fails_does_not_spoil_the_others(web, key, caplog):
     def answer(request):
         query = json.loads(request.content)["q"]

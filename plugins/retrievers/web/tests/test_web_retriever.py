@@ -6,25 +6,12 @@ import json
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
-import httpx
 import pytest
 from web_answers import replies
 
 from srl.errors import UserError
 from srl.index import build_index, open_index
 from srl.index.open import live_index
-from srl.index.retriever import Fault
-
-
-def echo(request):
-    """One result, whose text is the query."""
-    query = json.loads(request.content)["q"]
-    result = {"title": "Q", "snippet": query, "link": f"https://a.test/{len(query)}"}
-    return httpx.Response(200, json={"organic": [result]})
-
-
-def texts(retriever, queries, k=3):
-    return [[hit.passage.text for hit in hits] for hits in retriever.search(queries, k)]
 
 
 def test_what_results_depend_on_is_another_answer_and_the_key_is_not(web, tmp_path, monkeypatch):
@@ -45,17 +32,6 @@ def test_what_results_depend_on_is_another_answer_and_the_key_is_not(web, tmp_pa
     assert requests(provider="google") == 0
     monkeypatch.setenv("GOOGLE_CSE_ID", "another engine")
     assert requests(provider="google") == 1
-
-
-def test_an_empty_answer_is_kept_and_a_fault_is_not(web, tmp_path):
-    cache = tmp_path / "cache.sqlite"
-    empty = web(replies({"organic": []}), cache=cache)
-    assert empty.search(["nothing"], 3) == empty.search(["nothing"], 3) == [[]]
-    assert len(empty.asked) == 1
-    broken = web(lambda request: httpx.Response(500), cache=cache, attempts=1)
-    assert all(isinstance(broken.outcomes(["broken"], 3)[0], Fault) for _ in range(2))
-    assert len(broken.asked) == 2
-    assert texts(web(echo, cache=cache), ["broken"]) == [["broken"]]
 
 
 def test_an_index_of_the_web_is_built_opened_and_searched(tmp_path):

@@ -196,16 +196,5 @@ def test_a_passage_that_did_not_fit_into_the_observation_was_not_retrieved() -> 
         assert FormatReward().score([episode])[0].parts["retrieved"] == retrieved
 
 
-def test_information_that_the_policy_made_up_is_not_retrieved() -> None:
-    episode = trajectory(f"{THINK}<information>Beijing</information><answer>x</answer>", answer="x")
-    assert value(episode, retrieval_score=0.5) == pytest.approx(0.1)
-
-
-def test_the_gold_must_be_a_whole_word_of_the_passage() -> None:
-    parts = (THINK + SEARCH, INFORMATION, f"{THINK}<answer>x</answer>")
-    assert value(trajectory(*parts, answer="x", searches=found("Beijings")), retrieval_score=0.5) == 0.2
-    assert value(trajectory(*parts, answer="x", searches=found("Beijing!")), retrieval_score=0.5) == 0.7
-
-
 def test_conforms_to_the_reward_seam() -> None:
     check_reward("format")

@@ -16,15 +16,9 @@ from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from tests.live_server import free_port, running
-from tests.native_models import NativeEngine, family_codec
-from tests.scripts import QUESTION, TableSearch
 
 from srl.errors import UserError
-from srl.protocol import TEMPLATES, ToolCall
-from srl.rollout.episode import EpisodeOptions, run_episode
-from srl.rollout.native import Native
-from srl.rollout.tools import Guarded, tools_of
-from srl.rollout.turns import SearchCall
+from srl.rollout.tools import tools_of
 from srl.testing import check_tool
 from srl.trajectory import Search
 from srl_mcp.server import MOST_BYTES, McpServer, Options
@@ -215,27 +209,3 @@ def test_a_mistake_in_the_options_is_one_line_with_its_key(url, options, key):
 
 def test_the_server_conforms_to_the_kit(url):
     check_tool(McpServer(Options(url=url, names=["add", "quiet", "outage"], timeout_s=20.0)))
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "end"),
-    [("add", {"a": 1, "b": 2}, "answered"), ("outage", {"why": "no"}, "answered"), ("hang", {}, "failed")],
-    ids=["works", "is rejected", "hangs"],
-)
-def test_an_episode_calls_the_tools_of_a_server(url, name, arguments, end):
-    search, template = TableSearch(), TEMPLATES["tools"]
-
-    async def run() -> Any:
-        server = McpServer(Options(url=url, timeout_s=0.5 if name == "hang" else 20.0))
-        tools = {"search": SearchCall(search)}
-        tools |= {tool.name: Guarded(tool, 30.0) for tool in await tools_of(server)}
-        native = Native.of(family_codec("qwen2.5"), template, tools)
-        engine = NativeEngine(native, [native.glue.format.write([ToolCall(name, arguments)]), "3"])
-        return await run_episode(
-            QUESTION, engine, search, codec=native.codec, template=template, options=EpisodeOptions(),
-            turns=native,
-        )  # fmt: skip
-
-    trajectory = asyncio.run(run())
-    assert (trajectory.end, trajectory.valid) == (end, end != "failed")
-    assert trajectory.searches[0].tool == name
