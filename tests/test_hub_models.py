@@ -88,10 +88,6 @@ def test_a_model_is_fetched_once_into_the_hubs_cache(hub, directory, tmp_path):
     assert local(said=said) == folder
     assert len(said) == 1
     assert len(hub.ranges) == ranges
-
-
-def test_only_weights_tokenizer_and_configuration_are_fetched(hub):
-    local()
     assert not {file for file, _ in hub.ranges} & BAD.keys()
     assert "run.py" in {file.name for file in local(model__trust_remote_code=True).iterdir()}
 
@@ -133,14 +129,6 @@ def test_offline_the_cache_answers_or_one_line_says_what_to_do(hub, monkeypatch)
     said: list[str] = []
     assert local(said=said) == folder
     assert said == hub.asked == []
-
-
-def test_an_interrupted_download_is_made_whole_by_the_next_one(hub, directory):
-    shard = sorted(file.name for file in directory.glob("*.safetensors"))[-1]
-    hub.refuses = {shard: 403}
-    assert NAME in refused()
-    hub.refuses = {}
-    assert model_digest(local()) == model_digest(directory)
 
 
 @pytest.mark.parametrize("path", ["acme/unknown", f"{NAME}@v9", "bin/only", "only/adapter", "only/weights"])

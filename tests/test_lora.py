@@ -19,10 +19,10 @@ from transformers import (
 )
 
 from srl.errors import UserError
+from srl.models.check import check_merging
 from srl.models.load import load_model
 from srl.models.weights import (
     add_lora,
-    check_merging,
     merged_weights,
     model_digest,
     plain_config,

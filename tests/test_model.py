@@ -23,9 +23,9 @@ from transformers import (
 
 from srl.config.sections import Model
 from srl.errors import UserError
+from srl.models.check import context_of
 from srl.models.load import (
     check_tags,
-    context_of,
     count_parameters,
     load_model,
     load_tokenizer,

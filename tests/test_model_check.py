@@ -13,8 +13,7 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from srl.errors import UserError
-from srl.models.check import check_saved
-from srl.models.load import load_model
+from srl.models.load import check_saved, load_model
 from srl.models.weights import add_lora, save_model
 from srl.rollout.cached_forward import CachedForward, PlainForward
 from srl.rollout.choose_forward import choose_forward

@@ -20,7 +20,6 @@ from srl.rollout.openai_engine import (
     FAILED_IN_A_ROW,
     OpenAiEngine,
     OpenAiServer,
-    RefusedError,
     find_key,
     find_model,
     returns_ids,
@@ -40,10 +39,9 @@ class Made:
         self.headers: list[httpx.Headers] = []
         self.waits: list[float] = []
         self.notes: list[str] = []
-        self.now = 0.0
         self.server = OpenAiServer(
             **{"url": URL, "model": MODEL, "retries": 2, **options},
-            transport=httpx.MockTransport(self.answer), sleep=self.sleep, clock=lambda: self.now,
+            transport=httpx.MockTransport(self.answer), sleep=self.sleep,
         )  # fmt: skip
         self.engine = OpenAiEngine(
             codec, self.server, token_ids=ids, max_model_len=2000, note=self.notes.append
@@ -51,15 +49,15 @@ class Made:
 
     async def sleep(self, seconds: float) -> None:
         self.waits.append(seconds)
-        self.now += seconds
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         self.sent.append(json.loads(request.content or b"{}"))
         self.headers.append(request.headers)
         reply = self.replies[0] if len(self.replies) == 1 else self.replies.pop(0)
-        reply = reply(self.sent[-1]) if callable(reply) else reply
         if isinstance(reply, Exception):
             raise reply
+        if callable(reply):
+            return httpx.Response(200, content=reply())
         body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
         return httpx.Response(reply.status, content=body, headers=reply.headers)
 
@@ -138,36 +136,26 @@ def test_parameters_that_a_server_refuses_are_dropped_once_with_a_note():
 
 
 @pytest.mark.parametrize(
-    "why",
+    ("reply", "requests"),
     [
-        "Unsupported value: 'temperature' does not support 0 with this model.",
-        "This model's maximum context length is 16 tokens; your max_tokens is too large",
+        (refused("Unsupported value: 'temperature' does not support 0 with this model."), 1),
+        (refused("This model's maximum context length is 16 tokens; your max_tokens is too large"), 1),
+        *((Reply(b"no\nno", status), 1) for status in (401, 404, 302)),
+        (Reply(b"no\nno", 429), 3),
     ],
 )
-def test_a_refusal_of_what_a_turn_cannot_do_without_ends_the_run(why):
-    made = Made(refused(why))
-    with pytest.raises(RefusedError) as caught:
-        made.turn(temperature=0.0)
-    assert why in str(caught.value)
-    assert len(made.sent) == 1
-
-
-def test_retry_after_that_one_request_meets_holds_for_all_and_is_forgotten():
-    made = Made(BUSY, completion("x"), retries=0)
-    with pytest.raises(UserError):
-        made.turn()
-    for _ in range(2):
-        made.turn()
-    assert made.waits == [7.0]
-
-
-@pytest.mark.parametrize(("status", "requests"), [(401, 1), (404, 1), (302, 1), (429, 3)])
-def test_what_no_retry_mends_ends_the_run_in_one_line(status, requests):
-    made = Made(Reply(b"no\nno", status))
+def test_what_no_other_try_mends_ends_the_run_in_one_line(reply, requests):
+    made = Made(reply)
     with pytest.raises(UserError) as caught:
-        made.turn()
+        made.turn(temperature=0.0)
     assert "\n" not in str(caught.value)
     assert len(made.sent) == requests
+
+
+def test_a_busy_server_is_asked_again_when_it_says():
+    made = Made(BUSY, completion("x"))
+    assert made.said() == "x"
+    assert made.waits[0] >= 7.0
 
 
 NO_TURN = {
@@ -191,7 +179,7 @@ NO_TURN = {
 
 @pytest.mark.parametrize("name", NO_TURN)
 def test_bad_answer_is_a_fault_of_the_turn_after_retries_where_they_may_help(name, monkeypatch):
-    monkeypatch.setattr("srl.rollout.openai_engine.MAX_ANSWER_BYTES", 250_000)
+    monkeypatch.setattr("srl.serve.request.MAX_ANSWER_BYTES", 250_000)
     reply, requests = NO_TURN[name]
     made = Made(reply, ids="ids" in name)
     with pytest.raises(EngineFault) as caught:
@@ -200,43 +188,39 @@ def test_bad_answer_is_a_fault_of_the_turn_after_retries_where_they_may_help(nam
     assert len(made.sent) == requests
 
 
-@pytest.mark.parametrize("lost", [httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadTimeout])
+async def drips():
+    while True:
+        yield b" "
+        await asyncio.sleep(0)
+
+
+LOST = [httpx.ConnectError("gone"), httpx.RemoteProtocolError("gone"), httpx.ReadTimeout("gone"), drips]
+
+
+@pytest.mark.parametrize("lost", LOST, ids=["refused", "cut", "silent", "endless"])
 def test_lost_connection_is_a_fault_after_retries_once_the_server_has_answered(lost):
-    made = Made(completion("x"), lost("gone"))
+    made = Made(completion("x"), lost, timeout_s=0.05)
     made.turn()
     with pytest.raises(EngineFault):
         made.turn()
     assert len(made.sent) == 4
 
 
-def test_answer_that_never_ends_is_a_fault_after_the_time_out():
-    made = Made(completion("x"), timeout_s=0.05, retries=0)
-    made.turn()
-
-    async def drips():
-        while True:
-            yield b" "
-            await asyncio.sleep(0)
-
-    made.answer = lambda request: httpx.Response(200, content=drips())
-    made.server.transport = httpx.MockTransport(made.answer)
-    with pytest.raises(EngineFault):
-        made.turn()
-
-
 @pytest.mark.parametrize("reply", [BROKEN, Reply({"model": MODEL, "choices": []})])
 def test_a_server_that_fails_turn_after_turn_is_given_up(reply):
     last = FAILED_IN_A_ROW - 1
     made = Made(*[reply] * last, completion("x"), reply, retries=0)
-    for _ in range(last):
-        with pytest.raises(EngineFault):
+
+    def fails(error):
+        with pytest.raises(error):
             made.turn()
+
+    for _ in range(last):
+        fails(EngineFault)
     assert made.said() == "x", "the count starts anew"
     for _ in range(last):
-        with pytest.raises(EngineFault):
-            made.turn()
-    with pytest.raises(UserError):
-        made.turn()
+        fails(EngineFault)
+    fails(UserError)
 
 
 def play(made: Made, *questions: Question):
@@ -284,23 +268,7 @@ def test_key_is_sent_and_never_shown(monkeypatch, caplog):
     assert "very-secret" not in str(caught.value) + caplog.text + repr(made.server)
 
 
-@pytest.mark.parametrize(
-    ("reply", "model"),
-    [
-        (httpx.ConnectError("refused"), "a"),
-        (Reply(b"no", 401), "a"),
-        (BUSY, "a"),
-        (Reply(b"gone", 404), ""),
-        (Reply({}), ""),
-        (listing("a", "b"), ""),
-        (listing("a", max_model_len=64), "a"),
-    ],
-)
-def test_server_that_does_not_fit_is_refused_before_anything_is_loaded(reply, model):
-    made = Made(reply, model=model, retries=0)
-    with pytest.raises(UserError) as caught:
-        asyncio.run(find_model(made.server, 2000))
-    assert URL in str(caught.value)
+GONE = Reply(b"gone", 404)
 
 
 @pytest.mark.parametrize(
@@ -309,12 +277,25 @@ def test_server_that_does_not_fit_is_refused_before_anything_is_loaded(reply, mo
         ([listing("a")], "", "a"),
         ([Reply([{"id": "a"}])], "", "a"),
         ([listing("a")], "b", "b"),
-        ([Reply(b"", 404)], "b", "b"),
+        ([GONE], "b", "b"),
         ([Reply(b"later", 503), BUSY, listing("a")], "", "a"),
+        ([httpx.ConnectError("refused")], "a", None),
+        ([Reply(b"no", 401)], "a", None),
+        ([BUSY], "a", None),
+        ([GONE], "", None),
+        ([Reply({})], "", None),
+        ([listing("a", "b")], "", None),
+        ([listing("a", max_model_len=64)], "a", None),
     ],
 )
-def test_model_is_the_one_named_or_the_only_one(replies, model, name):
-    assert asyncio.run(find_model(Made(*replies, model=model).server, 2000)) == name
+def test_model_is_the_one_named_or_the_only_one_else_it_is_refused(replies, model, name):
+    made = Made(*replies, model=model)
+    if name is not None:
+        assert asyncio.run(find_model(made.server, 2000)) == name
+        return
+    with pytest.raises(UserError) as caught:
+        asyncio.run(find_model(made.server, 2000))
+    assert URL in str(caught.value)
 
 
 @pytest.mark.parametrize(

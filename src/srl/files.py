@@ -464,23 +464,14 @@ def check_files(directory: Path, expected: Mapping[str, str], report: Report | N
 def check_checkpoint(path: Path, leave_out: str = "") -> None:
     """Verify the checksums of a checkpoint, except files whose names begin with `leave_out`.
 
-    Raises DamagedError. Directories of other kinds pass.
+    Raises DamagedError. A directory without a manifest, or of another kind, passes.
     """
-    is_resumable = (path / "trainer").is_dir() or (path / "actor").is_dir()  # of the local backend, of verl
-    if not is_checked(path):
-        if is_resumable and (path / ABOUT).is_file():
-            raise DamagedError(f"{path / MANIFEST} is missing, so the checkpoint cannot be checked")
-        return
-    try:
-        content = json.loads((path / MANIFEST).read_bytes())
-    except ValueError as error:
-        if is_resumable:
-            raise DamagedError(f"{path / MANIFEST} is damaged: {error}") from error
-        return
-    if isinstance(content, dict) and content.get("kind") == CHECKPOINT:
-        sums = read_manifest(path, CHECKPOINT).get("files", {})
-        names = [name for name in sums if not (leave_out and name.startswith(leave_out))]
-        check_files(path, {name: sums[name] for name in names})
+    if is_checked(path):
+        manifest = json_object((path / MANIFEST).read_bytes(), str(path / MANIFEST))
+        if manifest.get("kind") == CHECKPOINT:
+            sums = read_manifest(path, CHECKPOINT).get("files", {})
+            left_out = {name for name in sums if leave_out and name.startswith(leave_out)}
+            check_files(path, {name: sums[name] for name in sums.keys() - left_out})
 
 
 def is_checked(path: Path) -> bool:

@@ -272,11 +272,6 @@ class Trajectory:
         return out
 
     @property
-    def policy_text(self) -> str:
-        """The text that the policy wrote, without what it read."""
-        return "".join(segment.text for segment in self.segments if segment.is_policy)
-
-    @property
     def policy_tokens(self) -> int:
         return sum(len(segment.token_ids) for segment in self.segments if segment.is_policy)
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from srl.errors import UserError, error_line
-from srl.models.load import context_of, load_model
-from srl.models.weights import check_same
+from srl.models.weights import Float32Head, plain_model, stored_weights, without_wrappers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,6 +28,8 @@ SHORTEST = 20
 """Ids of the long rows of a model without windows."""
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 """The largest difference of outputs that counts as rounding, in units of their standard deviation."""
+MERGED = 0.2
+"""The same where a merged adapter is rounded to fewer bits than 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Probe:
 
     def wrong(self, outputs: Tensor, expected: Tensor | None = None) -> str | None:
         """How far `outputs` are from `expected`, by default the ends, in words; None for mere rounding."""
-        apart = outputs.float() - (self.ends if expected is None else expected)
+        apart = outputs.to(self.ends) - (self.ends if expected is None else expected)
         ratio = apart.square().mean().sqrt() / self.ends.std().clamp_min(1e-12)
         share = float(ratio.nan_to_num(nan=float("inf")))
         return None if share <= self.limit else f"by {share:.2g} of their spread"
@@ -87,12 +87,49 @@ def ends_of(model: nn.Module, expected: Probe) -> Tensor:
     return torch.stack([_outputs(model, row, list(range(len(row)))[-count:]) for row in expected.rows])
 
 
-def check_saved(model: PreTrainedModel, directory: Path, trust_remote_code: bool = False) -> None:
-    """Raises UserError where the model saved in `directory`, loaded anew on the CPU, computes something else
-    than `model`."""
-    dtype = str(model.dtype).removeprefix("torch.")
-    saved = load_model(directory, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
-    check_same(model, saved, "what is saved of it is not what was trained")
+def check_same(model: PreTrainedModel, plain: PreTrainedModel, fault: str) -> None:
+    """Raises UserError with `fault` where `plain`, with the weights of `model`, computes something else."""
+    if isinstance(model.get_output_embeddings(), Float32Head):
+        plain.get_output_embeddings().__class__ = Float32Head
+    expected = probe(model, SHORTEST)
+    if model.dtype.itemsize < 4:
+        expected = replace(expected, limit=MERGED)
+    if why := expected.wrong(ends_of(plain, expected)):
+        raise UserError(f"{type(model).__name__}: {fault}: its logits differ {why}")
+
+
+@torch.no_grad()
+def check_merging(model: PreTrainedModel) -> None:
+    """Raises UserError where a plain model with the merged weights of `model`, in host memory, computes
+    something else.
+
+    Meanwhile the adapters are random, so that each adds half the size of its weight; they are put back to
+    the bit.
+    """
+    fault = "its adapter cannot be merged into its weights (model.lora_target_modules chooses others)"
+    kept = [(weight, weight.detach().clone()) for weight in model.parameters() if weight.requires_grad]
+    generator, weights = torch.Generator().manual_seed(0), stored_weights(model)
+    try:
+        for weight in weights:
+            for layer, adapter in weight.adapters:
+                wanted = 0.5 * float(weight.held.float().std())  # of scaling · BA, whose terms are r products
+                size = (wanted / (layer.scaling[adapter] * layer.r[adapter] ** 0.5)) ** 0.5
+                for name in layer.adapter_layer_names:
+                    for factor in getattr(layer, name).parameters():
+                        factor.copy_(size * torch.randn(factor.shape, generator=generator))
+        plain = plain_model(model)
+        plain.load_state_dict({weight.name: weight.merged().cpu() for weight in weights}, assign=True)
+        for _, name, module, _ in without_wrappers(model):
+            for attribute, buffer in module.named_buffers(recurse=False):
+                setattr(plain.get_submodule(name.removesuffix(".")), attribute, buffer.cpu())
+        check_same(model, plain, fault)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{type(model).__name__}: {fault}: {error_line(error)}") from error
+    finally:
+        for trained, before in kept:
+            trained.data.copy_(before)
 
 
 def attempt(model: nn.Module, run: Callable[[], _Result]) -> _Result:
@@ -119,6 +156,22 @@ def probe_length(model: nn.Module, longest: int) -> int:
     windows = [value for value in sizes if type(value) is int and value > 0]
     length = SHORTEST + 2 * max((window for window in windows if window < longest), default=0)
     return min([length, *(window for window in windows if window >= longest), context_of(config) or length])
+
+
+def context_of(config: Any) -> int | None:
+    """The longest sequence of a model with this configuration, in tokens; None if it does not say.
+
+    A model with `longrope` has other rotary frequencies for texts that are longer than those it was first
+    trained on, for all rows of a batch at once. Rows would depend on what shares their batch, so its context
+    ends there.
+    """
+    text = config.get_text_config()
+    lengths = [getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    if "longrope" in (rope.get("rope_type"), rope.get("type")):
+        first = "original_max_position_embeddings"
+        lengths += [getattr(text, first, None), rope.get(first)]
+    return min((length for length in lengths if length), default=None)
 
 
 def kept_logits(model: nn.Module, places: int | Tensor) -> dict[str, Any]:

@@ -45,17 +45,13 @@ class HubName:
         """Whether the revision is a commit, which never changes."""
         return _COMMIT.fullmatch(self.revision) is not None
 
-    @property
-    def folder(self) -> Path:
-        """The repository's folder in the hub's cache."""
-        return cache() / f"models--{self.repository.replace('/', '--')}"
-
     def snapshot(self, what: What | None = None) -> Path | None:
-        """The directory of this revision in the cache, where it has `what` is wanted of it."""
-        ref = self.folder / "refs" / self.revision
-        commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else self.revision
-        folder = self.folder / "snapshots" / commit
-        return folder if _COMMIT.fullmatch(commit) and folder.is_dir() and has_needed(folder, what) else None
+        """The directory of this revision in the hub's cache, where it has `what` is wanted of it."""
+        from huggingface_hub import try_to_load_from_cache
+
+        file = try_to_load_from_cache(self.repository, "config.json", cache(), self.revision)
+        folder = Path(file).parent if isinstance(file, str) else None
+        return folder if folder and has_needed(folder, what) else None
 
 
 def cache() -> Path:

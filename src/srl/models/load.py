@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from srl.errors import UserError, error_line
 from srl.files import check_checkpoint
+from srl.models.check import check_merging, check_same
 from srl.models.hub import local_copy
-from srl.models.weights import Float32Head, add_lora, check_merging, quietly, shapes
+from srl.models.weights import Float32Head, add_lora, quietly, shapes
 from srl.protocol import TAGS
 
 if TYPE_CHECKING:
@@ -140,6 +141,14 @@ def load_model(
     return model.eval()
 
 
+def check_saved(model: PreTrainedModel, directory: Path, trust_remote_code: bool = False) -> None:
+    """Raises UserError where the model saved in `directory`, loaded anew on the CPU, computes something else
+    than `model`."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    saved = load_model(directory, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
+    check_same(model, saved, "what is saved of it is not what was trained")
+
+
 def loading_fault(error: Exception) -> str:
     """Why transformers could not load a model, as one line."""
     mismatch = "its weights do not have the shapes of its config.json"
@@ -241,22 +250,6 @@ def of_run(path: Path) -> str:
 def count_parameters(model: torch.nn.Module, *, trainable: bool = False) -> int:
     """The number of parameters, tied ones once; with `trainable`, only those that are trained."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable)
-
-
-def context_of(config: Any) -> int | None:
-    """The longest sequence of a model with this configuration, in tokens; None if it does not say.
-
-    A model with `longrope` has other rotary frequencies for texts that are longer than those it was first
-    trained on, for all rows of a batch at once. Rows would depend on what shares their batch, so its context
-    ends there.
-    """
-    text = config.get_text_config()
-    lengths = [getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len")]
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    if "longrope" in (rope.get("rope_type"), rope.get("type")):
-        first = "original_max_position_embeddings"
-        lengths += [getattr(text, first, None), rope.get(first)]
-    return min((length for length in lengths if length), default=None)
 
 
 # ---- Tokenizers

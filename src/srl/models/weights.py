@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 SHARD = "2GB"
 """The most weights in one file."""
-TOLERANCE, ROUNDED = 1e-3, 0.2
-"""How far the logits of two models with equal weights may be apart, as a share of their spread: in float32
-and where the weights have fewer bits."""
 
 
 class Float32Head(nn.Linear):
@@ -80,7 +77,8 @@ def add_lora(
         with warnings.catch_warnings(action="ignore"):  # PEFT's, of settings that it corrects itself
             model.add_adapter(config)
         if model.device.type != "meta":
-            logits(model)
+            with torch.no_grad():
+                model(input_ids=torch.arange(2, device=model.device)[None], use_cache=False)
     except Exception as error:
         raise UserError(f"LoRA on {names!r} of {type(model).__name__} failed: {error_line(error)}") from error
 
@@ -142,13 +140,13 @@ def stored_weights(model: nn.Module) -> list[StoredWeight]:
         StoredWeight(f"{name}{attribute}", module, attribute, tuple(
             layer for layer in layers if getattr(layer, "parameter_name", "weight") == attribute
         ))
-        for own, name, module, layers in _without_wrappers(model)
+        for own, name, module, layers in without_wrappers(model)
         for attribute, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         if f"{own}{attribute}" in stored
     ]  # fmt: skip
 
 
-def _without_wrappers(
+def without_wrappers(
     module: nn.Module, own: str = "", name: str = ""
 ) -> Iterator[tuple[str, str, nn.Module, list[Any]]]:
     """Each module that is no part of an adapter: the prefix of its weights' names here and in the plain
@@ -160,7 +158,7 @@ def _without_wrappers(
         inner, own = inner.base_layer, f"{own}base_layer."
     yield own, name, inner, layers
     for child, below in inner.named_children():
-        yield from _without_wrappers(below, f"{own}{child}.", f"{name}{child}.")
+        yield from without_wrappers(below, f"{own}{child}.", f"{name}{child}.")
 
 
 def _different_weights(model: nn.Module) -> Iterable[StoredWeight]:
@@ -190,70 +188,11 @@ def plain_config(model: PreTrainedModel) -> Any:
     return config
 
 
-def _plain(model: PreTrainedModel) -> PreTrainedModel:
+def plain_model(model: PreTrainedModel) -> PreTrainedModel:
     """A model of the same class and config in eval mode, without adapter or memory for its weights."""
     with torch.device("meta"):
         plain: Any = type(model)(plain_config(model))
     return plain.to(model.dtype).eval()
-
-
-# ---- What is saved computes what was trained
-
-
-@torch.no_grad()
-def logits(model: PreTrainedModel) -> Tensor:
-    """The logits `(2, 8, V)`, of a trunk its states, for some random ids; float32, on the CPU."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.get_text_config().vocab_size, (2, 8), generator=generator)
-    output: Any = model(input_ids=ids.to(model.device), use_cache=False)
-    values: Tensor = output.logits if hasattr(output, "logits") else output.last_hidden_state
-    return values.float().cpu()
-
-
-def check_same(model: PreTrainedModel, plain: PreTrainedModel, fault: str) -> None:
-    """Raises UserError with `fault` where `plain`, with the weights of `model`, computes something else."""
-    if isinstance(model.get_output_embeddings(), Float32Head):
-        plain.get_output_embeddings().__class__ = Float32Head
-    expected = logits(model)
-    apart = float((logits(plain) - expected).norm())
-    spread = float((expected - expected.mean()).norm())
-    limit = TOLERANCE if model.dtype.itemsize >= 4 else ROUNDED
-    if expected.isfinite().all() and not apart <= limit * spread:
-        raise UserError(f"{type(model).__name__}: {fault}: logits are {apart:.2g} off, of {spread:.2g}")
-
-
-@torch.no_grad()
-def check_merging(model: PreTrainedModel) -> None:
-    """Raises UserError where a plain model with the merged weights of `model`, in host memory, computes
-    something else.
-
-    Meanwhile the adapters are random, so that each adds half the size of its weight; they are put back to
-    the bit.
-    """
-    fault = "its adapter cannot be merged into its weights (model.lora_target_modules chooses others)"
-    kept = [(weight, weight.detach().clone()) for weight in model.parameters() if weight.requires_grad]
-    generator, weights = torch.Generator().manual_seed(0), stored_weights(model)
-    try:
-        for weight in weights:
-            for layer, adapter in weight.adapters:
-                wanted = 0.5 * float(weight.held.float().std())  # of scaling · BA, whose terms are r products
-                size = (wanted / (layer.scaling[adapter] * layer.r[adapter] ** 0.5)) ** 0.5
-                for name in layer.adapter_layer_names:
-                    for factor in getattr(layer, name).parameters():
-                        factor.copy_(size * torch.randn(factor.shape, generator=generator))
-        plain = _plain(model)
-        plain.load_state_dict({weight.name: weight.merged().cpu() for weight in weights}, assign=True)
-        for _, name, module, _ in _without_wrappers(model):
-            for attribute, buffer in module.named_buffers(recurse=False):
-                setattr(plain.get_submodule(name.removesuffix(".")), attribute, buffer.cpu())
-        check_same(model, plain, fault)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{type(model).__name__}: {fault}: {error_line(error)}") from error
-    finally:
-        for trained, before in kept:
-            trained.data.copy_(before)
 
 
 # ---- Saving
@@ -273,7 +212,7 @@ def save_model(
     the policy was trained to. transformers writes the weights, under their published names.
     """
     with atomic_directory(directory) as folder, quietly():
-        plain = _plain(model)
+        plain = plain_model(model)
         plain.generation_config = _saved_generation_config(model)
         plain.generation_config.stop_strings = list(stop_strings) or None
         adapted = {weight.name for weight in stored_weights(model) if weight.adapters}

@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import re
-import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,17 +24,18 @@ from srl.errors import UserError, in_words
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, EngineFault, Sampling, check_turn, stop_reason
 from srl.safe import header_secret, quoted, refusal
-from srl.serve.http import is_loopback, retry_after
+from srl.serve.http import retry_after
+from srl.serve.request import exchange, new_client
 
 log = logging.getLogger(__name__)
 
 FAILED_IN_A_ROW = 20
 """Turns that fail one after the other before the server is given up."""
 MAX_WAIT_S = 60.0
-"""The longest back-off, and the longest wait for `Retry-After`, which is added to it."""
-MAX_ANSWER_BYTES = 64 << 20
+"""The longest wait before another try, whatever the server asks."""
+_UNREACHED = (httpx.TransportError, TimeoutError)
 _FAULTS = (httpx.HTTPError, TimeoutError, ValueError, RecursionError)
-"""What a request may raise; the last two for an answer that is not JSON."""
+"""What a request may raise; the last two for an answer that is too large or not JSON."""
 _QUOTED = 200
 """Characters of a server's answer that a message quotes."""
 
@@ -64,12 +64,10 @@ class OpenAiServer:
     section: str = "rollout.openai"
     transport: httpx.AsyncBaseTransport | None = None
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._used = dict.fromkeys(("requests", "failed_requests", "prompt_tokens", "completion_tokens"), 0)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._next = 0.0  # when the next request may be sent
         self._is_there = False  # whether it has answered
 
     def used(self) -> dict[str, float]:
@@ -89,7 +87,7 @@ class OpenAiServer:
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(lambda error: self._is_there and _may_pass(error)),
             stop=tenacity.stop_after_attempt(self.retries + 1),
-            wait=tenacity.wait_random_exponential(max=MAX_WAIT_S),
+            wait=_wait_s,
             sleep=self.sleep,
             before_sleep=tenacity.before_sleep_log(log, logging.INFO),
             reraise=True,
@@ -102,38 +100,23 @@ class OpenAiServer:
 
     def _enter_loop(self) -> None:
         """Have client and slots of the running event loop; those of an earlier loop died with it."""
-        if self._loop is (loop := asyncio.get_running_loop()):
-            return
-        self._loop, self._slots = loop, asyncio.Semaphore(self.max_concurrent)
-        self._client = httpx.AsyncClient(
-            base_url=self.url,
-            transport=self.transport,
-            headers={"Authorization": f"Bearer {self.key}"} if self.key else None,
-            timeout=None,
-            limits=httpx.Limits(),
-            trust_env=not is_loopback(httpx.URL(self.url).host),
-        )
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._loop, self._slots = loop, asyncio.Semaphore(self.max_concurrent)
+            self._client = new_client([self.url], self.key, self.transport)
 
     async def _attempt(self, method: str, path: str, payload: Any) -> Any:
-        """One request, once the server may be asked. Raises httpx's errors, or ValueError for no JSON."""
-        if (wait_s := self._next - self.clock()) > 0:
-            await self.sleep(wait_s)
+        """One request. Raises httpx's errors, or ValueError for no JSON."""
         self._used["requests"] += 1
         self._used["failed_requests"] += 1  # until there is an answer
-        body = bytearray()
-        async with (
-            asyncio.timeout(self.timeout_s),
-            self._client.stream(method, path, json=payload) as streamed,
-        ):
-            self._is_there = True
-            async for chunk in streamed.aiter_bytes():
-                body += chunk
-                if len(body) > MAX_ANSWER_BYTES:
-                    raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES:,} bytes")
-        if streamed.status_code in (429, 503):  # everybody waits, not only this request
-            wait_s = min(retry_after(streamed.headers.get("Retry-After", "")) or 0.0, MAX_WAIT_S)
-            self._next = max(self._next, self.clock() + wait_s)
-        response = httpx.Response(streamed.status_code, content=bytes(body), request=streamed.request)
+        body = None if payload is None else json.dumps(payload).encode()
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                response = await exchange(self._client, method, f"{self.url.rstrip('/')}/{path}", body)
+        except _FAULTS as error:
+            self._is_there |= not isinstance(error, _UNREACHED)
+            raise
+        self._is_there = True
+        response.request = httpx.Request(method, self.url)
         answer = response.raise_for_status().json()
         self._used["failed_requests"] -= 1
         usage = answer.get("usage") if isinstance(answer, dict) else None
@@ -153,6 +136,16 @@ class OpenAiServer:
             return EngineFault(message)
         kind = RefusedError if status in (400, 404, 405, 413, 422) else UserError
         return kind(f"{message}; check {self.section}.url, .model and .key_variable")
+
+
+_back_off = tenacity.wait_random_exponential(max=MAX_WAIT_S)
+
+
+def _wait_s(state: tenacity.RetryCallState) -> float:
+    """The back-off before another try, or as long as the server asks, within limits."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    headers = error.response.headers if isinstance(error, httpx.HTTPStatusError) else {}
+    return max(_back_off(state), min(retry_after(headers.get("Retry-After", "")) or 0.0, MAX_WAIT_S))
 
 
 def _may_pass(error: BaseException) -> bool:

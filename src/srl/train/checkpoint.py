@@ -26,8 +26,7 @@ from srl.files import (
     write_json,
     write_manifest,
 )
-from srl.models.check import check_saved
-from srl.models.load import load_model
+from srl.models.load import check_saved, load_model
 from srl.models.weights import has_lora, save_model
 from srl.train.model_card import stop_strings, write_card
 from srl.train.run_directory import CHECKPOINTS, STATE

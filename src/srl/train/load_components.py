@@ -19,8 +19,9 @@ from srl.config.cross_checks import context_errors, truncation_errors
 from srl.config.sections import Model
 from srl.errors import UserError
 from srl.files import json_object
+from srl.models.check import context_of
 from srl.models.hub import hub_name
-from srl.models.load import check_tags, context_of, load_model, load_tokenizer, pick_device
+from srl.models.load import check_tags, load_model, load_tokenizer, pick_device
 from srl.plugins import manager
 from srl.protocol import template
 from srl.reward import Overlong, RewardMix

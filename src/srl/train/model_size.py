@@ -14,8 +14,9 @@ from torch import nn
 
 from srl.config import Config
 from srl.errors import UserError, error_line
+from srl.models.check import context_of
 from srl.models.hub import HubName, fetched
-from srl.models.load import context_of, count_parameters, of_run, pick_device, pick_dtype
+from srl.models.load import count_parameters, of_run, pick_device, pick_dtype
 from srl.models.weights import add_lora
 from srl.update.critic import Critic
 
