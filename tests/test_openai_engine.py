@@ -179,7 +179,7 @@ NO_TURN = {
 
 @pytest.mark.parametrize("name", NO_TURN)
 def test_bad_answer_is_a_fault_of_the_turn_after_retries_where_they_may_help(name, monkeypatch):
-    monkeypatch.setattr("srl.serve.request.MAX_ANSWER_BYTES", 250_000)
+    monkeypatch.setattr("srl.serve.http.MAX_ANSWER_BYTES", 250_000)
     reply, requests = NO_TURN[name]
     made = Made(reply, ids="ids" in name)
     with pytest.raises(EngineFault) as caught:

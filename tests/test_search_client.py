@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.search_sites import ONE, THREE, TWO, Clock, Site, answers, ask, ask_in_turn, client, raises, status
 
 from srl.errors import UserError
-from srl.serve import HttpSearch, request
+from srl.serve import HttpSearch, http
 from srl.serve.client import COOL_DOWN_S, FAILURES, MAX_WAIT_S
-from srl.serve.http import is_loopback
-from srl.serve.request import health_url, new_client, page_url, retrieve_url
+from srl.serve.http import is_loopback, new_client
+from srl.serve.request import health_url, page_url, retrieve_url
 from srl.trajectory import Passage, Search
 
 GOOD = b'{"result": [[{"document": {"id": "1", "contents": "c"}, "score": 1.0}]]}'
@@ -88,7 +88,7 @@ def test_whatever_goes_wrong_is_an_outcome_and_what_may_pass_is_tried_again(
     answer, outcome, retried, monkeypatch
 ):
     """Whatever a server answers, or a library raises on the way."""
-    monkeypatch.setattr(request, "MAX_ANSWER_BYTES", 15_000)
+    monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 15_000)
     (fault,) = ask(client(answer, ONE, retries=2), "a")
     assert outcomes([fault]) == [(outcome, 3 if retried else 1)]
     assert fault.error.isprintable()

@@ -24,8 +24,7 @@ from srl.errors import UserError, in_words
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, EngineFault, Sampling, check_turn, stop_reason
 from srl.safe import header_secret, quoted, refusal
-from srl.serve.http import retry_after
-from srl.serve.request import exchange, new_client
+from srl.serve.http import exchange, new_client, retry_after
 
 log = logging.getLogger(__name__)
 

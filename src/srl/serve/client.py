@@ -18,14 +18,13 @@ import tenacity
 from srl.errors import UserError
 from srl.safe import quoted
 from srl.serve.documents import as_document, hits_of, names_of, parts_in
+from srl.serve.http import exchange, new_client
 from srl.serve.query_batcher import MAX_QUERY_CHARS, QueryBatcher
 from srl.serve.request import (
     RequestFault,
     access,
     bearer_token,
-    exchange,
     health_url,
-    new_client,
     post,
     retrieve_url,
 )

@@ -11,11 +11,9 @@ import httpx
 from srl.errors import UserError
 from srl.index.retriever import Fault, FaultStatus
 from srl.safe import header_secret, quoted, refusal, refuse_credentials
-from srl.serve.http import is_loopback, retry_after
+from srl.serve.http import exchange, retry_after
 from srl.serve.wire import DIGEST_HEADER, TOKEN_VARIABLE, read_answer, read_digest, read_pages, write_access
 from srl.trajectory import Hit, Passage
-
-MAX_ANSWER_BYTES = 64 << 20
 
 Cause = Literal["request", "setup", "answer", "link", "busy"]
 """Where a fault lies. `request`: in the request itself. `setup`: the server is configured for something else.
@@ -95,21 +93,6 @@ async def _answered(
         raise RequestFault("failed", f"{url}: {type(error).__name__}: {error}", "answer") from error
 
 
-async def exchange(
-    client: httpx.AsyncClient, method: str, url: str, body: bytes | None = None
-) -> httpx.Response:
-    """The whole answer. Raises ValueError where it is larger than `MAX_ANSWER_BYTES`."""
-    content = bytearray()
-    headers = {"Content-Type": "application/json"} if body is not None else None
-    async with client.stream(method, url, content=body, headers=headers) as response:
-        async for chunk in response.aiter_bytes():
-            content += chunk
-            if len(content) > MAX_ANSWER_BYTES:
-                raise ValueError(f"the answer is larger than {MAX_ANSWER_BYTES:,} bytes")
-    plain = {name: text for name, text in response.headers.items() if name != "content-encoding"}
-    return httpx.Response(response.status_code, headers=plain, content=bytes(content))
-
-
 def _check_status(url: str, code: int, headers: Mapping[str, str], answer: bytes, queries: int) -> None:
     """Raises RequestFault for every HTTP status but 200."""
     if code == 200:
@@ -129,27 +112,6 @@ def _check_status(url: str, code: int, headers: Mapping[str, str], answer: bytes
 def bearer_token() -> str:
     """The bearer token for search servers, from the environment; may be empty. Raises UserError."""
     return header_secret(TOKEN_VARIABLE)
-
-
-def new_client(
-    urls: Sequence[str], token: str, transport: httpx.AsyncBaseTransport | None = None
-) -> httpx.AsyncClient:
-    """An HTTP client for search servers that sends the token; each request sets its own time-out.
-
-    A proxy of the environment is not used for this machine, also where other servers are reached by it.
-    """
-    hosts = {httpx.URL(url).host for url in urls}
-    loopback = {host for host in hosts if is_loopback(host)}
-    direct = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in loopback}
-    return httpx.AsyncClient(
-        transport=transport,
-        headers={"Authorization": f"Bearer {token}"} if token else None,
-        timeout=None,
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
-        trust_env=loopback != hosts,
-        mounts=direct,
-        follow_redirects=True,
-    )
 
 
 def retrieve_url(url: str) -> str:
