@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import time
 from keyword import iskeyword
 
 import pytest
+from bench.calls_fuzz import hostile_seconds, hostile_units, read_odd_texts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -140,34 +140,10 @@ def test_a_call_is_checked_by_the_schema_of_its_tool(name):
     assert ("error" if found.error else dict(found.arguments)) == (expected or dict(call.arguments))
 
 
-PIECES = [
-    "<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "<|tool_call_start|>", "{", "}",
-    "<|tool_call_end|>", '"name"', ": ", '"search"', ", ", '"arguments"', '"query"', "search(", "query=", ")",
-    "<function=", "search>", "<parameter=query>", "</parameter>", "</function>", "\n", "\\", '"', "'", "\x00",
-    "<|python_tag|>", ";", "1e999", "NaN", "9" * 5000, "(" * 300, "[" * 300, "f'{x}'", "lambda: 0", "\\N{",
-    "\ud800", "[", "#", "'x'", "<|tool_call>", "<tool_call|>", "call:search{", "query:", '<|"|>', "None",
-    "<|channel>thought\n", "<channel|>", " to=functions.search", "<|channel|>commentary", "<|message|>",
-    "<|constrain|>json", "<|end|><|start|>assistant", "<|channel|>analysis<|message|>", "1.5",
-]  # fmt: skip
-
-
 def test_no_text_makes_a_reader_fail():
-    rng = random.Random("fuzz")
-    for number in range(10_000):
-        text = "".join(rng.choices(PIECES, k=rng.randint(1, 14)))
-        for form in FORMATS.values():
-            said = form.read(text, inside_thought=number % 2 == 0)
-            assert all(call.error or call.name for call in said.calls)
+    read_odd_texts(10_000, random.Random("fuzz"))
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_hostile_text_is_read_in_linear_time(name):
-    form = FORMATS[name]
-    opening = form.write([X]).partition("search")[0]
-    units = [form.token, opening, "[", "{", " ", "(", '"', "\\", "</think>", "a", "a:", '<|"|>',
-             "<parameter=q>", f'{opening}f{{<|"|>', f"{opening}f><parameter=q>", f'{opening}"\\',
-             *form.thoughts]  # fmt: skip
-    began = time.process_time()
-    for unit in units:
-        form.read(opening + unit * (1_000_000 // len(unit)))
-    assert time.process_time() - began < 6
+    assert sum(hostile_seconds(name, unit, 300_000) for unit in hostile_units(name)) < 2

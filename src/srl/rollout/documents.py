@@ -113,7 +113,7 @@ class OpenCall:
         self._documents = documents
 
     async def call(self, arguments: Mapping[str, Any], seen: Sequence[Search]) -> Search:
-        name, page = arguments["id"], arguments.get("page", 1)
+        name, page = arguments["id"].strip(), arguments.get("page", 1)
         outcome, document = await self._documents.of(name, seen)
         outcome = replace(outcome, query=f"{name} page {page}")
         if document is None:
@@ -142,7 +142,7 @@ class FindCall:
         self._documents = documents
 
     async def call(self, arguments: Mapping[str, Any], seen: Sequence[Search]) -> Search:
-        name, text = arguments["id"], arguments["text"].strip()
+        name, text = arguments["id"].strip(), arguments["text"].strip()
         query = f"{name}: {text}"
         if not text or len(text) > _LONGEST_TEXT:
             error = f"the text is longer than {_LONGEST_TEXT} characters" if text else "the text is empty"

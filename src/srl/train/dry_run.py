@@ -19,6 +19,7 @@ from srl.config.cross_checks import algorithm_plugin, context_errors, local_erro
 from srl.errors import UserError
 from srl.models.hub import HubName, hub_name
 from srl.models.load import pick_device, pick_dtype
+from srl.rollout.glue import DIFFERENCES
 from srl.train.fetch_models import with_cached_models
 from srl.train.load_components import engine_name, native_glue, with_base_tokenizer, with_protocol
 from srl.train.make_missing import check_data, start_of
@@ -126,6 +127,9 @@ def native_line(config: Config) -> Iterator[str]:
             f"protocol native ({glue.call_format}, from the model's chat template), stop {glue.stop}, tools "
             f"{tools}; answer: {answer}"
         )
+        if glue.differences:
+            whys = "; ".join(DIFFERENCES[name] for name in glue.differences)
+            yield f"a history that a client renders anew is not quite the one that is trained: {whys}"
 
 
 def _local_problems(config: Config, cpu: bool) -> Iterator[str]:
