@@ -49,7 +49,7 @@ from srl.rollout.environment import Environment  # noqa: E402
 from srl.rollout.episode import EpisodeOptions  # noqa: E402
 from srl.rollout.native import Native  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
-from srl.rollout.turns import SearchCall  # noqa: E402
+from srl.rollout.turns import SearchCall, Tool  # noqa: E402
 from srl.serve.in_process import LocalSearch  # noqa: E402
 from srl.train.make_missing import BASE_MODEL  # noqa: E402
 from srl.train.sft import demonstrate, fine_tune_step  # noqa: E402
@@ -83,7 +83,7 @@ class LongWorld:
         build_index(pages, folder / f"{role}{seed}", "bm25", {"stemmer": "none"})
         search = LocalSearch(open_index(folder / f"{role}{seed}"), topk=1)
         self.documents = Documents(search, lambda text: len(codec.encode_text(text)), OPTIONS.max_obs_length)
-        calls = [SearchCall(search), OpenCall(self.documents), FindCall(self.documents)]
+        calls: list[Tool] = [SearchCall(search), OpenCall(self.documents), FindCall(self.documents)]
         used = {call.name: call for call in calls if call.name in ("search", *tools)}
         turns = Native.of(codec, template("tiny"), used)
         self.environment = Environment(codec, template("tiny"), OPTIONS, search, turns=turns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
@@ -242,7 +243,7 @@ words = st.text("ab .!?\n", max_size=400) | st.text(max_size=80)
 @given(st.lists(words, min_size=1, max_size=4), st.integers(1, 60))
 def test_pages_have_the_whole_text_once_and_room_for_it(texts, room):
     parts = [Passage(f"d#{n}", f'"D"\n{text}') for n, text in enumerate(texts, start=1)]
-    found = Document(parts, room, len)
+    found = asyncio.run(Document.paged(parts, room, len))
     pages = [found.page(number).partition("\n")[2] for number in range(1, len(found.starts) + 1)]
     assert "".join("".join(pages).split()) == "".join(
         "".join(part.text or part.contents for part in parts).split()
@@ -251,10 +252,25 @@ def test_pages_have_the_whole_text_once_and_room_for_it(texts, room):
 
 
 def test_excerpts_are_where_the_text_stands_whatever_its_case(codec):
-    found = Document(PARTS, 300, lambda text: len(codec.encode_text(text)))
+    found = asyncio.run(Document.paged(PARTS, 300, lambda text: len(codec.encode_text(text))))
     (excerpt,) = found.excerpts("sentence 700 TELLS")
     assert "Sentence 700 tells" in excerpt
     number = int(excerpt.removeprefix("page ").partition(":")[0])
     assert "Sentence 700 tells" in found.page(number)
     assert found.excerpts("(unclosed") == []
     assert len(found.excerpts("e")) <= 10
+
+
+def test_other_episodes_go_on_while_a_long_document_is_paged():
+    """Counting the tokens of a document in one go would let nothing else happen for a second."""
+    counted = list[int]()
+
+    async def page_and_watch() -> list[int]:
+        paging = asyncio.create_task(Document.paged([LONG] * 10, 300, lambda text: counted.append(1) or 1))
+        seen = list[int]()
+        while not paging.done():
+            await asyncio.sleep(0)
+            seen.append(len(counted))
+        return [after - before for before, after in pairwise(seen)]
+
+    assert max(asyncio.run(page_and_watch())) <= 100 < len(counted)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from srl.trajectory import DocumentTool, Hit, Passage, Search
@@ -16,6 +16,10 @@ OPENERS = frozenset({"open", "find"})
 MOST_CHARS = 1_000_000
 """Of a document; what follows is not looked at."""
 _MOST_EXCERPTS, _AROUND, _LONGEST_TEXT = 10, 150, 500
+_MOST_KEPT = 64
+"""Documents whose pages are kept."""
+_AT_ONCE = 100
+"""Pieces of a document whose tokens are counted in one go."""
 _GLUE_TOKENS = 64
 """Tokens of an observation that a page leaves, for its heading and for what a chat template adds."""
 _PIECE = re.compile(r"\s*(?:\S.{0,398}?[.!?\n](?=\s)|\S.{0,398}(?:(?=\s)|\Z)|\S{1,400})", re.DOTALL)
@@ -25,19 +29,29 @@ _ID = {"type": "string", "description": "The id of a document, as a search has s
 
 
 class Document:
-    """A document's text in pages of at most `room` tokens, as `count` counts them."""
+    """A document's text; `starts` are the places at which its pages begin."""
 
-    def __init__(self, parts: Sequence[Passage], room: int, count: Callable[[str], int]) -> None:
+    def __init__(self, parts: Sequence[Passage]) -> None:
         self.heading = parts[0].heading if parts[0].text else ""
         self.text = "\n".join((part.text or part.contents).strip() for part in parts)[:MOST_CHARS]
         self.starts = [0]
-        budget = room
-        for piece in _PIECE.finditer(self.text):
+
+    @classmethod
+    async def paged(cls, parts: Sequence[Passage], room: int, count: Callable[[str], int]) -> Document:
+        """In pages of at most `room` tokens, as `count` counts them; other episodes go on meanwhile.
+
+        No thread counts: tokenizers change while they encode.
+        """
+        document, budget = cls(parts), room
+        for number, piece in enumerate(_PIECE.finditer(document.text), start=1):
             tokens = count(piece[0])
-            if tokens > budget and piece.start() > self.starts[-1]:
-                self.starts.append(piece.start())
+            if tokens > budget and piece.start() > document.starts[-1]:
+                document.starts.append(piece.start())
                 budget = room
             budget -= tokens
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return document
 
     def page(self, number: int) -> str:
         """Page `number`, from 1, under its heading."""
@@ -75,9 +89,9 @@ class Documents:
     """The documents behind a search tool; pages fit into observations of `max_obs_length` tokens."""
 
     def __init__(self, search: DocumentTool, count: Callable[[str], int], max_obs_length: int) -> None:
-        self._search = search
-        room = max(max_obs_length - _GLUE_TOKENS, max_obs_length // 2, 1)
-        self._paged = lru_cache(64)(lambda parts: Document(parts, room, count))
+        self._search, self._count = search, count
+        self._room = max(max_obs_length - _GLUE_TOKENS, max_obs_length // 2, 1)
+        self._paged: dict[tuple[Passage, ...], Document] = {}
 
     async def of(self, name: str, searches: Sequence[Search]) -> tuple[Search, Document | None]:
         """The document with a passage of this id or address among what was shown; None where there is none.
@@ -90,9 +104,18 @@ class Documents:
                 if name and name in (passage.id, passage.document, passage.url):
                     outcome = await self._search.document(passage, search.retriever)
                     parts = tuple(part.passage for part in outcome.hits)
-                    return outcome, self._paged(parts) if parts and outcome.status == "ok" else None
+                    return outcome, await self._document(parts) if outcome.status == "ok" else None
         error = f"no search has shown a document {name!r:.80}"
         return Search(name, status="rejected", error=error, attempts=0), None
+
+    async def _document(self, parts: tuple[Passage, ...]) -> Document | None:
+        """The document of these parts, one of the last that were asked for or made anew."""
+        if parts and parts not in self._paged:
+            document = await Document.paged(parts, self._room, self._count)
+            if len(self._paged) >= _MOST_KEPT:
+                del self._paged[next(iter(self._paged))]
+            self._paged[parts] = document
+        return self._paged.get(parts)
 
 
 class OpenCall:
