@@ -16,6 +16,7 @@ from srl.errors import UserError
 from srl.safe import (
     HIDDEN,
     hidden,
+    keep_secret,
     one_line,
     quoted,
     refuse_credentials,
@@ -120,6 +121,19 @@ def test_a_megabyte_of_foreign_text_is_read_at_once(tmp_path, monkeypatch, reade
         f"from srl.errors import UserError\n{READERS[reader]}\nfor text in {texts}:\n    read(text)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
+
+
+def test_a_secret_is_hidden_before_foreign_text_is_cut(token):
+    assert quoted("x" * 95 + TOKEN, 105) == "x" * 95 + HIDDEN
+    assert "s3c" not in quoted(b"x" * 95 + TOKEN.encode(), 100)
+
+
+def test_a_variable_that_a_plugin_names_is_a_secret(monkeypatch):
+    monkeypatch.setattr("srl.safe._variables", set())
+    monkeypatch.setenv("SAFE_TEXT_ENGINE_ID", "0123456789:abc")
+    assert hidden("0123456789:abc") == "0123456789:abc"
+    keep_secret(["SAFE_TEXT_ENGINE_ID"])
+    assert hidden("0123456789:abc") == HIDDEN
 
 
 def test_a_secret_is_what_srl_reads_as_one_and_no_other_variable(monkeypatch):
