@@ -19,7 +19,7 @@ CONFIG = load_config("tiny", None, "ppo").config
 HEALTHY = {
     "actor/entropy": 0.3, "actor/ref_kl": 0.05, "rollout/logprob_diff/mean": 0.01, "actor/grad_norm": 0.5,
     "actor/skipped_steps": 0.0, "critic/skipped_steps": 0.0, "env/number_of_valid_search": 1.5,
-    "env/finish_ratio": 0.95, "env/ratio_of_valid_action": 0.95, "env/repetition": 0.1,
+    "env/ratio_of_valid_action": 0.95, "env/repetition": 0.1,
     "response_length/mean": 40.0, "env/equal_groups_share": 0.6, "train/em": 0.5,
     "critic/vf_explained_var": 0.2, "val/em": 0.6,
 }  # fmt: skip
@@ -31,7 +31,6 @@ BAD = {
     "grad_norm": {"actor/grad_norm": 6.0},
     "skipped_steps": {"critic/skipped_steps": 1.0},
     "searches_low": {"env/number_of_valid_search": 0.3},
-    "searches_high": {"env/number_of_valid_search": 2.9, "env/finish_ratio": 0.1},
     "valid_actions": {"env/ratio_of_valid_action": 0.5},
     "repetition": {"env/repetition": 0.8},
     "length_low": {"response_length/mean": 8.0},

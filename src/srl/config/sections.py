@@ -36,7 +36,7 @@ LOSS_AGG = {"constant": "seq-mean-token-sum-norm"}
 Action = Literal["off", "note", "stop"]
 WatchName = Literal[
     "entropy_low", "entropy_high", "kl", "sampler_mismatch", "grad_norm", "skipped_steps", "searches_low",
-    "searches_high", "valid_actions", "repetition", "length_low", "length_high", "equal_groups",
+    "valid_actions", "repetition", "length_low", "length_high", "equal_groups",
     "explained_variance", "val_em",
 ]  # fmt: skip
 

@@ -88,13 +88,6 @@ def tells_how_to_go_on(run: Path, backend: BackendName) -> Iterator[None]:
         raise
 
 
-def new_run_command(run: Path, setting: str, step: int | None, *options: str) -> str:
-    """A new run's command with the settings of `run` but `setting`, from its checkpoint at `step` if any."""
-    model = [] if step is None else ["--model", str(checkpoint_path(run, step))]
-    arguments = ["--config", str(run / SAVED), *options, *model, "--set", setting]
-    return Workspace(run.parent.parent).command("train", *arguments)
-
-
 def too_many_failures(run: Path, failures: FailedEpisodes, limit: float) -> UserError | None:
     """The error that ends `run` if a fault cost more than the share `limit` of a step's episodes."""
     if failures.failed <= limit * failures.episodes:

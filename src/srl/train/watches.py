@@ -16,17 +16,17 @@ from statistics import median
 from typing import Any, Literal
 
 from srl.config import Config
+from srl.config.load import SAVED
 from srl.config.sections import WatchName
 from srl.store import reading
-from srl.train.resume import new_run_command
 from srl.train.run_directory import checkpoints
 from srl.trajectory import Phase
+from srl.workspace import Workspace
 
 Metrics = Mapping[str, float]
-LEVEL = 5
-"""Steps whose median is a level, so that one odd step does not set the highest."""
-WINDOW = 20
-"""Steps whose median an exploding value is compared with."""
+LEVEL, WINDOW = 5, 20
+"""Steps whose median is a level, so that one odd step does not set the highest; and those whose median an
+exploding value is compared with."""
 LOWER = 0.5
 """The factor on the learning rate that is proposed for a new run."""
 
@@ -37,7 +37,8 @@ class Rule:
     no value.
 
     The bound is the threshold itself; that share of the run's `highest` level; so many times the `median` of
-    the last steps; or the highest value minus the threshold, for a `fall`.
+    the last steps; or the highest value minus the threshold, for a `fall`. `value` is that of the metrics of
+    a step, where it is not `metric` alone.
     """
 
     metric: str
@@ -47,7 +48,6 @@ class Rule:
     compared_with: Literal["threshold", "highest", "median", "fall"] = "threshold"
     phase: Phase = "train"
     value: Callable[[Metrics, Config], float | None] | None = None
-    """Of the metrics of a step, where it is not `metric` alone."""
 
     def of(self, metrics: Metrics, config: Config) -> float | None:
         try:
@@ -69,12 +69,6 @@ def _searched(metrics: Metrics, config: Config) -> float | None:
     return metrics[_SEARCHES] if config.rollout.search and config.rollout.max_turns else None
 
 
-def _searched_without_answer(metrics: Metrics, config: Config) -> float | None:
-    """The share of the turns for searching that is used, minus the share of episodes with an answer."""
-    searches = _searched(metrics, config)
-    return None if searches is None else searches / config.rollout.max_turns - metrics["env/finish_ratio"]
-
-
 def _share_of_longest(metrics: Metrics, config: Config) -> float:
     """The tokens that the policy writes, of the most that an episode allows."""
     turns = (config.rollout.max_turns + 1) * config.rollout.max_turn_tokens
@@ -86,29 +80,22 @@ _FALLS: Any = {"above": False, "compared_with": "highest"}
 RULES: dict[WatchName, Rule] = {
     "entropy_low": Rule("actor/entropy", 0.001, 5, above=False),
     "entropy_high": Rule("actor/entropy", 2.0),
-    "kl": Rule(
-        "actor/ref_kl", 1.0, value=lambda m, _: m["actor/ref_kl" if "actor/ref_kl" in m else "critic/kl"]
-    ),
+    "kl": Rule("actor/ref_kl", 1.0, value=lambda m, _: m.get("actor/ref_kl", m.get("critic/kl"))),
     "sampler_mismatch": Rule("rollout/logprob_diff/mean", 0.1),
     "grad_norm": Rule("actor/grad_norm", 10.0, compared_with="median"),
     "skipped_steps": Rule("actor/skipped_steps", 0.0, value=_skipped),
     "searches_low": Rule(_SEARCHES, 0.25, value=_searched, **_FALLS),
-    "searches_high": Rule(
-        f"{_SEARCHES} / rollout.max_turns − env/finish_ratio", 0.5, value=_searched_without_answer
-    ),
     "valid_actions": Rule("env/ratio_of_valid_action", 0.7, **_FALLS),
     "repetition": Rule("env/repetition", 0.5),
     "length_low": Rule(_LENGTH, 0.25, **_FALLS),
     "length_high": Rule(f"{_LENGTH} / the most tokens", 0.8, value=_share_of_longest),
     "equal_groups": Rule(  # at least this share of groups agrees on something wrong
-        "env/equal_groups_share − train/em",
-        0.9,
-        5,
+        "env/equal_groups_share − train/em", 0.9, 5,
         value=lambda m, _: m["env/equal_groups_share"] - m["train/em"],
     ),
     "explained_variance": Rule("critic/vf_explained_var", -0.5, 5, above=False),
     "val_em": Rule("val/em", 0.1, 2, above=False, compared_with="fall", phase="val"),
-}
+}  # fmt: skip
 """Every watch, by its name in `watch.actions`, `watch.thresholds` and `watch.patience`."""
 
 
@@ -129,11 +116,11 @@ class Fired:
     action: str
 
     def __str__(self) -> str:
-        side = "above" if RULES[self.watch].above else "below"
         value = "not a number" if self.value is None else f"{self.value:.4g}"
+        side = "above" if RULES[self.watch].above else "below"
         bound = "" if self.bound is None else f", {side} {self.bound:.4g}"
-        since = f"since step {self.since}"
-        return f"watch {self.watch} at step {self.step}: {self.metric} is {value}{bound}, {since}"
+        what = f"{self.metric} is {value}{bound}, since step {self.since}"
+        return f"watch {self.watch} at step {self.step}: {what}"
 
 
 @dataclass(slots=True)
@@ -144,7 +131,7 @@ class Course:
     good: list[float] = field(default_factory=list)
     highest: float = -math.inf
     beyond: int = 0
-    since: int | None = None
+    since: int = 0
 
     def bound(self, rule: Rule, threshold: float) -> float | None:
         """What the next value is compared with; None while too little is known."""
@@ -159,13 +146,14 @@ class Course:
     def note(self, step: int, value: float, is_good: bool, rule: Rule) -> None:
         """Count the step; a good one changes what later ones are compared with."""
         if not is_good:
-            self.beyond, self.since = self.beyond + 1, step if self.since is None else self.since
+            self.beyond, self.since = self.beyond + 1, self.since or step
             return
         self.good = [*self.good, value][-WINDOW:]
         self.beyond, self.since = 0, step + 1
-        if rule.compared_with == "fall" or len(self.good) >= LEVEL:
-            level = value if rule.compared_with == "fall" else median(self.good[-LEVEL:])
-            self.highest = max(self.highest, level)
+        if rule.compared_with == "fall":
+            self.highest = max(self.highest, value)
+        elif len(self.good) >= LEVEL:
+            self.highest = max(self.highest, median(self.good[-LEVEL:]))
 
 
 class Watcher:
@@ -191,15 +179,13 @@ class Watcher:
             value = rule.of(metrics, self.config) if rule.phase == phase else None
             if value is None:
                 continue
-            bound, is_finite = (
-                course.bound(rule, section.thresholds.get(name, rule.threshold)),
-                math.isfinite(value),
-            )
+            bound = course.bound(rule, section.thresholds.get(name, rule.threshold))
             within = bound is None or (value <= bound if rule.above else value >= bound)
-            course.note(step, value, is_finite and within, rule)
+            course.note(step, value, math.isfinite(value) and within, rule)
             if course.beyond == section.patience.get(name, rule.patience):
-                figure, since = value if is_finite else None, course.since or 0
-                fired.append(Fired(step, phase, name, rule.metric, figure, bound, since, section.does(name)))
+                figure = value if math.isfinite(value) else None
+                does = section.does(name)
+                fired.append(Fired(step, phase, name, rule.metric, figure, bound, course.since, does))
         self.fired += fired
         return fired
 
@@ -226,7 +212,9 @@ def how_to_start_again(run: Path, config: Config, val_em: Mapping[int, float], s
         so_far = [val_em[number] for number in sorted(val_em) if number <= step]
         return not so_far or so_far[-1] >= max(so_far) - margin
 
-    good = max((step for step in checkpoints(run) if step < since and is_good(step)), default=None)
-    command = new_run_command(run, f"actor.optim.lr={LOWER * config.actor.optim.lr:.3g}", good)
-    where = "start again" if good is None else "start from the last good checkpoint"
+    good = [path for step, path in checkpoints(run).items() if step < since and is_good(step)]
+    lower = ["--set", f"actor.optim.lr={LOWER * config.actor.optim.lr:.3g}"]
+    model = ["--model", str(good[-1])] if good else []
+    command = Workspace(run.parent.parent).command("train", "--config", str(run / SAVED), *model, *lower)
+    where = "start from the last good checkpoint" if good else "start again"
     return f"{where} with a lower learning rate: {command}"
