@@ -16,7 +16,7 @@ from pathlib import Path
 from srl import process
 from srl.config import Config, load_saved, save_config
 from srl.config.keys import plain
-from srl.config.load import CHANGEABLE, SAVED
+from srl.config.load import CHANGEABLE
 from srl.errors import UserError, first_line, is_out_of_memory
 from srl.files import (
     DamagedError,
