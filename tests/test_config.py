@@ -245,14 +245,6 @@ def test_doubtful_values_warn(algo, sets, key):
     assert key in said
 
 
-@pytest.mark.parametrize("algo", ["ppo", "reinforce", "reinforce_plus_plus", "grpo", "rloo", "turn_rloo"])
-@pytest.mark.parametrize("preset", ["tiny", "tiny-hard", "small"])
-def test_every_algorithm_has_128_episodes_a_step_and_checkpoints_at_validated_steps(preset, algo):
-    config = load_config(preset, algo=algo).config
-    assert config.data.train_batch_size * config.rollout.n == 128
-    assert config.trainer.save_freq % config.trainer.test_freq == 0
-
-
 # Plugins
 
 

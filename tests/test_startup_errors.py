@@ -117,26 +117,12 @@ def test_prompts_that_are_too_long_are_said_for_each_split(place, tmp_path):
         train(chosen, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "data.train_files",
-        "data.exclude_files",
-        "data.val_files",
-        "data.test_files",
-        "data.corpus",
-        "sft.train_files",
-    ],
-)
+@pytest.mark.parametrize("key", ["data.train_files", "data.corpus", "sft.train_files"])
 def test_a_pipe_is_refused_that_a_resumed_run_could_not_read_again(place, tmp_path, key):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    chosen = config(place, **{key.replace(".", "__"): str(pipe)})
-    (message,) = startup_errors(chosen)
+    (message,) = startup_errors(config(place, **{key.replace(".", "__"): str(pipe)}))
     assert str(pipe) in message
-    with pytest.raises(UserError, match=str(pipe)):
-        train(chosen, tmp_path)
-    assert not (tmp_path / "runs").exists()
 
 
 def test_nothing_is_said_of_what_can_start_and_a_plan_warns_of_what_cannot(place):

@@ -20,11 +20,9 @@ from srl.train.threads import set_threads
         (20_000_000, [], "max 100000", None, 2),
         (134_000_000, [], "max 100000", None, 6),
         (134_000_000, [], "150000 100000", None, 2),
-        (134_000_000, [], "10000 100000", None, 1),
         (700_000, [], "max 100000", "6", 6),
         (700_000, ["trainer.threads=3"], "max 100000", "6", 3),
         (134_000_000, ["rollout.deterministic=true"], "max 100000", None, 1),
-        (134_000_000, ["trainer.threads=3", "rollout.deterministic=true"], "max 100000", None, 3),
         (None, [], "max 100000", None, 6),
     ],
 )

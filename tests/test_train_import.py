@@ -19,7 +19,7 @@ from srl.config.keys import flat, place, plain
 from srl.config.yaml12 import parse
 from srl.errors import UserError
 from srl.train.importing import import_file
-from srl.train.importing.convert import DEFAULTS, ONLY_SEARCH_R1, SEARCH_R1, VERL, names_of, read_value
+from srl.train.importing.convert import DEFAULTS, SEARCH_R1, VERL, names_of, read_value
 from srl.train.importing.script import read_script
 
 COMMAND = "python3 -m verl.trainer.main_ppo"
@@ -208,22 +208,6 @@ def test_values_are_read_as_they_are_meant():
     assert {text: repr(read_value(text)) for text in VALUES} == {text: repr(VALUES[text]) for text in VALUES}
 
 
-@pytest.mark.slow
-@pytest.mark.must_run
-def test_values_are_those_of_hydra():
-    pytest.importorskip("verl")
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    def unquoted(value: Any) -> Any:
-        if isinstance(value, list):
-            return [unquoted(part) for part in value]
-        return value.text if type(value).__name__ == "QuotedString" else value
-
-    parser = OverridesParser.create()
-    for text in VALUES:
-        assert read_value(text) == unquoted(parser.parse_override(f"key={text}").value()), text
-
-
 def test_yaml_is_read_with_its_references_and_bases(tmp_path):
     text = """
 defaults: [ppo_trainer, my_base, _self_]
@@ -390,30 +374,3 @@ def test_command_writes_a_file_that_is_planned_and_says_the_changes(tmp_path, mo
     assert capsys.readouterr().out == Path("deep/ours.yaml").read_text()
     assert main(["train", "import", "train.sh", "--out", "deep/ours.yaml"]) == 2
     assert main(["train", "--config", "deep/ours.yaml", "--dry-run"]) == 0
-
-
-# Whatever is in it
-
-ODD = [
-    None, True, False, -1, 0, 3, 2.5, 1e300, 10**30, "", "x", "x\ny: 1", "\u2028x", "~/x", "${a.b}", "${.a}",
-    [], [1], ["x", None], {}, {"a": 1},
-]  # fmt: skip
-KEYS = [
-    *sorted({*names_of(SEARCH_R1), *names_of(VERL), *ONLY_SEARCH_R1}),
-    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns", "trainer.logger", "trainer.total_epochs",
-    "critic.model.path", "actor_rollout_ref.actor.optim.clip_grad", "algorithm.norm_adv_by_std_in_grpo",
-    "actor_rollout_ref.rollout.val_kwargs.temperature", "a.b", "a",
-    "actor_rollout_ref.rollout.engine_kwargs.vllm", "actor_rollout_ref.rollout.engine_kwargs.vllm.x",
-]  # fmt: skip
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.dictionaries(st.sampled_from(KEYS), st.sampled_from(ODD), min_size=1, max_size=6))
-def test_odd_values_are_imported_or_refused_in_one_line(tmp_path_factory, found):
-    file = tmp_path_factory.mktemp("odd") / "odd.yaml"
-    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in found.items()))
-    try:
-        text = import_file(file).text
-    except UserError as error:
-        text = f"# {error}"
-    assert all(line.startswith("#") for line in text.partition("\n\n")[0].splitlines())
