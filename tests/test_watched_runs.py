@@ -61,7 +61,12 @@ def test_a_watch_that_fires_on_a_validation_leaves_no_checkpoint_of_its_step(set
 
 
 def test_a_policy_that_cannot_be_sampled_ends_the_run_with_what_to_type(setting, workspace):
-    sets = ["actor.optim.lr=1e30", "trainer.test_freq=0", "trainer.val_before_train=false"]
+    sets = [
+        "actor.optim.lr=1e30",
+        "trainer.test_freq=0",
+        "trainer.val_before_train=false",
+        "trainer.save_freq=0",
+    ]
     with pytest.raises(LogitsNotFinite) as caught:
         train(config(setting, "grpo", sets), workspace)
     [note] = caught.value.__notes__
