@@ -21,13 +21,18 @@ from transformers import AddedToken
 
 from srl.browse.messages import messages
 from srl.browse.transcript import spans
+from srl.data.demonstration_file import read_demonstrations
 from srl.evaluate.metrics import env_metrics
 from srl.protocol import TEMPLATES, ToolCall, shown_result
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling
+from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.rollout.torch_engine import TorchEngine
+from srl.store import LogWriter, RunInfo
 from srl.store.records import Record, part_tables
+from srl.train.logged_episodes import write_logged_demonstrations
+from srl.train.sft import demonstrate, not_as_written
 from srl.trajectory import Passage, Search, Trajectory
 from srl_format.reward import FormatReward
 
@@ -254,6 +259,29 @@ def test_demonstrations_with_tags_are_said_in_the_models_way(codec):
     assert said == [f"{text}<|im_end|>" for text in expected]
     tagged = replace(turns, template=TEMPLATES["tools-tagged"])
     assert codec.decode(tagged.encode(texts[1]), special=True) == f"{texts[1]}<|im_end|>"
+
+
+@pytest.mark.parametrize("template", ["tools", "tools-tagged"])
+def test_logged_episodes_become_demonstrations_that_play_in_either_protocol(codec, tmp_path, template):
+    final = ANSWER if template == "tools" else f"It says so. <answer> {ANSWER} </answer>"
+    texts = [f"<think> I look. </think>\n{CALL}", OTHER, f"<think> So it is. </think>\n{final}"]
+    episodes = [
+        replace(play(codec, said, template=template), phase="eval", sample=sample)
+        for sample, said in enumerate((texts, [BAD, final]))
+    ]
+    with LogWriter(tmp_path / "log", RunInfo("run")) as writer:
+        writer.write(0, "eval", list(map(Record, episodes)), {})
+    write_logged_demonstrations(tmp_path, tmp_path / "shown.jsonl", "true", per_question=4)
+    (shown,) = read_demonstrations(tmp_path / "shown.jsonl")
+    for turns in (replace(native(codec), template=TEMPLATES[template]), None):
+        prompt = turns.template if turns else TEMPLATES["search-r1"]
+        environment = Environment(
+            codec, prompt, EpisodeOptions(max_turn_tokens=200), TableSearch(), turns=turns
+        )
+        (episode,) = demonstrate([shown], environment)
+        assert not_as_written(episode, environment.talk) is None
+        assert [search.query for search in episode.searches] == ["lighthouse", "Velmar"]
+        assert (episode.end, episode.answer) == ("answered", ANSWER)
 
 
 def test_metrics_of_calls_are_there_in_native_runs_alone(codec):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from srl.data.published_rows import Record, describe
 from srl.errors import CheckFailed, UserError
 from srl.files import atomic_file, read_jsonl
-from srl.protocol import STOP_STRINGS
+from srl.protocol import FORMATS, STOP_STRINGS, Format, escape, search_tag
 from srl.trajectory import Question, Trajectory
 
 
@@ -28,9 +28,35 @@ def turn_text(thought: str, action: Literal["search", "answer"], content: str) -
 
 
 def turns_of(trajectory: Trajectory) -> list[str]:
-    """The text of each turn through its closing tag, without what the last token wrote after it."""
-    texts = (segment.text for segment in trajectory.segments if segment.is_policy)
-    return [text[: _end(text)] for text in texts]
+    """The text of each turn through its closing tag, without what the last token wrote after it.
+
+    A native search and a native final message become tags. A turn with other calls has none: it stays as it
+    is, and only a model with the same format of calls can say it.
+    """
+    turns, inside_thought = list[str](), trajectory.think_is_open
+    for segment in trajectory.segments[1:]:
+        if not segment.is_policy:
+            inside_thought = segment.text.rstrip().endswith("<think>")
+        elif trajectory.protocol == "tags":
+            turns.append(segment.text[: _end(segment.text)])
+        else:
+            turns.append(_with_tags(segment.text, inside_thought, FORMATS[trajectory.protocol]))
+    return turns
+
+
+def _with_tags(text: str, inside_thought: bool, form: Format) -> str:
+    """A native turn with one search, or with no call, as a demonstration has it."""
+    thought, calls, outside = form.read(text, inside_thought)
+    outside, call = outside.strip(), calls[0] if calls else None
+    if call is None:
+        action = outside if "</answer>" in outside else f"<answer> {outside} </answer>"
+    elif len(calls) == 1 and call.name == "search" and not call.error:
+        tag = search_tag(str(call.arguments.get("retriever", "")))
+        action = f"{outside} {tag} {escape(call.query).strip()} </search>".lstrip()
+    else:
+        return text
+    thought = thought.strip().removeprefix("<think>").removesuffix("</think>").strip()
+    return f"<think> {thought} </think> " * bool(thought) + action
 
 
 def _end(text: str) -> int:
