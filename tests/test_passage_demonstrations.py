@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.native_models import family_codec
 
 from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
@@ -73,6 +74,19 @@ def test_demonstration_names_the_passage_that_has_the_first_accepted_answer(aske
     }
     assert made.written == {"made": 2}
     assert sorted(made.left_out.values()) == [1, 2], "yes or no; the passages lack it"
+
+
+@pytest.mark.parametrize(("longest", "written"), [(60, 1), (200, 2)])
+def test_native_demonstrations_fit_as_calls(asked, index, tmp_path, longest, written):
+    """A turn that has room as a search between tags may have none as a call."""
+    family_codec("qwen2.5").tokenizer.save_pretrained(tmp_path / "tokenizer")
+    limits = [f"model.tokenizer={tmp_path / 'tokenizer'}", f"rollout.max_turn_tokens={longest}"]
+    tags, calls = tmp_path / "tags.jsonl", tmp_path / "native.jsonl"
+    for out in (tags, calls):
+        config = settings(index, *limits, f"rollout.protocol={out.stem}")
+        make_demonstrations(config, "passages", [str(asked)], out, Workspace(tmp_path))
+    assert (len(turns_of(tags)), len(turns_of(calls))) == (2, written)
+    assert turns_of(calls) == {name: turns_of(tags)[name] for name in turns_of(calls)}
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,9 @@ from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Script, ScriptedEngine
 from srl.rollout.environment import Environment, Key
 from srl.rollout.episode import OnProgress, PromptTooLongError
-from srl.rollout.observation import fit_information
 from srl.serve.named_retrievers import aclose, connect
 from srl.train.fact_chains import SearchFailedError, fact_chain
-from srl.train.load_components import episode_options, load_codec
+from srl.train.load_components import episode_options, load_codec, load_turns
 from srl.train.make_missing import Note
 from srl.train.questions import check_some_left, load_questions, load_template
 from srl.train.search import load_search
@@ -66,7 +65,8 @@ def make_demonstrations(
             hint="--set rollout.search=true --set data.template=search-r1, or another template that searches",
         )  # fmt: skip
     codec, template = _codec(config, note), load_template(config)
-    environment = Environment(codec, template, episode_options(config), search, attempts=1)
+    talk = None if isinstance(codec, TextCodec) else load_turns(config, codec, search, note)
+    environment = Environment(codec, template, episode_options(config), search, attempts=1, turns=talk)
     make = partial(_from_passages, environment)
     if source == "facts":
         make = partial(_from_facts, environment, search, config.trainer.seed)
@@ -133,14 +133,13 @@ async def _all(
 
 
 async def _from_facts(environment: Environment, search: SearchTool, seed: int, question: Question) -> Turns:
-    options, codec = environment.options, environment.codec
+    options = environment.options
 
     def shown(outcome: Search) -> Search:
         """What of a search fits the budget of an observation."""
-        information = fit_information(outcome.hits, options.max_obs_length, codec)
-        if information is None:
-            return replace(outcome, shown=0)
-        return replace(outcome, shown=information.shown, cut=information.cut)
+        longest = options.max_obs_length
+        fitted = environment.talk.continue_with([outcome], longest, longest, after=())
+        return fitted.results[0] if fitted and fitted.results else replace(outcome, shown=0)
 
     chain = await fact_chain(question, search, shown, max_searches=options.max_turns, seed=seed)
     episode = await _run(environment, question, lambda request, turn: "".join(chain.turns[turn : turn + 1]))
@@ -178,7 +177,7 @@ async def _run(
     environment: Environment, question: Question, script: Script, on_progress: OnProgress | None = None
 ) -> Trajectory:
     """Run the turns of `script` as an episode, which must end with the answer."""
-    engine = ScriptedEngine(environment.codec, script)
+    engine = ScriptedEngine(environment.codec, script, environment.talk.encode)
     episode = await environment.play(engine, question, Key(phase="sft"), on_progress)
     if not episode.valid:
         raise SearchFailedError(episode.fault)
