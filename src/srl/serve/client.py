@@ -17,7 +17,7 @@ import tenacity
 
 from srl.errors import UserError
 from srl.safe import quoted
-from srl.serve.documents import as_document, hits_of, names_of, parts_in
+from srl.serve.documents import as_document, passages_of
 from srl.serve.http import exchange, new_client
 from srl.serve.query_batcher import MAX_QUERY_CHARS, QueryBatcher
 from srl.serve.request import (
@@ -177,13 +177,11 @@ class HttpSearch:
 
     async def _access(self, passage: Passage, url: str, names: list[str]) -> tuple[list[list[Hit]], str]:
         """The passages of one document, as the hits of one query."""
-        parts: list[Passage] = []
-        for names in names_of(passage):
-            pages = await access(self._open_client(), url, names, self._timeout_s)
-            parts += parts_in(passage, pages)
-            if not all(pages):
-                break
-        return [hits_of(parts)], ""
+
+        async def look_up(names: list[str]) -> list[Passage | None]:
+            return await access(self._open_client(), url, names, self._timeout_s)
+
+        return [await passages_of(passage, look_up)], ""
 
     async def lacks_documents(self) -> str:
         """Why a server has none: no /access, or a live index."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import takewhile
 
 from srl.trajectory import Hit, Passage, Search
@@ -13,30 +14,24 @@ MOST_PARTS = 1024
 _AT_ONCE = 64
 
 
-def names_of(passage: Passage) -> Iterator[list[str]]:
-    """The names by which the passages of the document are asked for, some at a time."""
+async def passages_of(
+    passage: Passage, look_up: Callable[[list[str]], Awaitable[list[Passage | None]]]
+) -> list[Hit]:
+    """The document of `passage` in order, as hits; `look_up` finds passages by their names."""
     if passage.document == passage.id:
-        yield list(dict.fromkeys(name for name in (passage.id, passage.url) if name))
-        return
+        pages = await look_up(list(dict.fromkeys(name for name in (passage.id, passage.url) if name)))
+        return [Hit(page, 0.0) for page in pages if page][:1]
+    parts: list[Passage] = []
     for start in range(1, MOST_PARTS, _AT_ONCE):
-        yield [f"{passage.document}#{number}" for number in range(start, start + _AT_ONCE)]
-
-
-def parts_in(passage: Passage, pages: Sequence[Passage | None]) -> list[Passage]:
-    """Those of the passages with some of the names that belong to the document: all up to a missing one."""
-    if passage.document == passage.id:
-        return [page for page in pages if page][:1]
-    return [page for page in takewhile(bool, pages) if page]
+        names = [f"{passage.document}#{number}" for number in range(start, start + _AT_ONCE)]
+        pages = [page for page in takewhile(bool, await look_up(names)) if page]
+        parts += pages
+        if len(pages) < len(names):
+            break
+    return [Hit(part, 0.0) for part in parts]
 
 
 def as_document(outcome: Search, passage: Passage, index_digest: str) -> Search:
     """The outcome of asking for the document of `passage`."""
     digest = outcome.index_digest or index_digest
-    return Search(
-        passage.id, outcome.hits, outcome.status, outcome.latency_s, outcome.attempts, outcome.error, digest,
-        tool=DOCUMENT,
-    )  # fmt: skip
-
-
-def hits_of(parts: Sequence[Passage]) -> list[Hit]:
-    return [Hit(part, 0.0) for part in parts]
+    return replace(outcome, query=passage.id, index_digest=digest, tool=DOCUMENT)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from srl.index import Index
 from srl.index.retriever import Fault, as_retriever, outcomes_of
 from srl.process import in_thread
-from srl.serve.documents import as_document, hits_of, names_of, parts_in
+from srl.serve.documents import as_document, passages_of
 from srl.serve.query_batcher import MAX_QUERY_CHARS, QueryBatcher
 from srl.trajectory import Hit, Passage, Search, SearchStatus
 
@@ -51,14 +51,12 @@ class LocalSearch:
 
     async def document(self, passage: Passage, retriever: str = "") -> Search:
         """The passages of the document of `passage`, in order; never raises."""
-        parts: list[Passage] = []
+
+        async def look_up(names: list[str]) -> list[Passage | None]:
+            return [self._passage(name) for name in names]
+
         try:
-            for names in names_of(passage):
-                pages = [self._passage(name) for name in names]
-                parts += parts_in(passage, pages)
-                if not all(pages):
-                    break
-            outcome = self._outcome(passage.id, hits_of(parts))
+            outcome = self._outcome(passage.id, await passages_of(passage, look_up))
         except Exception as error:  # as of a search: an episode must get an outcome
             outcome = self._outcome(passage.id, Fault("failed", f"{type(error).__name__}: {error}"))
         return as_document(outcome, passage, self.index_digest)

@@ -13,7 +13,6 @@ from html import escape
 from itertools import pairwise
 from math import ceil, floor, log10
 from statistics import fmean
-from typing import Any
 
 from markupsafe import Markup
 
@@ -27,8 +26,8 @@ PANELS = (
 )  # fmt: skip
 """The metrics that are drawn of all runs, and of one."""
 
-_COLOURS, _KEYS, _POINTS, _MARKED = 8, 3, 400, 40
-"""Colours in turn, keys in a label, points of a line at most, and those of a line whose points are marked."""
+_COLOURS, _POINTS, _MARKED = 8, 400, 40
+"""Colours in turn, points of a line at most, and those of a line whose points are marked."""
 _VERDICTS = dict(zip(VERDICTS, ("c2", "c1", "c0", "c3", "c6", "c4", "c5", "c7"), strict=True))
 """The colour of each verdict: green for correct, red for a failed search."""
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 480, 220, 56, 10, 10, 26
@@ -163,40 +162,20 @@ def _line(at: Place, steps: Sequence[int], values: Sequence[float], kind: str, l
 
 
 def _by_seed(series: Sequence[Series], configs: Mapping[str, str]) -> dict[str, list[Series]]:
-    """The runs of one metric by label, those whose configuration is equal but for the seed together.
-
-    One run has its name; several have it without seed and number, and the keys in which they differ from
-    others that would be called alike.
-    """
-    settings = {run_id: _settings(json.loads(config)) for run_id, config in configs.items()}
+    """The runs of one metric by label, those whose configuration is equal but for the seed together."""
     groups: dict[tuple[str, str], list[Series]] = {}
     for run in series:
-        setting = settings.get(run.run_id)
-        same = run.run_id if setting is None else json.dumps(setting, sort_keys=True)
-        groups.setdefault((same, run.phase), []).append(run)
-    alike: dict[str, list[list[Series]]] = {}
-    for runs in groups.values():
-        name, _, phase = runs[0].label.partition(" ")
-        seeds = f"{name.rsplit('-s', 1)[0]}, {len(runs)} seeds{f' {phase}' if phase else ''}"
-        alike.setdefault(seeds if len(runs) > 1 else runs[0].label, []).append(runs)
-    bands: dict[str, list[Series]] = {}
-    for label, bundle in alike.items():
-        own_settings = [settings.get(runs[0].run_id, {}) for runs in bundle]
-        for runs, setting in zip(bundle, own_settings, strict=True):
-            differ = [key for key in setting if any(other.get(key) != setting[key] for other in own_settings)]
-            keys = ", ".join(f"{key.rpartition('.')[2]} {setting[key]}" for key in differ[:_KEYS])
-            name = f"{label} ({keys})" if keys else label
-            bands[f"{name}, {runs[0].label}" if name in bands else name] = runs
-    return bands
+        config = configs.get(run.run_id)
+        groups.setdefault((_setting(config) if config else run.run_id, run.phase), []).append(run)
+    return {
+        runs[0].label + (f" and {len(runs) - 1} more seeds" if len(runs) > 1 else ""): runs
+        for runs in groups.values()
+    }
 
 
-def _settings(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """The settings by their dotted keys, without the seed and without what a resumed run changed."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if f"{before}{key}" in ("trainer.seed", "changed", "extended"):
-            continue
-        flat |= (
-            _settings(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
-        )
-    return flat
+def _setting(config: str) -> str:
+    """A configuration as JSON, without the seed and without what a resumed run changed."""
+    settings = json.loads(config)
+    kept = {name: section for name, section in settings.items() if name not in ("changed", "extended")}
+    trainer = {key: value for key, value in settings.get("trainer", {}).items() if key != "seed"}
+    return json.dumps(kept | {"trainer": trainer}, sort_keys=True)

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
@@ -48,22 +48,14 @@ class Answered:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """A request that waits for the outcomes of `left` more queries."""
-
-    done: asyncio.Future[None]
-    left: int
-
-
-@dataclass(slots=True, eq=False)
 class _Pending:
-    """A query that is queued or, if it has a batch, being searched; and the requests that wait for it."""
+    """A query that is queued or, if it has a batch, being searched; nobody waits for it after `deadline`."""
 
     query: str
     k: int
-    requests: list[_Waiting] = field(default_factory=list)
+    deadline: float
+    done: asyncio.Future[Outcome]
     batch: Batch | None = None
-    outcome: Outcome | None = None
 
 
 class SearchQueue:
@@ -102,6 +94,7 @@ class SearchQueue:
     async def search(self, queries: Sequence[str], k: int) -> Answered:
         """The outcome of each query. Raises Fault if the queue is full or the search times out."""
         loop, arrived = asyncio.get_running_loop(), perf_counter()
+        deadline = arrived + self._timeout_s
         outcomes: dict[str, Outcome] = {}
         waited_for: list[_Pending] = []
         new: list[_Pending] = []
@@ -109,19 +102,19 @@ class SearchQueue:
             if (hits := self._cache.get((self._digest, query, k))) is not None:
                 outcomes[query] = hits
                 continue
-            pending = self._pending.get((query, k))
-            if pending is None:
-                pending = _Pending(query, k)
+            if (pending := self._pending.get((query, k))) is None:
+                pending = _Pending(query, k, deadline, loop.create_future())
                 new.append(pending)
+            pending.deadline = deadline
             waited_for.append(pending)
         cached = sum(query in outcomes for query in queries)
         if new:
             self._admit(loop, new, k)
         if waited_for:
-            await self._wait(loop, waited_for)
-            outcomes |= {
-                pending.query: pending.outcome for pending in waited_for if pending.outcome is not None
-            }
+            _, late = await asyncio.wait([each.done for each in waited_for], timeout=self._timeout_s)
+            if late:
+                raise Fault("timed_out", f"no answer within {self._timeout_s:g} s")
+            outcomes |= {pending.query: pending.done.result() for pending in waited_for}
         batches = {pending.batch for pending in waited_for if pending.batch is not None}
         return Answered(
             [outcomes[query] for query in queries],
@@ -145,21 +138,6 @@ class SearchQueue:
             self._is_scheduled = True
             loop.call_soon(self._dispatch, loop)
 
-    async def _wait(self, loop: asyncio.AbstractEventLoop, waited_for: list[_Pending]) -> None:
-        """Wait for the outcomes. Raises Fault after `timeout_s`."""
-        request = _Waiting(loop.create_future(), len(waited_for))
-        for pending in waited_for:
-            pending.requests.append(request)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await request.done
-        except TimeoutError:
-            raise Fault("timed_out", f"no answer within {self._timeout_s:g} s") from None
-        finally:
-            if request.left:
-                for pending in waited_for:
-                    pending.requests.remove(request)
-
     def _dispatch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hand queued queries to the idle threads."""
         self._is_scheduled = False
@@ -172,7 +150,7 @@ class SearchQueue:
                 self._pool.submit(partial(self._run, loop, batch, entries))
 
     def _next(self) -> list[_Pending]:
-        """Queries of the next k that are waited for: at most `max_batch`, or this thread's share."""
+        """Queries of the next k that are waited for still: at most `max_batch`, or this thread's share."""
         k = next(iter(self._queued))
         queued = self._queued.pop(k)
         size = min(self._max_batch, -(-len(queued) // self._free))
@@ -180,10 +158,11 @@ class SearchQueue:
         if queued:
             self._queued[k] = queued
         self.waiting -= size
+        now = perf_counter()
         for pending in entries:
-            if not pending.requests:
+            if pending.deadline < now:
                 del self._pending[pending.query, k]
-        return [pending for pending in entries if pending.requests]
+        return [pending for pending in entries if pending.deadline >= now]
 
     def _run(self, loop: asyncio.AbstractEventLoop, batch: Batch, entries: list[_Pending]) -> None:
         """Search a batch and encode its hits; runs in a thread."""
@@ -207,11 +186,7 @@ class SearchQueue:
             del self._pending[pending.query, pending.k]
             if isinstance(outcome, EncodedHits):
                 self._cache.put((self._digest, pending.query, pending.k), outcome)
-            pending.outcome = outcome
-            for request in pending.requests:
-                request.left -= 1
-                if not request.left and not request.done.done():
-                    request.done.set_result(None)
+            pending.done.set_result(outcome)
         self._dispatch(loop)
         self._report(batch)
 
