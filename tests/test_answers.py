@@ -109,23 +109,7 @@ def test_containment_needs_whole_words(text: str, golds: list[str], found: bool)
     assert contains_answer(text, golds) is found
 
 
-VOCABULARY = (
-    "a",
-    "An",
-    "the",
-    "The",
-    "red",
-    "Red,",
-    "blue.",
-    "U.S.",
-    "U.S",
-    "1,000",
-    "İz",
-    "ß",
-    "–",
-    "中文",
-    "\u00a0",
-)
+VOCABULARY = ["a", "An", "the", "The", "red", "Red,", "blue.", "U.S.", "U.S", "1,000", "İz", "ß", "–", "中文"]
 words = st.lists(st.sampled_from(VOCABULARY))
 texts = st.one_of(words.map(" ".join), st.text(max_size=30))
 

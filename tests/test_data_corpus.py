@@ -130,13 +130,3 @@ def test_a_folder_of_texts_is_a_corpus(tmp_path):
     assert skipped.total() == 1
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xff")
     assert "bad.txt" in complaint(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [{"id": "9", "contents": " "}, {"id": "9", "contents": None}, {"title": "", "text": None}, {"text": ""}],
-)
-def test_an_empty_passage_is_left_out_and_counted(row, tmp_path):
-    path, skipped = lines(tmp_path / "c.jsonl", ROWS[0], row, ROWS[1]), Counter[str]()
-    assert [passage.id for passage in read_corpus(path, skipped)] == ["1", "2"]
-    assert skipped.total() == 1

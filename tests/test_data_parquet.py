@@ -138,10 +138,3 @@ def test_json_lines_of_questions_read_too(tmp_path):
 def test_a_broken_row_is_named(change, tmp_path):
     path = save(tmp_path / "train.parquet", row("nq", 0, "a?"), row("nq", 1, "b?") | change)
     assert complaint(path).startswith(f"{path}: row 1: ")
-
-
-def test_two_questions_with_one_id_and_no_questions_are_not_written(tmp_path):
-    for questions in ([question(), question(text="other")], []):
-        with pytest.raises(UserError):
-            write_questions(tmp_path / "train.parquet", questions)
-    assert list(tmp_path.iterdir()) == []

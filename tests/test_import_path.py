@@ -11,7 +11,6 @@ from tests.plugin_site import forget_modules
 
 from srl.cli import main
 from srl.config import load_config, load_saved, located, save_config
-from srl.config.keys import split_key
 from srl.data.corpus import write_corpus
 from srl.errors import UserError
 from srl.index import build_index, open_index
@@ -64,21 +63,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write(folder: Path, name: str, source: str) -> None:
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(dedent(source), encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("key", "base", "path"),
-    [
-        ("reward.weights.a.b:C", (), ("reward", "weights", "a.b:C")),
-        ("a.b:C", ("reward", "weights"), ("reward", "weights", "a.b:C")),
-        ("reward.a.b:C.max_words", (), ("reward", "a.b:C", "max_words")),
-        ("retriever.m:C.inner.key", (), ("retriever", "m:C", "inner", "key")),
-        ("actor.optim.lr", (), ("actor", "optim", "lr")),
-        ("verl.a:b.c", (), ("verl", "a:b", "c")),
-    ],
-)
-def test_import_path_is_one_part_of_a_dotted_key(key, base, path):
-    assert split_key(key, base) == path
 
 
 def test_reward_of_the_current_directory_trains_with_its_options_and_is_found_again_elsewhere(
@@ -167,15 +151,6 @@ def test_what_is_wrong_with_an_import_path_is_one_line_that_names_it(folder, nam
     for word in (name, *WRONG[name]):
         assert word.format(here=folder) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["Empty", "number", "nothing"])
-@pytest.mark.parametrize("command", [["train", "--dry-run", "--algo"], ["plugins", "check"]])
-def test_what_is_not_an_algorithm_is_refused(folder, capsys, command, name):
-    write(folder, "mine.py", "class Empty: ...\nnumber = 3\ndef nothing(): ...")
-    assert main([*command, f"mine:{name}"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n"), f"'mine:{name}'" in err) == ("", 1, True)
 
 
 RAISING = """

@@ -41,11 +41,6 @@ def test_an_id_that_comes_twice_is_refused(tmp_path, monkeypatch, collide):
         write_passages([*SOME[:3], Passage("a", "other")], tmp_path)
 
 
-def test_a_corpus_without_passages_is_refused(tmp_path):
-    with pytest.raises(UserError):
-        write_passages([], tmp_path)
-
-
 def digest(found: list[Passage]) -> str:
     digest = CorpusDigest()
     assert list(digest.of(found)) == found

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shutil
-import sys
 import tarfile
 from collections import namedtuple
 from pathlib import Path
@@ -94,22 +93,6 @@ def test_a_disk_too_small_is_noticed_before_anything_is_written(hub, tmp_path, m
     with pytest.raises(UserError, match=r"0\.7 MB"):
         get(hub, tmp_path / "e5")
     assert visible(tmp_path / "e5") == []
-
-
-def test_a_hub_out_of_reach_or_unknown_is_one_line(tmp_path, hub, monkeypatch):
-    with pytest.raises(UserError, match="v9"):
-        get(hub, tmp_path / "other", revision="v9")
-    del hub.repositories[E5]["part_ab"]
-    with pytest.raises(UserError, match="part_ab"):
-        get(hub, tmp_path / "e5")
-    hub.repositories.clear()
-    with pytest.raises(UserError, match="PeterJinGo/wiki-18-e5-index"):
-        plan_pull("wiki18-e5", tmp_path / "e5", endpoint=hub.url)
-    with pytest.raises(UserError, match="wiki18-e5"):
-        plan_pull("wiki18", tmp_path)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"\[hub\]'"):
-        plan_pull("wiki18-e5", tmp_path / "e5")
 
 
 def test_the_command_says_what_it_takes_and_what_to_type_next(hub, tmp_path, monkeypatch, capsys):

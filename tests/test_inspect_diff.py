@@ -11,7 +11,6 @@ from tests.store_builder import episode, new_log, record
 import srl.store
 from srl.browse.diff import diff, sides
 from srl.cli import main
-from srl.errors import UserError
 from srl.evaluate.paired_tests import paired_test
 
 A, B = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
@@ -70,20 +69,6 @@ def test_failed_episodes_count_as_wrong_and_samples_as_their_mean(tmp_path):
     result = compared(tmp_path, (tmp_path.name, 1), (tmp_path.name, 2))
     assert (result.whole.em_a, result.whole.em_b) == (1.0, 0.5)
     assert [row["change"] for row in result.changes] == ["worse"]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "phase"),
-    [
-        (((A, 1), (A, 1)), None),
-        (((A, 1), (B, 7)), "train"),
-        (((A, 9), (B, 7)), None),
-        (((A, 2), ("none", None)), None),
-    ],
-)
-def test_sides_that_do_not_fit_are_refused(runs, chosen, phase):
-    with pytest.raises(UserError):
-        compared(runs, *chosen, phase=phase)
 
 
 def test_diff_prints_both_sides_and_what_changed(runs, capsys):

@@ -12,14 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srl.errors import UserError
 from srl.safe import (
     HIDDEN,
     hidden,
     keep_secret,
     one_line,
     quoted,
-    refuse_credentials,
     safe,
     safe_json,
     safe_message,
@@ -141,22 +139,3 @@ def test_a_secret_is_what_srl_reads_as_one_and_no_other_variable(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
     assert safe_message("painter 0 born") == "painter 0 born"
     assert safe_message("it is hf_abcdefgh.") == f"it is {HIDDEN}."
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://me:s3cret@h:1/retrieve",
-        "http://s3cret@h/",
-        "http://h/retrieve?api_key=s3cret",
-        "http://h/#s3cret",
-        "http://h/a;s3cret",
-        "http://[s3cret",
-        "http://h:s3cret/",
-    ],
-)
-def test_a_search_url_with_more_than_host_port_and_path_is_refused_and_not_repeated(url):
-    with pytest.raises(UserError) as caught:
-        refuse_credentials("URL", url)
-    assert "s3cret" not in str(caught.value)
-    refuse_credentials("URL", "http://h:8000/behind/a/proxy/retrieve/wiki")

@@ -16,7 +16,6 @@ from tests.search_sites import ONE, THREE, TWO, Clock, Site, answers, ask, ask_i
 from srl.errors import UserError
 from srl.serve import HttpSearch, http
 from srl.serve.client import COOL_DOWN_S, FAILURES, MAX_WAIT_S
-from srl.serve.http import is_loopback, new_client
 from srl.serve.request import health_url, page_url, retrieve_url
 from srl.trajectory import Passage, Search
 
@@ -289,21 +288,6 @@ def test_the_addresses_of_a_server(typed, used, health):
 def test_what_is_no_url_is_refused(typed):
     with pytest.raises(UserError):
         HttpSearch(typed)
-
-
-def test_a_proxy_is_for_the_servers_elsewhere_alone(monkeypatch):
-    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.delenv("no_proxy", raising=False)
-    http = new_client(["http://127.0.0.1:8000", "http://[::1]:8000", "http://node2:8000"], "")
-
-    def pool(url: str) -> str:
-        return type(http._transport_for_url(httpx.URL(url))._pool).__name__
-
-    assert pool("http://node2:8000/retrieve") == "AsyncHTTPProxy"
-    assert {pool(f"http://{host}:8000/") for host in ("127.0.0.1", "[::1]")} == {"AsyncConnectionPool"}
-    hosts = ("127.0.0.1", "localhost", "::1", "10.0.0.1", "example.org")
-    assert [is_loopback(host) for host in hosts] == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize(

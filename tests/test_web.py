@@ -155,35 +155,21 @@ def test_runs_are_a_table_above_their_curves_the_latest_first(get, logged):
 
 
 SHOWN = {
-    "{run}/trajectory/{ids[0]}": [
-        "<h1>where was painter 0 born?</h1>", "gold</dt><dd>Münchenbuchsee<", "<mark>Münchenbuchsee</mark>",
-        '<span class="thought">', '<span class="search">', '<span class="answer">', KLEE.title,
-        'class="segment observation masked"', "has a golden answer", "advantage +0.500",
-        "{run}/trajectory/{ids[1]}", "{run}/group/{ids[0]}", "heat=logprob",
-    ],
-    "{run}/trajectory/{ids[0]}?heat=logprob": ['class="t h', "log-prob -0.250; advantage +0.500"],
-    "{run}/group/{ids[1]}": [
-        "<h1>where was painter 0 born?</h1>", "gold: <strong>Münchenbuchsee<", "standard deviation 0.500",
-        '{run}/trajectory/{ids[0]}">sample 0</a>', '{run}/trajectory/{ids[1]}">sample 1</a>',
-    ],
-    "/question?id=nq-0": ["gold: <strong>Münchenbuchsee<", '<span class="search">painter 0</span>'],
+    "{run}/trajectory/{ids[0]}": ["painter 0 born?", "<mark>Münchenbuchsee</mark>", KLEE.title, "{ids[1]}"],
+    "{run}/trajectory/{ids[0]}?heat=logprob": ["log-prob -0.250; advantage +0.500"],
+    "{run}/group/{ids[1]}": ["painter 0 born?", "<strong>Münchenbuchsee<", "{ids[0]}", "{ids[1]}"],
+    "/question?id=nq-0": ["<strong>Münchenbuchsee<", "painter 0</span>"],
     "{run}/trajectories": [">Münchenbuchsee</td>", *(f">{heading}" for heading in HEADINGS.values())],
 }  # fmt: skip
-HIDDEN = {
-    "{run}/trajectory/{ids[0]}": ["heat=entropy", 'class="t h'], "{run}/group/{ids[1]}": ["{ids[2]}"],
-    f"/question?id=nq-0&run={GRPO}": [f">{PPO}</a></h2>"],
-}  # fmt: skip
+"""Question and gold answer are on every page, and the answer is marked where it stands."""
 
 
-def test_what_a_page_shows_and_what_it_does_not(get, logged):
-    for there, table in ((True, SHOWN), (False, HIDDEN)):
-        for path, texts in table.items():
-            page = get(path.format(run=f"/run/{PPO}", ids=logged)).text
-            for text in texts:
-                known = text.replace("{run}", f"/run/{PPO}")
-                for place, one in enumerate(logged):
-                    known = known.replace(f"{{ids[{place}]}}", one)
-                assert (path, text, known in page) == (path, text, there)
+def test_what_a_page_shows(get, logged):
+    for path, texts in SHOWN.items():
+        page = get(path.format(run=f"/run/{PPO}", ids=logged)).text
+        for text in texts:
+            assert text.format(ids=logged) in page, (path, text)
+    assert logged[2] not in get(f"/run/{PPO}/group/{logged[1]}").text
 
 
 ADDRESSES = [

@@ -84,17 +84,6 @@ def test_a_killed_build_goes_on_after_the_last_shard(
     assert (vectors(out) == vectors(tmp_path / "whole")).all()
 
 
-@pytest.mark.parametrize("spec", ["HNWS64", "PQ7", "IVF4096,Flat"])
-def test_an_index_that_cannot_be_is_refused_before_anything_is_embedded(
-    encoder, corpus, tmp_path, embedded, spec
-):
-    with pytest.raises(UserError) as caught:
-        build(tmp_path / "index", corpus, encoder, index=spec)
-    assert caught.value.key == "retriever.e5.index"
-    assert "\n" not in str(caught.value)
-    assert embedded == []
-
-
 @pytest.fixture
 def published(encoder, corpus, tmp_path) -> Path:
     """A faiss file as another program publishes it."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
 from srl.evaluate.episode_results import EpisodeResult
-from srl.reward import RewardMix
 from srl.testing import check_reward
 from srl.trajectory import Hit, Passage, Question, Score, Search, Segment, Trajectory
 from srl_format.evidence import Evidence
@@ -84,12 +82,6 @@ def test_what_the_prompt_showed_is_credited_to_no_turn() -> None:
 def test_a_question_without_supporting_passages_has_no_credit_and_says_so() -> None:
     unknown = replace(QUESTION, metadata={})
     assert scored(episode(search(0, "a"), turns=2, question=unknown)) == Score(0, {"known": 0.0})
-
-
-def test_credit_stays_with_its_turn_beside_other_rewards() -> None:
-    found = episode(search(0, "a"), turns=2, answer="Ada")
-    [score] = asyncio.run(RewardMix({"em": 1.0, "evidence": 0.2}).score([found]))
-    assert score.per_turn == pytest.approx((0.1, 1.0))
 
 
 def test_conforms_to_the_reward_seam() -> None:

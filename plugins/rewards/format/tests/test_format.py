@@ -80,69 +80,44 @@ def test_options_out_of_range_or_unknown_are_refused(options: dict[str, float]) 
         Options(**options)
 
 
+ANSWER = f"{THINK}<answer>x</answer>"
+SEARCHED = [THINK + SEARCH, INFORMATION]
+TAGS = "<information></think></information><search>x</search><answer>y</answer></information>"
 WELL_FORMED = {
-    "answers at once": [f"{THINK}<answer>x</answer>"],
-    "searches twice": [
-        THINK + SEARCH,
-        INFORMATION,
-        THINK + SEARCH,
-        INFORMATION,
-        f"{THINK}<answer>x</answer>",
-    ],
-    "searches with a named retriever": [
-        f'{THINK}<search engine="web">x</search>',
-        INFORMATION,
-        f"{THINK}<search engine = wiki >x</search>",
-        INFORMATION,
-        f"{THINK}<answer>x</answer>",
-    ],
+    "answers at once": [ANSWER],
+    "searches twice": [*SEARCHED, *SEARCHED, ANSWER],
+    "searches with a named retriever": [f'{THINK}<search engine="web">x</search>', INFORMATION, ANSWER],
     "spaces between": [f" \n{THINK}\t\n{SEARCH}\n", INFORMATION, f"\n{THINK} <answer>x</answer>\n"],
     "brackets in a thought": ["<think>a < b > c, <b>bold</b></think><answer>x</answer>"],
-    "passage full of our tags": [
-        THINK + SEARCH,
-        (
-            "observation",
-            "<information></think></information><search>x</search><answer>y</answer></information>",
-        ),
-        f"{THINK}<answer>x</answer>",
-    ],
+    "passage full of our tags": [THINK + SEARCH, ("observation", TAGS), ANSWER],
 }
 MALFORMED = {
     "nothing written": [""],
     "no answer": [THINK],
     "no thought": ["<answer>x</answer>"],
-    "search tag with something else in it": [
-        f'{THINK}<search k="3">x</search>',
-        INFORMATION,
-        f"{THINK}<answer>x</answer>",
-    ],
+    "search tag with something else in it": [f'{THINK}<search k="3">x</search>', INFORMATION, ANSWER],
     "answer with a named retriever": [f'{THINK}<answer engine="web">x</answer>'],
-    "search with a named retriever never answered": [f'{THINK}<search engine="web">x</search>'],
-    "no thought after information": [THINK + SEARCH, INFORMATION, "<answer>x</answer>"],
-    "text before the thought": [f"Well, {THINK}<answer>x</answer>"],
+    "no thought after information": [*SEARCHED, "<answer>x</answer>"],
+    "text before the thought": [f"Well, {ANSWER}"],
     "text between thought and answer": [f"{THINK}so <answer>x</answer>"],
-    "text after the answer": [f"{THINK}<answer>x</answer> indeed"],
+    "text after the answer": [f"{ANSWER} indeed"],
     "thought never closed": ["<think>hm <answer>x</answer>"],
     "thought in a thought": ["<think><think>hm</think></think><answer>x</answer>"],
-    "two thoughts": [THINK + THINK + "<answer>x</answer>"],
+    "two thoughts": [THINK + ANSWER],
     "search inside a thought": ["<think>" + SEARCH, INFORMATION, "</think><answer>x</answer>"],
-    "last search never answered": [THINK + SEARCH, INFORMATION, THINK + SEARCH],
-    "ends on information": [THINK + SEARCH, INFORMATION],
-    "information the policy made up": [
-        f"{THINK}<search>x</search><information>Beijing</information>{THINK}<answer>x</answer>"
-    ],
+    "last search never answered": [*SEARCHED, THINK + SEARCH],
+    "ends on information": SEARCHED,
+    "information the policy made up": [f"{THINK}{SEARCH}<information>Beijing</information>{ANSWER}"],
     "made-up information after a search": [
-        f"{THINK}{SEARCH}<information>y</information>",
-        INFORMATION,
-        f"{THINK}<answer>x</answer>",
+        f"{THINK}{SEARCH}<information>y</information>", INFORMATION, ANSWER,
     ],
     "made-up information in an answer": [f"{THINK}<answer><information>x</information></answer>"],
-    "feedback on the way": [THINK, FEEDBACK, f"{THINK}<answer>x</answer>"],
-    "observation without a search": [THINK, INFORMATION, f"{THINK}<answer>x</answer>"],
-    "search spelled as a segment kind": [f"{THINK}{SEARCH} observation", f"{THINK}<answer>x</answer>"],
-    "two answers": [f"{THINK}<answer>x</answer><answer>y</answer>"],
+    "feedback on the way": [THINK, FEEDBACK, ANSWER],
+    "observation without a search": [THINK, INFORMATION, ANSWER],
+    "search spelled as a segment kind": [f"{THINK}{SEARCH} observation", ANSWER],
+    "two answers": [f"{ANSWER}<answer>y</answer>"],
     "upper-case tags": ["<THINK>hm</THINK><ANSWER>x</ANSWER>"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("parts", WELL_FORMED.values(), ids=WELL_FORMED)

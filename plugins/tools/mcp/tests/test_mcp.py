@@ -15,7 +15,7 @@ from mcp_types import INTERNAL_ERROR, TextContent
 from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from tests.live_server import free_port, running
+from tests.live_server import running
 
 from srl.errors import UserError
 from srl.rollout.tools import tools_of
@@ -112,21 +112,6 @@ def test_a_result_is_cut_before_anything_looks_at_it(url):
     assert outcome.hits[0].passage.contents == "é" * 7
     late = call(url, "outage", {"why": "x" * 50 + "timed out"}, faults="timed out", max_chars=40)
     assert (late.status, len(late.error)) == ("rejected", 40)
-
-
-def test_a_server_that_is_not_there_dies_or_comes_back(url):
-    assert call(f"http://127.0.0.1:{free_port()}/mcp", "add", {"a": 1, "b": 2}).status == "refused"
-    port = free_port()
-    server = McpServer(Options(url=f"http://127.0.0.1:{port}/mcp", timeout_s=20.0))
-    statuses = []
-    for is_up in (True, False, True):
-        if is_up:
-            with running(made_server().streamable_http_app(), port):
-                outcome = asyncio.run(server.call("add", {"a": 1, "b": 2}))
-        else:
-            outcome = asyncio.run(server.call("add", {"a": 1, "b": 2}))
-        statuses.append(outcome.status)
-    assert statuses == ["ok", "refused", "ok"]
 
 
 def odd(answer: Any) -> Starlette:
