@@ -24,9 +24,9 @@ async def passages_of(
     parts: list[Passage] = []
     for start in range(1, MOST_PARTS, _AT_ONCE):
         names = [f"{passage.document}#{number}" for number in range(start, start + _AT_ONCE)]
-        pages = [page for page in takewhile(bool, await look_up(names)) if page]
-        parts += pages
-        if len(pages) < len(names):
+        there = [page for page in takewhile(bool, await look_up(names)) if page]
+        parts += there
+        if len(there) < len(names):
             break
     return [Hit(part, 0.0) for part in parts]
 
