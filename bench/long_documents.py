@@ -48,8 +48,8 @@ from srl.rollout.documents import Documents, FindCall, OpenCall  # noqa: E402
 from srl.rollout.environment import Environment  # noqa: E402
 from srl.rollout.episode import EpisodeOptions  # noqa: E402
 from srl.rollout.native import Native  # noqa: E402
+from srl.rollout.protocol import SearchCall, Tool  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
-from srl.rollout.turns import SearchCall, Tool  # noqa: E402
 from srl.serve.in_process import LocalSearch  # noqa: E402
 from srl.train.make_missing import BASE_MODEL  # noqa: E402
 from srl.train.sft import demonstrate, fine_tune_step  # noqa: E402
@@ -85,8 +85,8 @@ class LongWorld:
         self.documents = Documents(search, lambda text: len(codec.encode_text(text)), OPTIONS.max_obs_length)
         calls: list[Tool] = [SearchCall(search), OpenCall(self.documents), FindCall(self.documents)]
         used = {call.name: call for call in calls if call.name in ("search", *tools)}
-        turns = Native.of(codec, template("tiny"), used)
-        self.environment = Environment(codec, template("tiny"), OPTIONS, search, turns=turns)
+        native = Native.of(codec, template("tiny"), used)
+        self.environment = Environment(codec, template("tiny"), OPTIONS, search, native=native)
 
     def demonstrations(self) -> list[Trajectory]:
         """Right episodes of the questions whose page the first search brings."""

@@ -14,7 +14,7 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.rollout.native import Native
-from srl.rollout.turns import SearchCall
+from srl.rollout.protocol import SearchCall
 
 SPECIAL = [
     "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>",

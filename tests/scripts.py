@@ -11,6 +11,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, Sampling, ScriptedEngine
 from srl.rollout.environment import Environment, Key
 from srl.rollout.episode import EpisodeOptions, run_episode
+from srl.rollout.tags import Tags
 from srl.trajectory import Hit, Passage, Question, Search, SearchTool, Trajectory
 
 QUESTION = Question("q/0", "Who built the lighthouse of Velmar?", ("Ossa Trell",), "made-up")
@@ -66,10 +67,11 @@ def play(
     options: Mapping[str, Any] | None = None,
 ) -> Trajectory:
     """One episode in which the engine says `turns`."""
+    limits = EpisodeOptions(**{"max_turn_tokens": 200, **(options or {})})
     return asyncio.run(
         run_episode(
-            question, engine or RecordingEngine(codec, turns), search, codec=codec, template=template,
-            options=EpisodeOptions(**{"max_turn_tokens": 200, **(options or {})}),
+            question, engine or RecordingEngine(codec, turns), search, options=limits,
+            protocol=Tags(codec, template, limits.stop),
         )
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.rollout.engine import EngineFault, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions, run_episode
+from srl.rollout.tags import Tags
 from srl.train.load_components import Generation
 from srl.trajectory import Passage
 
@@ -55,8 +56,9 @@ def shown(capsys, turns=TURNS, search=None, engine=RecordingEngine, full=False, 
     view = EpisodeView(CODEC, full)
     found = asyncio.run(
         run_episode(
-            QUESTION, engine(CODEC, turns), search or TableSearch(), codec=CODEC, on_progress=view,
-            template=TEMPLATES["search-r1"], options=EpisodeOptions(**{"max_turn_tokens": 200, **options}),
+            QUESTION, engine(CODEC, turns), search or TableSearch(), on_progress=view,
+            protocol=Tags(CODEC, TEMPLATES["search-r1"]),
+            options=EpisodeOptions(**{"max_turn_tokens": 200, **options}),
         )
     )  # fmt: skip
     view.finish(found)

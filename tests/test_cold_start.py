@@ -20,7 +20,7 @@ from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.train import cold_start, make_missing
 from srl.train.cold_start import cold_started
-from srl.train.load_components import episode_options, load_policy, load_turns, with_base_tokenizer
+from srl.train.load_components import episode_options, load_native, load_policy, with_base_tokenizer
 from srl.train.make_missing import find_or_build_index
 from srl.train.model_card import read_card
 from srl.train.questions import load_template
@@ -177,7 +177,7 @@ def test_the_base_of_the_made_up_world_is_taught_calls_in_a_native_run(place, tm
     search = load_search(config, Workspace(tmp_path), lambda text: None)
     environment = Environment(
         codec, load_template(config), episode_options(config), search,
-        turns=load_turns(config, codec, search, lambda text: None),
+        native=load_native(config, codec, search, lambda text: None),
     )  # fmt: skip
     episodes = demonstrated(place / "demos.jsonl", environment)
     assert card["protocol"] == "native"

@@ -21,7 +21,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.documents import Document, Documents, FindCall, OpenCall
 from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.rollout.native import Native
-from srl.rollout.turns import SearchCall
+from srl.rollout.protocol import SearchCall
 from srl.serve import HttpSearch, LocalSearch
 from srl.serve.cassette import MissingFromCassette, Recorder, Replay
 from srl.serve.named_retrievers import NamedRetrievers, aclose
@@ -144,8 +144,7 @@ def play(
     async def run() -> Trajectory:
         try:
             return await run_episode(
-                QUESTION, NativeEngine(native, texts), search, codec=codec, template=TEMPLATES["tools"],
-                options=options, turns=native,
+                QUESTION, NativeEngine(native, texts), search, protocol=native, options=options,
             )  # fmt: skip
         finally:
             await aclose(search)

@@ -29,6 +29,7 @@ from srl.protocol import parse_action, template
 from srl.rollout.codec import TextCodec
 from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import run_episode
+from srl.rollout.tags import Tags
 from srl.serve.in_process import LocalSearch
 from srl.train.fact_chains import THOUGHT_WORDS, Chain, fact_chain
 from srl.train.load_components import episode_options
@@ -183,7 +184,7 @@ async def played(item: Question, config: Config, search: LocalSearch) -> Traject
     codec = TextCodec()
     engine = ScriptedEngine(codec, lambda request, turn: item.metadata["turns"][turn])
     return await run_episode(
-        item, engine, search, codec=codec, template=template("search-r1"), options=episode_options(config),
+        item, engine, search, protocol=Tags(codec, template("search-r1")), options=episode_options(config),
         phase="sft",
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.rollout.glue import Glue, derive
 from srl.rollout.native import Native, schemas
-from srl.rollout.turns import SearchCall
+from srl.rollout.protocol import SearchCall
 from srl.trajectory import Trajectory
 
 TOOLS = {"search": SearchCall(TableSearch())}
@@ -31,8 +31,8 @@ CALL = ToolCall("search", {"query": "Velmar"})
 def play(codec: Codec, texts: Sequence[str], turns: Native, **options: int) -> Trajectory:
     return asyncio.run(
         run_episode(
-            QUESTION, NativeEngine(turns, texts), TableSearch(), codec=codec, template=TEMPLATES["tools"],
-            options=EpisodeOptions(**{"max_turn_tokens": 200, **options}), turns=turns,
+            QUESTION, NativeEngine(turns, texts), TableSearch(), protocol=turns,
+            options=EpisodeOptions(**{"max_turn_tokens": 200, **options}),
         )
     )  # fmt: skip
 

@@ -55,8 +55,8 @@ def play(
     turns = replace(native(codec, search, max_calls=calls), template=TEMPLATES[template])
     return asyncio.run(
         run_episode(
-            QUESTION, engine or NativeEngine(turns, texts), search, codec=codec, template=turns.template,
-            options=EpisodeOptions(**{"max_turn_tokens": 200, **options}), turns=turns,
+            QUESTION, engine or NativeEngine(turns, texts), search, protocol=turns,
+            options=EpisodeOptions(**{"max_turn_tokens": 200, **options}),
         )
     )  # fmt: skip
 
@@ -276,10 +276,10 @@ def test_logged_episodes_become_demonstrations_that_play_in_either_protocol(code
     for turns in (replace(native(codec), template=TEMPLATES[template]), None):
         prompt = turns.template if turns else TEMPLATES["search-r1"]
         environment = Environment(
-            codec, prompt, EpisodeOptions(max_turn_tokens=200), TableSearch(), turns=turns
+            codec, prompt, EpisodeOptions(max_turn_tokens=200), TableSearch(), native=turns
         )
         (episode,) = demonstrate([shown], environment)
-        assert not_as_written(episode, environment.talk) is None
+        assert not_as_written(episode, environment.protocol) is None
         assert [search.query for search in episode.searches] == ["lighthouse", "Velmar"]
         assert (episode.end, episode.answer) == ("answered", ANSWER)
 

@@ -26,7 +26,7 @@ from srl.rollout.engine import Sampling
 from srl.train.baselines import BASELINES, baseline_config
 from srl.train.dry_run import plan_run
 from srl.train.export import export
-from srl.train.load_components import load_turns, template_kwargs, with_day, with_protocol
+from srl.train.load_components import load_native, template_kwargs, with_day, with_protocol
 from srl.train.model_card import model_card, write_card
 from srl.train.model_settings import settings_of
 from srl.train.questions import declared_tools, load_template, takes_written_prompts
@@ -80,7 +80,7 @@ def test_another_chat_template_than_in_training_is_said_in_a_line(folder, tmp_pa
     write_card(tmp_path / "srl.json", model_card(trained, Model()))
     said = list[str]()
     chosen = native(folder, model__path=str(tmp_path))
-    load_turns(chosen, family_codec(family), TableSearch(), said.append)
+    load_native(chosen, family_codec(family), TableSearch(), said.append)
     assert len(said) == (family != "qwen2.5")
     assert all("\n" not in line and "model.chat_template_kwargs" in line for line in said)
 
@@ -153,7 +153,7 @@ def test_a_server_that_returns_text_is_refused(folder):
     chosen = native(folder)
     for codec, engine in ((TextCodec(), None), (family_codec("qwen2.5"), SimpleNamespace(token_ids=False))):
         with pytest.raises(UserError) as refused:
-            load_turns(chosen, codec, TableSearch(), lambda text: None, engine)
+            load_native(chosen, codec, TableSearch(), lambda text: None, engine)
         assert refused.value.key == "rollout.protocol"
 
 

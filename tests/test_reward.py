@@ -17,6 +17,7 @@ from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import EpisodeOptions, run_episode
+from srl.rollout.tags import Tags
 from srl.train.episodes import EpisodeRunner, Splits, TrainingEnvironment
 from srl.trajectory import FailedEpisodes, Question, Score, Search, Segment, Trajectory, failed_episodes
 
@@ -120,8 +121,8 @@ async def play() -> Trajectory:
     codec, options = Codec(byte_level_tokenizer()), EpisodeOptions(max_turns=1)
     engine = ScriptedEngine(codec, lambda request_id, turn: said[turn])
     return await run_episode(
-        Question("q2", "Q?", ("2",)), engine, Nothing(), codec=codec, template=template("search-r1"),
-        options=options,
+        Question("q2", "Q?", ("2",)), engine, Nothing(), options=options,
+        protocol=Tags(codec, template("search-r1")),
     )  # fmt: skip
 
 

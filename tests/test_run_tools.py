@@ -22,7 +22,7 @@ from srl.rollout.environment import Environment
 from srl.rollout.native import schemas
 from srl.serve.server import create_app
 from srl.store.records import Record, part_tables
-from srl.train.load_components import episode_options, load_turns
+from srl.train.load_components import episode_options, load_native
 from srl.train.questions import load_template
 from srl.train.search import load_search
 from srl.train.tools import declared_tools
@@ -85,11 +85,11 @@ def played(config: Config, place: Path, *calls: ToolCall) -> Trajectory:
     """The episode that makes these calls, one a turn, in what the configuration names."""
     codec = family_codec("qwen2.5")
     search = load_search(config, Workspace(place / "workspace"), lambda text: None)
-    turns: Any = load_turns(config, codec, search, lambda text: None)
-    assert schemas(turns.tools) == declared_tools(config)
-    texts = [*(turns.glue.format.write([call]) for call in calls), "Ossa Trell"]
-    environment = Environment(codec, load_template(config), episode_options(config), search, turns=turns)
-    return asyncio.run(environment.play(NativeEngine(turns, texts), QUESTION))
+    native: Any = load_native(config, codec, search, lambda text: None)
+    assert schemas(native.tools) == declared_tools(config)
+    texts = [*(native.glue.format.write([call]) for call in calls), "Ossa Trell"]
+    environment = Environment(codec, load_template(config), episode_options(config), search, native=native)
+    return asyncio.run(environment.play(NativeEngine(native, texts), QUESTION))
 
 
 CALLS = (

@@ -16,8 +16,8 @@ from srl.protocol import TEMPLATES, ToolCall
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.rollout.native import Native
+from srl.rollout.protocol import SearchCall
 from srl.rollout.tools import MOST_CHARS, Guarded, tools_of
-from srl.rollout.turns import SearchCall
 from srl.store.records import Record, part_tables
 from srl.testing import check_tool, checks
 from srl.trajectory import FAULTS, Hit, Passage, Search, SearchStatus, Trajectory, rejected, returned
@@ -76,7 +76,7 @@ def play(codec: Codec, tool: Any, *, both: bool = False) -> Trajectory:
     engine = NativeEngine(native, [native.glue.format.write(calls), "Ossa Trell"])
     return asyncio.run(
         run_episode(
-            QUESTION, engine, search, codec=codec, template=template, options=EpisodeOptions(), turns=native,
+            QUESTION, engine, search, protocol=native, options=EpisodeOptions(),
         )
     )  # fmt: skip
 

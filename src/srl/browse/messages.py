@@ -15,7 +15,7 @@ from srl.browse.filters import Condition
 from srl.files import atomic_file
 from srl.protocol import FORMATS, INFORMATION, opens_thought, shown_result
 from srl.rollout.documents import FindCall, OpenCall
-from srl.rollout.turns import SearchCall, schema, search_parameters
+from srl.rollout.protocol import SearchCall, schema, search_parameters
 from srl.store.batches import batches
 from srl.trajectory import Search, Trajectory
 

@@ -55,7 +55,7 @@ def srl_rewards(register: Register) -> None:
 
 @hookspec
 def srl_tools(register: Register) -> None:
-    """Register tools that a policy may call: `srl.rollout.turns.Tool` objects, or sources of several."""
+    """Register tools that a policy may call: `srl.rollout.protocol.Tool` objects, or sources of several."""
 
 
 @hookspec

@@ -11,8 +11,9 @@ from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions, OnProgress, run_episode
+from srl.rollout.native import Native
+from srl.rollout.protocol import Protocol
 from srl.rollout.tags import Tags
-from srl.rollout.turns import Turns
 from srl.trajectory import Phase, Question, SearchTool, Trajectory
 
 ATTEMPTS = 2
@@ -32,7 +33,7 @@ class Key(NamedTuple):
 class Environment:
     """Everything around the policy in an episode; `search` is the tool, None where nothing can be searched.
 
-    `turns` is how policy and tools talk, by default Search-R1's tags.
+    `native` is the model's own way to call tools; without it policy and tools talk by Search-R1's tags.
 
     Episodes are independent of each other: a slow search delays its own only. One that a fault of a search or
     of the engine ended is sampled anew, `attempts` times in all; the last may be `failed` too.
@@ -43,12 +44,12 @@ class Environment:
     options: EpisodeOptions
     search: SearchTool | None
     attempts: int = field(default=ATTEMPTS, kw_only=True)
-    turns: Turns | None = field(default=None, kw_only=True)
+    native: Native | None = field(default=None, kw_only=True)
 
     @property
-    def talk(self) -> Turns:
-        """How policy and tools take turns here."""
-        return self.turns or Tags(self.codec, self.template, self.options.stop)
+    def protocol(self) -> Protocol:
+        """How policy and tools talk here."""
+        return self.native or Tags(self.codec, self.template, self.options.stop)
 
     def for_evaluation(self, temperature: float) -> Self:
         """This environment with the sampling of validation, test and evaluation."""
@@ -60,9 +61,8 @@ class Environment:
         """The episode in which `engine` answers `question`."""
         for attempt in range(self.attempts):
             trajectory = await run_episode(
-                question, engine, self.search, codec=self.codec, template=self.template, options=self.options,
-                seed=key.seed, step=key.step, sample=key.sample, phase=key.phase, attempt=attempt,
-                on_progress=on_progress, turns=self.talk,
+                question, engine, self.search, protocol=self.protocol, options=self.options, seed=key.seed,
+                step=key.step, sample=key.sample, phase=key.phase, attempt=attempt, on_progress=on_progress,
             )  # fmt: skip
             if trajectory.valid:
                 break

@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from srl.errors import UserError
-from srl.protocol import NO_INFORMATION, STOP_STRINGS, Template, ToolCall
-from srl.rollout.codec import Codec
+from srl.protocol import NO_INFORMATION, STOP_STRINGS, ToolCall
 from srl.rollout.engine import Engine, EngineFault, Sampling, StopReason
 from srl.rollout.observation import fit_information
-from srl.rollout.tags import Tags
-from srl.rollout.turns import Continuation, Messages, SearchCall, Tool, Turn, Turns
+from srl.rollout.protocol import Continuation, Messages, Protocol, SearchCall, Tool, Turn
 from srl.trajectory import (
     EndReason,
     Phase,
@@ -68,8 +66,7 @@ async def run_episode(
     engine: Engine,
     search: SearchTool | None,
     *,
-    codec: Codec,
-    template: Template,
+    protocol: Protocol,
     options: EpisodeOptions,
     seed: int = 0,
     step: int = 0,
@@ -77,11 +74,8 @@ async def run_episode(
     phase: Phase = "train",
     attempt: int = 0,
     on_progress: OnProgress | None = None,
-    turns: Turns | None = None,
 ) -> Trajectory:
-    """Let `engine` answer `question` with the tool `search` (None: there is none).
-
-    `turns` is how they talk, by default Search-R1's tags, and has further tools.
+    """Let `engine` answer `question` with the tools of `protocol`, else with `search` (None: without any).
 
     The trajectory holds the ids that the engine was given and those that it returned, in order; nothing is
     decoded and encoded again. It never ends on an observation: if an observation and a minimal answer do
@@ -90,10 +84,9 @@ async def run_episode(
     with each token of an engine that tells them. Raises PromptTooLongError.
     """
     trajectory = Trajectory(question, sample=sample, step=step, phase=phase, attempt=attempt)
-    turns = turns or Tags(codec, template, options.stop)
-    trajectory.protocol = turns.name
-    tools = turns.tools or ({} if search is None else {"search": SearchCall(search)})
-    episode = _Episode(trajectory, engine, tools, turns, options, on_progress)
+    trajectory.protocol = protocol.name
+    tools = protocol.tools or ({} if search is None else {"search": SearchCall(search)})
+    episode = _Episode(trajectory, engine, tools, protocol, options, on_progress)
     request = f"{phase}/{step}/{question.id}/{sample}/{attempt}"
     key = (seed, phase, step, question.id, sample, attempt)
     current_episode.set(request)
@@ -115,12 +108,12 @@ class _Episode:
         trajectory: Trajectory,
         engine: Engine,
         tools: Mapping[str, Tool],
-        turns: Turns,
+        protocol: Protocol,
         options: EpisodeOptions,
         on_progress: OnProgress | None,
     ) -> None:
         self.trajectory, self.engine, self.tools = trajectory, engine, tools
-        self.turns, self.options, self.on_progress = turns, options, on_progress
+        self.protocol, self.options, self.on_progress = protocol, options, on_progress
         self.ids: list[int] = []
         self.prompt_length = 0
 
@@ -135,7 +128,7 @@ class _Episode:
             except EngineFault as fault:
                 self.trajectory.error = str(fault)
                 return "failed"
-            turn = self.turns.read(completion.token_ids, inside_thought)
+            turn = self.protocol.read(completion.token_ids, inside_thought)
             self._add(Segment("policy", completion.token_ids, turn.text, number, completion.logprobs))
             if turn.ends or number == self.options.max_turns:
                 return self._end(turn, completion.stop_reason)
@@ -148,11 +141,11 @@ class _Episode:
     async def _start(self) -> None:
         """Add the prompt, with what was retrieved for it. Raises PromptTooLongError."""
         question, longest = self.trajectory.question, self.options.max_prompt_length
-        template = self.turns.template
+        template = self.protocol.template
         messages: Messages = question.prompt or template.messages(question.text)
         if template.retrieves:
             messages = template.messages(question.text, await self._retrieve())
-        ids, self.trajectory.think_is_open, text = self.turns.prompt(messages)
+        ids, self.trajectory.think_is_open, text = self.protocol.prompt(messages)
         if len(ids) > longest:
             raise PromptTooLongError(
                 f"question {question.id}: its prompt has {len(ids)} tokens, more than "
@@ -173,9 +166,9 @@ class _Episode:
         if result.is_fault:
             return NO_INFORMATION
         self.trajectory.valid_searches += result.status != "rejected"
-        without, *_ = self.turns.prompt(self.turns.template.messages(question.text, NO_INFORMATION))
+        without, *_ = self.protocol.prompt(self.protocol.template.messages(question.text, NO_INFORMATION))
         room = min(options.max_prompt_length - len(without), options.max_obs_length)
-        fitted = fit_information(result.hits, room, self.turns.codec)
+        fitted = fit_information(result.hits, room, self.protocol.codec)
         if fitted is None:
             raise PromptTooLongError(
                 f"question {question.id}: no passage fits into its prompt; raise data.max_prompt_length="
@@ -199,7 +192,7 @@ class _Episode:
             max_tokens=min(self.options.max_turn_tokens, self._remaining()),
             temperature=self.options.temperature,
             top_p=self.options.top_p,
-            stop=self.turns.stop,
+            stop=self.protocol.stop,
             key=(*key, turn),
             on_tokens=self.on_progress and partial(self.on_progress, self.trajectory),
         )
@@ -212,7 +205,7 @@ class _Episode:
         elif stop_reason == "length":
             return "truncated"
         else:
-            answer = self.turns.last_answer(turn)
+            answer = self.protocol.last_answer(turn)
         self.trajectory.answer = answer
         return "unanswered" if answer is None else "answered"
 
@@ -231,7 +224,7 @@ class _Episode:
         self.trajectory.valid_actions += executed > 0
         self.trajectory.valid_searches += executed
         room = self._remaining() - self.options.min_answer_tokens
-        continued = self.turns.continue_with(results, self.options.max_obs_length, room, self.ids)
+        continued = self.protocol.continue_with(results, self.options.max_obs_length, room, self.ids)
         if continued is None:
             return None
         if continued.results:

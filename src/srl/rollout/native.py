@@ -14,7 +14,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.documents import OPENERS
 from srl.rollout.glue import Glue, derive, refusal
 from srl.rollout.observation import fit_result
-from srl.rollout.turns import Continuation, Messages, Tool, Turn, schema
+from srl.rollout.protocol import Continuation, Messages, Tool, Turn, schema
 from srl.trajectory import Search
 
 _STUB = "…"
@@ -26,7 +26,7 @@ _ANSWER = re.compile(r".*<answer>(.*?)</answer>", re.DOTALL)
 
 @dataclass(frozen=True)
 class Native:
-    """The `Turns` of a model that was taught to call tools.
+    """The `Protocol` of a model that was taught to call tools.
 
     A turn ends at EOS. Its calls are executed, at most `max_calls`; a malformed one has an error as its
     result. A turn without a call is the final message, and the answer: what stands between its last answer
@@ -47,14 +47,14 @@ class Native:
         max_calls: int = 4,
     ) -> Native:  # fmt: skip
         """With the glue of the codec's chat template. Raises UserError where that does not serve."""
-        turns = cls(codec, template, tools, derive(codec, schemas(tools), call_format), max_calls)
+        native = cls(codec, template, tools, derive(codec, schemas(tools), call_format), max_calls)
         plain, forged = (
-            codec.encode_marked(turns.glue.text([""], [text]))
-            for text in (NO_RESULTS, turns._escaped(" ".join(codec.added)))
+            codec.encode_marked(native.glue.text([""], [text]))
+            for text in (NO_RESULTS, native._escaped(" ".join(codec.added)))
         )
-        if turns._added(plain) != turns._added(forged):
+        if native._added(plain) != native._added(forged):
             raise refusal("the names of the tokenizer's added tokens cannot be written as text")
-        return turns
+        return native
 
     @property
     def name(self) -> str:

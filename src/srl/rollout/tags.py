@@ -1,4 +1,4 @@
-"""Search-R1's way to take turns: actions between tags, and results as raw text in the assistant's turn."""
+"""Search-R1's protocol: actions between tags, and results as raw text in the assistant's turn."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import ClassVar
 from srl.protocol import STOP_STRINGS, Template, ToolCall, parse_action
 from srl.rollout.codec import Codec
 from srl.rollout.observation import fit_information
-from srl.rollout.turns import Continuation, Messages, Tool, Turn
+from srl.rollout.protocol import Continuation, Messages, Tool, Turn
 from srl.trajectory import Search
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The `Turns` of models without a format for calls. An action is complete where its tag closes."""
+    """The `Protocol` of models without a format for calls. An action is complete where its tag closes."""
 
     codec: Codec
     template: Template

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any, Protocol, get_args, runtime_checkable
 
 from srl.errors import UserError
-from srl.rollout.turns import Tool
+from srl.rollout.protocol import Tool
 from srl.safe import one_line, quoted
 from srl.trajectory import Hit, Passage, Search, SearchStatus
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, get_args
 
+from srl.rollout.protocol import Tool
 from srl.rollout.tools import tools_of
-from srl.rollout.turns import Tool
 from srl.testing.checks import Check, expect, run
 from srl.trajectory import Hit, Passage, Search, SearchStatus
 

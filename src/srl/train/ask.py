@@ -14,7 +14,7 @@ from srl.config import Config
 from srl.rollout.environment import Environment, Key
 from srl.rollout.episode import OnProgress
 from srl.serve.named_retrievers import aclose, connect
-from srl.train.load_components import Generation, episode_options, load_generation, load_turns
+from srl.train.load_components import Generation, episode_options, load_generation, load_native
 from srl.train.make_missing import Note
 from srl.train.model_settings import trained_with
 from srl.train.questions import load_template, prompts
@@ -66,8 +66,8 @@ def conversation(config: Config, workspace: Workspace, note: Note) -> Iterator[C
         try:
             process.run_async(connect(search), runner)
             loaded.start()
-            turns = load_turns(config, loaded.codec, search, note, loaded.engine)
-            environment = Environment(loaded.codec, template, options, search, attempts=1, turns=turns)
+            native = load_native(config, loaded.codec, search, note, loaded.engine)
+            environment = Environment(loaded.codec, template, options, search, attempts=1, native=native)
             yield Conversation(loaded, environment, config.trainer.seed, changed, runner)
         finally:
             loaded.engine.close()

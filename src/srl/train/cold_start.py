@@ -15,7 +15,7 @@ from srl.models.load import pick_device, pick_dtype
 from srl.models.weights import save_model
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
-from srl.train.load_components import episode_options, load_policy, load_turns
+from srl.train.load_components import episode_options, load_native, load_policy
 from srl.train.make_missing import Note, make_if_missing, start_of, world_directory
 from srl.train.model_card import model_card, stop_strings, write_card
 from srl.train.model_check import check_model
@@ -91,14 +91,14 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
         policy = load_policy(model.model_copy(update=paths), lambda text: None)
         set_threads(policy.model, config)
         check_model(policy.model, options.max_prompt_length + options.max_response_length, note)
-        turns = load_turns(config, policy.codec, search, note)
-        environment = Environment(policy.codec, template, options, search, turns=turns)
+        native = load_native(config, policy.codec, search, note)
+        environment = Environment(policy.codec, template, options, search, native=native)
         demonstrations = demonstrated(file, environment, note)
         torch.manual_seed(seed)
         what = "fine-tuning steps"
         fine_tune(sft, policy.model, demonstrations, max_tokens=max_tokens, seed=seed, what=what)
         with atomic_directory(path) as folder:
-            card = model_card(environment.talk, config.model)
+            card = model_card(environment.protocol, config.model)
             save_model(policy.model, policy.codec.tokenizer, folder, stop_strings=stop_strings(card))
             write_card(folder / ABOUT, card)
 

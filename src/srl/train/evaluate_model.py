@@ -19,7 +19,7 @@ from srl.rollout.environment import Environment
 from srl.store import LogWriter, reading
 from srl.train.baselines import CLOSED_BOOK, baseline_config
 from srl.train.evaluation_run import About, Plan, check_same, generate, new_run, run_info, runs_by_setting
-from srl.train.load_components import Generation, episode_options, load_generation, load_turns
+from srl.train.load_components import Generation, episode_options, load_generation, load_native
 from srl.train.make_missing import Note
 from srl.train.model_settings import trained_with
 from srl.train.questions import (
@@ -237,7 +237,7 @@ def _evaluated(
     run, digests = runs[0], index_digests(search)
     environment = Environment(
         loaded.codec, load_template(config), episode_options(config), search,
-        turns=load_turns(config, loaded.codec, search, note, loaded.engine),
+        native=load_native(config, loaded.codec, search, note, loaded.engine),
     )  # fmt: skip
     plan = Plan.of(runs, questions, n, note)
     progress = f": {len(plan.done):,} of {n * len(questions):,} episodes are in its log" if plan.done else ""

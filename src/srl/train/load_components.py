@@ -30,7 +30,6 @@ from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.glue import Glue, derive
 from srl.rollout.native import Native
-from srl.rollout.turns import Turns
 from srl.train.episodes import Splits, TrainingEnvironment
 from srl.train.make_missing import HERMES, Note
 from srl.train.model_card import read_card
@@ -105,9 +104,9 @@ def with_day(config: Config) -> Config:
     return config.with_settings({"model.chat_template_kwargs": {**options, _DAY: date.today().isoformat()}})
 
 
-def load_turns(
+def load_native(
     config: Config, codec: Codec, search: SearchTool | None, note: Note, engine: Engine | None = None
-) -> Turns | None:
+) -> Native | None:
     """How the policy calls tools in its own way; None for tags. Raises UserError where it cannot do either.
 
     `note` is told of a chat template that has changed since the model was trained.
@@ -123,16 +122,16 @@ def load_turns(
             "completions; or set rollout.protocol=tags",
         )  # fmt: skip
     tools, rollout = load_tools(config, codec, search), config.rollout
-    turns = Native.of(
+    native = Native.of(
         codec, load_template(config), tools, call_format=rollout.call_format, max_calls=rollout.max_calls
     )
     card = {} if config.model.path is None else read_card(Path(config.model.path))
-    if card.get("glue", turns.glue.digest) != turns.glue.digest:
+    if card.get("glue", native.glue.digest) != native.glue.digest:
         note(
             "warning: the chat template has another text around results than the model was trained with; "
             "put back its own, or set model.chat_template_kwargs as in training"
         )
-    return turns
+    return native
 
 
 def with_protocol(config: Config, note: Note) -> Config:
@@ -208,7 +207,7 @@ def load_environment(
         note(f"warning: {line}")
     return TrainingEnvironment(
         codec, load_template(config), episode_options(config), search, rewards, question_splits,
-        turns=load_turns(config, codec, search, note),
+        native=load_native(config, codec, search, note),
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             "ids; set rollout.engine=torch"
         )
     check_model(actor, longest, terminal.note)
-    inputs = as_inputs(index_digests(environment.search), environment.talk)
+    inputs = as_inputs(index_digests(environment.search), environment.protocol)
     if config.model.lora_rank > 0:
         inputs["base"] = model_digest(str(config.model.path))
     loaded: dict[str, Any] = {

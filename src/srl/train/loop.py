@@ -246,7 +246,7 @@ class Loop(ABC):
         self.runner.wait_for_log()
         environment = self.environment
         digests = index_digests(environment.search)
-        card = {"step": self.progress.step, **card_of_run(self.config, environment.talk, digests)}
+        card = {"step": self.progress.step, **card_of_run(self.config, environment.protocol, digests)}
         save_checkpoint(
             path, self, environment.codec.tokenizer, self.optimisers, state or self.state(), card,
             is_first=not saved,

@@ -29,7 +29,7 @@ from srl.rollout.environment import Environment, Key
 from srl.rollout.episode import OnProgress, PromptTooLongError
 from srl.serve.named_retrievers import aclose, connect
 from srl.train.fact_chains import SearchFailedError, fact_chain
-from srl.train.load_components import episode_options, load_codec, load_turns
+from srl.train.load_components import episode_options, load_codec, load_native
 from srl.train.make_missing import Note
 from srl.train.questions import check_some_left, load_questions, load_template
 from srl.train.search import load_search
@@ -65,8 +65,8 @@ def make_demonstrations(
             hint="--set rollout.search=true --set data.template=search-r1, or another template that searches",
         )  # fmt: skip
     codec, template = _codec(config, note), load_template(config)
-    talk = None if isinstance(codec, TextCodec) else load_turns(config, codec, search, note)
-    environment = Environment(codec, template, episode_options(config), search, attempts=1, turns=talk)
+    native = None if isinstance(codec, TextCodec) else load_native(config, codec, search, note)
+    environment = Environment(codec, template, episode_options(config), search, attempts=1, native=native)
     make = partial(_from_passages, environment)
     if source == "facts":
         make = partial(_from_facts, environment, search, config.trainer.seed)
@@ -138,7 +138,7 @@ async def _from_facts(environment: Environment, search: SearchTool, seed: int, q
     def shown(outcome: Search) -> Search:
         """What of a search fits the budget of an observation."""
         longest = options.max_obs_length
-        fitted = environment.talk.continue_with([outcome], longest, longest, after=())
+        fitted = environment.protocol.continue_with([outcome], longest, longest, after=())
         return fitted.results[0] if fitted and fitted.results else replace(outcome, shown=0)
 
     chain = await fact_chain(question, search, shown, max_searches=options.max_turns, seed=seed)
@@ -177,7 +177,7 @@ async def _run(
     environment: Environment, question: Question, script: Script, on_progress: OnProgress | None = None
 ) -> Trajectory:
     """Run the turns of `script` as an episode, which must end with the answer."""
-    engine = ScriptedEngine(environment.codec, script, environment.talk.encode)
+    engine = ScriptedEngine(environment.codec, script, environment.protocol.encode)
     episode = await environment.play(engine, question, Key(phase="sft"), on_progress)
     if not episode.valid:
         raise SearchFailedError(episode.fault)

@@ -11,12 +11,12 @@ from srl.config.sections import Model
 from srl.files import ABOUT, FORMAT, check_format, json_object, write_json
 from srl.models.hub import hub_name
 from srl.protocol import STOP_STRINGS
-from srl.rollout.turns import Turns
+from srl.rollout.protocol import Protocol
 from srl.train.questions import takes_written_prompts
 
 
 def model_card(
-    talk: Turns, section: Model, indexes: Mapping[str, str] | None = None, start: str | None = None
+    protocol: Protocol, section: Model, indexes: Mapping[str, str] | None = None, start: str | None = None
 ) -> dict[str, Any]:
     """The fields of `srl.json`: template, search, what its chat template is called with, how it calls tools,
     and the digests of the indexes used in training by the name of their retriever, "" for the default one.
@@ -24,16 +24,16 @@ def model_card(
     `base_model` is the published model that the training began with, where the directory `start` is one.
     """
     base = {} if start is None else base_model(Path(start))
-    card = {"template": talk.template.name, "search": talk.template.searches, **talk.card, **base}
+    card = {"template": protocol.template.name, "search": protocol.template.searches, **protocol.card, **base}
     if section.chat_template_kwargs:
         card["chat_template_kwargs"] = section.chat_template_kwargs
     return card if indexes is None else {**card, "indexes": dict(indexes)}
 
 
-def card_of_run(config: Config, talk: Turns, indexes: Mapping[str, str]) -> dict[str, Any]:
+def card_of_run(config: Config, protocol: Protocol, indexes: Mapping[str, str]) -> dict[str, Any]:
     """The card of what a run trains. `template` is null where the run uses the prompts in its files, so that
     an evaluation uses them too."""
-    card = model_card(talk, config.model, indexes, config.model.path)
+    card = model_card(protocol, config.model, indexes, config.model.path)
     return card | {"template": None} if takes_written_prompts(config) else card
 
 

@@ -15,7 +15,7 @@ from srl.index.open import check_may_import
 from srl.plugins import manager
 from srl.plugins.options import runtime_options
 from srl.rollout.documents import OPENERS
-from srl.rollout.turns import Turns
+from srl.rollout.protocol import Protocol
 from srl.serve.cassette import Recorder, Replay
 from srl.serve.client import HttpSearch
 from srl.serve.in_process import LocalSearch
@@ -143,10 +143,10 @@ def index_digests(search: SearchTool | None) -> dict[str, str]:
     return {} if search is None else {"": digest_of(search), **getattr(search, "digests", {})}
 
 
-def as_inputs(digests: Mapping[str, str], talk: Turns | None = None) -> dict[str, str]:
+def as_inputs(digests: Mapping[str, str], protocol: Protocol | None = None) -> dict[str, str]:
     """The digests of indexes, and of the texts around results, under the names of `RunRecord.inputs`."""
     inputs = {f"index of {name}" if name else "index": digest for name, digest in digests.items()}
-    return inputs | ({"glue": talk.card["glue"]} if talk and "glue" in talk.card else {})
+    return inputs | ({"glue": protocol.card["glue"]} if protocol and "glue" in protocol.card else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from srl.errors import UserError
 from srl.progress import counted
 from srl.rollout.engine import ScriptedEngine
 from srl.rollout.environment import Environment, Key
-from srl.rollout.turns import Turns
+from srl.rollout.protocol import Protocol
 from srl.train.learning_rate import sft_factor
 from srl.train.make_missing import Note
 from srl.train.question_order import QuestionOrder
@@ -60,7 +60,7 @@ def demonstrated(
     demonstrations = read_demonstrations(file)
     fitting, faults = with_prompts(demonstrations, environment, training_questions)
     episodes = demonstrate(fitting, environment)
-    whys = [not_as_written(episode, environment.talk) for episode in episodes]
+    whys = [not_as_written(episode, environment.protocol) for episode in episodes]
     faults += [
         (episode.question.id, why) for episode, why in zip(episodes, whys, strict=True) if why is not None
     ]
@@ -91,7 +91,7 @@ def with_prompts(
     prompt_by_text = {question.text: question.prompt for question in training_questions}
     for question in questions:
         prompt = prompt_by_text.get(question.text) or prompt_of(question.text)
-        if (length := len(environment.talk.prompt(prompt)[0])) <= longest:
+        if (length := len(environment.protocol.prompt(prompt)[0])) <= longest:
             fitting.append(replace(question, prompt=prompt))
         else:
             why = f"its prompt has {length:,} tokens, more than data.max_prompt_length={longest}"
@@ -99,14 +99,14 @@ def with_prompts(
     return fitting, faults
 
 
-def not_as_written(episode: Trajectory, talk: Turns) -> str | None:
+def not_as_written(episode: Trajectory, protocol: Protocol) -> str | None:
     """Why the episode of a demonstration is not what its turns (`metadata["turns"]`) say; None if it is."""
     turns = episode.question.metadata["turns"]
     played = [segment.token_ids for segment in episode.segments if segment.is_policy]
     for number, (text, ids) in enumerate(zip(turns, played, strict=False), start=1):
-        if any(stop in talk.codec.decode(ids[:-1]) for stop in talk.stop):
+        if any(stop in protocol.codec.decode(ids[:-1]) for stop in protocol.stop):
             return f"turn {number} goes on after its tag"
-        if len(talk.encode(text)) > len(ids):
+        if len(protocol.encode(text)) > len(ids):
             return f"turn {number} does not fit (rollout.max_turn_tokens, data.max_response_length)"
     if rejected := next((search for search in episode.searches if search.status == "rejected"), None):
         return f"turn {rejected.turn + 1}: {rejected.error}"
@@ -173,7 +173,7 @@ def demonstrate(questions: Sequence[Question], environment: Environment) -> list
         turns = question.metadata["turns"]
         engine = ScriptedEngine(
             environment.codec, lambda request, turn: turns[turn] if turn < len(turns) else "",
-            environment.talk.encode,
+            environment.protocol.encode,
         )  # fmt: skip
         trajectory = await environment.play(engine, question, Key(phase="sft"))
         count(next(numbers))

@@ -14,8 +14,8 @@ from srl.errors import UserError
 from srl.plugins import manager
 from srl.rollout.codec import Codec
 from srl.rollout.documents import OPENERS, Documents, FindCall, OpenCall
+from srl.rollout.protocol import SearchCall, Tool, schema, search_parameters
 from srl.rollout.tools import Guarded, tools_of
-from srl.rollout.turns import SearchCall, Tool, schema, search_parameters
 from srl.trajectory import SearchTool
 
 KEY = "rollout.tools"

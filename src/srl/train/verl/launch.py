@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from srl.config import Config
 from srl.errors import UserError, first_line
 from srl.install import pip_install
-from srl.rollout.turns import Turns
+from srl.rollout.protocol import Protocol
 from srl.store import RunInfo
 from srl.train.episodes import Splits
 from srl.train.learner import reference_digest
@@ -106,8 +106,8 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             "one `srl serve retriever` can answer all of them"
         )
     digests = index_digests(environment.search)
-    inputs = as_inputs(digests, environment.talk) | {"reference": reference_digest(config)}
-    return VerlRun(config, workspace, terminal, splits, environment.talk, digests, inputs)
+    inputs = as_inputs(digests, environment.protocol) | {"reference": reference_digest(config)}
+    return VerlRun(config, workspace, terminal, splits, environment.protocol, digests, inputs)
 
 
 def job_of(config: Config, run: Path, *, resumed: bool = False) -> Job:
@@ -129,7 +129,7 @@ class VerlRun:
     workspace: Workspace
     terminal: Terminal
     splits: Splits
-    talk: Turns
+    protocol: Protocol
     digests: dict[str, str]
     inputs: dict[str, str]
     where: str = "on verl"
@@ -143,7 +143,7 @@ class VerlRun:
         """Start the processes, report what they do, and wait for the end of the training."""
         config, terminal = self.config, self.terminal
         if resumed_from is None:
-            write_card(run / ABOUT, card_of_run(config, self.talk, self.digests))
+            write_card(run / ABOUT, card_of_run(config, self.protocol, self.digests))
         elif resumed_from >= 0:
             terminal.note(f"from {checkpoint_path(run, resumed_from, 'verl').name}")
         job = job_of(config, run, resumed=resumed_from is not None)

@@ -19,7 +19,7 @@ from mcp_types import REQUEST_TIMEOUT, CallToolResult
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from srl.errors import UserError
-from srl.rollout.turns import Tool
+from srl.rollout.protocol import Tool
 from srl.safe import header_secret, quoted, refuse_credentials
 from srl.serve.http import is_loopback
 from srl.trajectory import Search, SearchStatus, rejected, returned

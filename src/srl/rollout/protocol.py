@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from srl.protocol import Template, ToolCall, unknown_retriever
 from srl.rollout.codec import Codec
@@ -32,8 +33,8 @@ class Continuation(NamedTuple):
     opens_thought: bool = False
 
 
-class Turns(Protocol):
-    """How policy and tools take turns. `name` is in the log; at one of the texts `stop` a turn ends."""
+class Protocol(typing.Protocol):
+    """How policy and tools talk. `name` is in the log; at one of the texts `stop` a turn ends."""
 
     @property
     def name(self) -> str: ...
@@ -79,7 +80,7 @@ class Turns(Protocol):
         ...
 
 
-class Tool(Protocol):
+class Tool(typing.Protocol):
     """What a policy can call; `parameters` is the JSON schema of the arguments."""
 
     name: str
