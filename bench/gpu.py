@@ -51,11 +51,10 @@ from srl.rollout.engine import Completion, Engine, Sampling  # noqa: E402
 from srl.rollout.environment import Environment, Key  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
 from srl.rollout.vllm_engine import version_problem  # noqa: E402
-from srl.train import learner as learners  # noqa: E402
 from srl.train import load_components as load  # noqa: E402
+from srl.train import rl  # noqa: E402
 from srl.train.memory import Layout, footprint, total  # noqa: E402
 from srl.train.model_size import PUBLISHED, Shape, shape_of  # noqa: E402
-from srl.train.rl import actor_loss, make_experience  # noqa: E402
 from srl.trajectory import Question, Score, Search, Segment, Trajectory  # noqa: E402
 from srl.update.actor import update_actor  # noqa: E402
 from srl.update.batch import collate  # noqa: E402
@@ -274,8 +273,8 @@ def step(subject: Subject, engine: str, rows: Sequence[int]) -> None:
     """The product's step: rollout, log-probs, advantages, update, weights. The first two capture graphs."""
     config, policy, prompt = subject.config, subject.policy, template("search-r1")
     samples = load.load_engine(config, policy, lambda text: None)
-    learner = learners.load_learner(config, policy, learners.samples_as_trained(samples, policy.model))
-    optimiser = learners.load_optimisers(config, learner)["actor"]
+    learner = rl.load_learner(config, policy, rl.samples_as_trained(samples, policy.model))
+    optimiser = rl.load_optimisers(config, learner)["actor"]
     batch = questions(make_world("train", 0), "train", 0, config.data.train_batch_size)
     batch = [replace(question, prompt=prompt.messages(question.text)) for question in batch]
     for number in range(1, STEPS + 1):
@@ -289,10 +288,10 @@ def step(subject: Subject, engine: str, rows: Sequence[int]) -> None:
         samples.sleep()
         with measured(seconds, peaks, "logprobs"):
             scores = [Score(float(index % 2)) for index in range(len(episodes))]
-            experience, _ = make_experience(learner, episodes, scores)
+            experience, _ = rl.make_experience(learner, episodes, scores)
         with measured(seconds, peaks, "update"):
             update_actor(
-                policy.model, optimiser, experience, loss=actor_loss(config, learner.correction),
+                policy.model, optimiser, experience, loss=rl.actor_loss(config, learner.correction),
                 max_tokens=config.actor.ppo_max_token_len,
                 mini_batch_rows=config.actor.ppo_mini_batch_size * config.rollout.n,
             )  # fmt: skip

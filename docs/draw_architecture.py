@@ -56,10 +56,10 @@ def way() -> list[str]:
 
 def local(y: float) -> list[str]:
     """One process does it all."""
-    loop = "train/loop.py is the skeleton, train/rl.py a step; train/episodes.py runs and logs episodes"
+    loop = "train/loop.py is the skeleton, which samples, scores and logs; train/rl.py is a step"
     return [
         *lane(y, 150, "--backend local", ["one process"], loop),
-        *cell(0, y + 44, 90, "box", "Questions", "train/question_order.py:", "the questions of a step"),
+        *cell(0, y + 44, 90, "box", "Questions", "train/questions.py:", "the questions of a step"),
         *cell(1, y + 44, 90, "gpu", "Engine", "torch_engine.py: the", "policy's own module; or",
               "vllm_engine.py: a copy"),
         *cell(2, y + 44, 90, "search", "Search", "serve/in_process.py, or", "serve/client/ to a server"),

@@ -30,9 +30,8 @@ from srl.models.weights import save_model
 from srl.protocol import template
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.store import find_logs
-from srl.train.evaluation_run import FILE
 from srl.trajectory import Passage
-from srl.workspace import Workspace
+from srl.workspace import Workspace, is_evaluation
 
 TOWNS = 1000
 KILLED_QUESTIONS = 400
@@ -110,7 +109,7 @@ class Session:
         sets = [part for text in SETS for part in ("--set", text)]
         given = ["--data", str(self.folder / "test.jsonl"), "--index", str(self.folder / "index"), "--json"]
         model = str(self.folder / "model")
-        begun = [run.name for run in Workspace(self.workspace).all_runs() if (run / FILE).is_file()]
+        begun = [run.name for run in Workspace(self.workspace).all_runs() if is_evaluation(run)]
         goes_on = ["--run", begun[0]] if begun else []
         arguments = ["-q", "--workspace", str(self.workspace), "eval", "run", model, *given, *sets, *goes_on]
         self.process = _PROCESSES.Process(

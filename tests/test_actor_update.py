@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from srl.config import sections
 from srl.models.new import new_model
-from srl.train.learner import Learner
-from srl.train.rl import update
+from srl.train.rl import Learner, update
 from srl.update import logits, losses
 from srl.update.actor import ActorLoss, accumulate_actor, actor_loss, update_actor
 from srl.update.logprobs import TokenStats, batched_stats

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.training import config, train, write_setting
@@ -13,7 +14,7 @@ import srl.store
 from srl.store import LogWriter
 from srl.train import loop
 from srl.train.background_writes import BackgroundWrites
-from srl.train.episodes import EpisodeRunner
+from srl.train.loop import Loop
 from srl.train.run_directory import LOG
 from srl.workspace import Workspace
 
@@ -36,7 +37,17 @@ class Log:
 
 
 def runner(log):
-    return EpisodeRunner(None, None, None, log, None)  # type: ignore[arg-type]
+    return run_with(log, None, None)
+
+
+def run_with(log, environment, engine):
+    nothing: Any = None
+    run = Loop(
+        config=nothing, terminal=nothing, splits=nothing, environment=environment, reward=nothing,
+        engine=engine, actor=nothing,
+    )  # fmt: skip
+    run.log = log
+    return run
 
 
 def test_failed_write_ends_the_next_step_and_nothing_is_written_after_it():
@@ -62,7 +73,7 @@ def test_an_engine_that_fails_to_close_leaves_no_write_search_or_event_loop_open
         async def aclose(self) -> None:
             closed.append("search")
 
-    run = EpisodeRunner(None, SimpleNamespace(search=Closing()), Closing(), log, None)  # type: ignore[arg-type]
+    run = run_with(log, SimpleNamespace(search=Closing()), Closing())
     run.record(1, "train", [], {})
     with pytest.raises(OSError, match="the engine died"):
         run.close()

@@ -11,8 +11,8 @@ from tests.two_retrievers import only_run, script, searched, settings, write_pla
 
 from srl.config import Config
 from srl.train import search as searching
-from srl.train.episodes import EpisodeRunner
 from srl.train.evaluate_model import evaluate_model
+from srl.train.loop import Loop
 from srl.train.model_settings import settings_of
 from srl.train.run import resume
 from srl.workspace import Workspace
@@ -62,7 +62,7 @@ def test_a_recorded_run_is_replayed_bit_for_bit_without_an_index(towns, recorded
 
 
 def test_a_resumed_run_goes_on_with_its_cassette(towns, tmp_path, monkeypatch):
-    cassette, real, left = tmp_path / "run.cassette", EpisodeRunner.score, [1]
+    cassette, real, left = tmp_path / "run.cassette", Loop.score, [1]
 
     def score(runner, trajectories):
         if (trajectories[0].phase, trajectories[0].step) == ("train", 2) and left:
@@ -70,7 +70,7 @@ def test_a_resumed_run_goes_on_with_its_cassette(towns, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(runner, trajectories)
 
-    monkeypatch.setattr(EpisodeRunner, "score", score)
+    monkeypatch.setattr(Loop, "score", score)
     with pytest.raises(KeyboardInterrupt):
         train(on_cassette(towns, "record", cassette), tmp_path / "recorded")
     recorded = only_run(tmp_path / "recorded")

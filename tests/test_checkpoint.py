@@ -20,8 +20,8 @@ from srl.models.new import new_model
 from srl.models.weights import add_lora, model_digest
 from srl.train import checkpoint
 from srl.train.checkpoint import load_checkpoint, save_checkpoint
-from srl.train.learner import Learner
 from srl.train.resume import resume_command, without_damaged
+from srl.train.rl import Learner
 from srl.train.run_directory import checkpoint_path, checkpoints
 from srl.update.critic import Critic
 from srl.update.kl import AdaptiveKL

@@ -20,11 +20,9 @@ from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.train import cold_start, make_missing
 from srl.train.cold_start import cold_started
-from srl.train.load_components import episode_options, load_native, load_policy, with_base_tokenizer
-from srl.train.make_missing import find_or_build_index
-from srl.train.model_card import read_card
-from srl.train.questions import load_template
-from srl.train.search import load_search
+from srl.train.load_components import episode_options, load_policy
+from srl.train.protocol import load_native, load_template, read_card, with_base_tokenizer
+from srl.train.search import find_or_build_index, load_search
 from srl.train.sft import demonstrated
 from srl.trajectory import Passage
 from srl.workspace import Workspace

@@ -20,10 +20,12 @@ from srl.protocol import TEMPLATES
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling
+from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.torch_engine import TorchEngine
 from srl.serve.server import bind
-from srl.train.episodes import EpisodeRunner, Splits, TrainingEnvironment
+from srl.train.loop import Loop
+from srl.train.questions import Splits
 from srl.trajectory import Question
 
 ROOT = Path(__file__).parents[1]
@@ -91,15 +93,19 @@ def test_validation_is_greedy_and_leaves_no_question_out():
     codec, said = Codec(byte_level_tokenizer()), Said()
     engine = Silent(codec)
     questions = [Question(f"q/{number}", "Who?", ("Ossa Trell",)) for number in range(7)]
-    environment = TrainingEnvironment(
+    environment = Environment(
         codec, TEMPLATES["search-r1"], EpisodeOptions(max_turn_tokens=200, temperature=1.0, top_p=0.9),
-        TableSearch(), RewardMix({"em": 1.0}, plugins={"em": Ones()}), Splits([], val=questions),
+        TableSearch(),
     )  # fmt: skip
     config = load_config(None, sets=["data.train_batch_size=4", "actor.ppo_mini_batch_size=4",
                                      "critic.ppo_mini_batch_size=4"]).config  # fmt: skip
-    runner = EpisodeRunner(config, environment, engine, said, said)
-    runner.evaluate("val", 0)
-    runner.wait_for_log()
+    run = Loop(
+        config=config, terminal=said, splits=Splits([], val=questions), environment=environment,
+        reward=RewardMix({"em": 1.0}, plugins={"em": Ones()}), engine=engine, actor=None,
+    )  # fmt: skip
+    run.log = said
+    run.evaluate("val", 0)
+    run.wait_for_log()
     assert [record.trajectory.question.id for record in said.records] == [item.id for item in questions]
     assert {(sampling.temperature, sampling.top_p) for sampling in engine.samplings} == {(0.0, 1.0)}
 

@@ -17,9 +17,9 @@ from srl.errors import UserError
 from srl.plugins import manager
 from srl.reward import RewardMix
 from srl.store import read_records
-from srl.train import dynamic_sampling
-from srl.train.dynamic_sampling import Sampled, compared, differ, with_metric
-from srl.train.question_order import QuestionOrder
+from srl.train import rl
+from srl.train.questions import QuestionOrder
+from srl.train.rl import Sampled, compared, differ
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
 from srl.trajectory import Score
@@ -32,7 +32,7 @@ ON = FilterGroups(enable=True)
 
 @pytest.fixture(autouse=True)
 def three_batches(monkeypatch):
-    monkeypatch.setattr(dynamic_sampling, "MAX_BATCHES", 3)
+    monkeypatch.setattr(rl, "MAX_BATCHES", 3)
 
 
 GROUPED = ("grpo", "rloo", "turn_rloo", "gspo", "cispo")
@@ -89,10 +89,12 @@ def test_where_no_group_differs_it_is_an_error():
 def test_an_episode_without_the_metric_is_left_out_and_none_with_it_is_an_error():
     scores = [Score(1.0, {"em": 1.0, "judge": 0.5}), Score(0.0, {"em": 0.0}), Score(0.0)]
     episodes = [trajectory("pa"), trajectory("pa"), trajectory("pa", failed=True)]
-    assert with_metric(episodes, scores, "judge") == [(episodes[0], scores[0])]
-    assert len(with_metric(episodes, scores, "reward")) == 2
+    for metric, values in (("judge", [(0.5,)]), ("reward", [(1.0,), (0.0,)])):
+        made = Sampled(FilterGroups(enable=True, metric=metric), 1)
+        made.add(episodes, scores)
+        assert list(made.groups.values()) == [values]
     with pytest.raises(UserError) as caught:
-        with_metric(episodes, scores, "acc")
+        Sampled(FilterGroups(enable=True, metric="acc"), 1).add(episodes, scores)
     assert caught.value.key == "algorithm.filter_groups.metric"
 
 

@@ -26,10 +26,9 @@ from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.tags import Tags
 from srl.store import read_records
 from srl.train.evaluate_model import Evaluation, evaluate_model
-from srl.train.model_card import card_of_run, write_card
 from srl.train.model_settings import settings_of
 from srl.train.named_checkpoint import model_directory
-from srl.train.questions import load_template
+from srl.train.protocol import card_of_run, load_template, write_card
 from srl.trajectory import Passage, Question, Trajectory
 from srl.workspace import Workspace
 

@@ -22,7 +22,7 @@ from srl.rollout.engine import Completion, EngineFault, Sampling, ScriptedEngine
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.store import read_records
-from srl.train import evaluation_run
+from srl.train import evaluate_model as evaluations
 from srl.train.evaluate_model import Evaluation, ModelReport, evaluate_model
 from srl.train.model_settings import settings_of
 from srl.trajectory import Passage, Question, SearchTool, Trajectory
@@ -118,7 +118,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(evaluation_run, "PAUSE_S", 0.0)
+    monkeypatch.setattr(evaluations, "PAUSE_S", 0.0)
     return Place(tmp_path, monkeypatch)
 
 
@@ -134,7 +134,7 @@ def test_an_evaluation_is_a_run_whose_log_holds_every_answer(place: Place) -> No
     [run] = Workspace.resolve().all_runs()
     assert found.run == run
     assert run.name.split("-")[1:3] == ["defaults", "eval"]
-    files = {"config.yaml", "run.json", "evaluation.json", "log"}
+    files = {"config.yaml", "run.json", "log"}
     assert {item.name for item in run.iterdir()} == files
     trajectories = logged(run)
     assert [item.question for item in trajectories] == sorted(QUESTIONS, key=lambda item: item.id)

@@ -15,8 +15,7 @@ from srl.models.new import new_model
 from srl.models.weights import add_lora
 from srl.plugins import manager
 from srl.train.compute_advantages import compute_advantages, token_rewards
-from srl.train.learner import Learner
-from srl.train.rl import make_experience
+from srl.train.rl import Learner, make_experience
 from srl.train.verl.batch import step_batch
 from srl.trajectory import Score
 from srl.update.batch import collate

@@ -31,9 +31,8 @@ from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import run_episode
 from srl.rollout.tags import Tags
 from srl.serve.in_process import LocalSearch
-from srl.train.fact_chains import THOUGHT_WORDS, Chain, fact_chain
+from srl.train.demonstrations import THOUGHT_WORDS, Chain, fact_chain, make_demonstrations
 from srl.train.load_components import episode_options
-from srl.train.made_demonstrations import make_demonstrations
 from srl.trajectory import Passage, Question, Trajectory
 from srl.workspace import Workspace
 

@@ -12,8 +12,8 @@ from tests.training import Said, config, only_run, questions, train, write_setti
 
 import srl.store
 from srl.data.demonstration_file import write_demonstrations
-from srl.train import fine_tuning
-from srl.train.episodes import EpisodeRunner
+from srl.train import sft
+from srl.train.loop import Loop
 from srl.train.named_checkpoint import model_directory
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
@@ -90,9 +90,9 @@ class Stop:
 
 
 MOMENTS = {
-    "a step before the first checkpoint": (fine_tuning, "fine_tune_step", 2, 1),
-    "a step": (fine_tuning, "fine_tune_step", 5, 4),
-    "the last validation": (EpisodeRunner, "score", 5, STEPS),
+    "a step before the first checkpoint": (sft, "fine_tune_step", 2, 1),
+    "a step": (sft, "fine_tune_step", 5, 4),
+    "the last validation": (Loop, "score", 5, STEPS),
 }
 
 

@@ -19,7 +19,7 @@ from srl.errors import UserError
 from srl.models.hub import HubName, hub_name, local_copy
 from srl.models.load import load_model, load_tokenizer
 from srl.models.weights import model_digest, save_model
-from srl.train.fetch_models import with_local_models
+from srl.train.make_missing import with_local_models
 from srl.train.run import resume
 from srl.workspace import Workspace
 

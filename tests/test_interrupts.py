@@ -71,7 +71,7 @@ MOMENTS = {
     "sampling": "srl.rollout.cached_forward:draw:40",
     "the update": "srl.train.rl:update_actor:2",
     "a step's part of the log": "srl.store.writer:write_part:5",
-    "a validation": "srl.train.episodes:summarise:3",
+    "a validation": "srl.train.loop:summarise:3",
     "saving the optimiser": "torch:save:3",
     "finishing the log": "srl.store.writer:write_catalogue:2",
 }
@@ -105,7 +105,7 @@ def going_on(run: Path) -> str:
     return f"; resume with `srl --workspace {run.parent.parent} train --resume --run {run.name}`: {start}"
 
 
-SECOND = "srl.train.episodes:aclose:1"
+SECOND = "srl.train.loop:aclose:1"
 """Called while a run unwinds."""
 
 

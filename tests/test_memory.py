@@ -20,7 +20,6 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.checkpoint import save_checkpoint
-from srl.train.learner import Learner, load_learner, load_optimisers
 from srl.train.load_components import LoadedModel, model_options
 from srl.train.memory import (
     GPUS,
@@ -37,7 +36,7 @@ from srl.train.memory import (
     total,
 )
 from srl.train.model_size import Shape, shape_of
-from srl.train.rl import make_experience
+from srl.train.rl import Learner, load_learner, load_optimisers, make_experience
 from srl.trajectory import Question, Score, Segment, Trajectory
 from srl.update.actor import ActorLoss, Experience, accumulate_actor
 from srl.update.batch import collate

@@ -13,7 +13,7 @@ from srl.config import load_config, save_config
 from srl.errors import UserError
 from srl.files import CHECKPOINT, write_manifest
 from srl.store import LogWriter, RunInfo
-from srl.train.episodes import EpisodeRunner
+from srl.train.loop import Loop
 from srl.train.named_checkpoint import model_directory
 from srl.train.run import resume
 from srl.train.run_directory import RunRecord, checkpoint_path, checkpoints
@@ -110,7 +110,7 @@ def test_a_run_that_collapses_keeps_its_best_checkpoint_also_after_it_was_resume
 ):
     """The exact match of every validation is given; what is kept, resumed and found follows from it."""
     em = {0: 0.0, 1: 0.5, 2: 0.1, 3: 0.0, 4: 0.2}
-    evaluate = EpisodeRunner.evaluate
+    evaluate = Loop.evaluate
 
     def collapsing(self, phase, step):
         metrics = evaluate(self, phase, step)
@@ -119,9 +119,9 @@ def test_a_run_that_collapses_keeps_its_best_checkpoint_also_after_it_was_resume
     def logged(self, step, phase, records, metrics):
         write(self, step, phase, records, metrics | ({"val/em": em[step]} if phase == "val" else {}))
 
-    write = EpisodeRunner.record
-    monkeypatch.setattr(EpisodeRunner, "evaluate", collapsing)
-    monkeypatch.setattr(EpisodeRunner, "record", logged)
+    write = Loop.record
+    monkeypatch.setattr(Loop, "evaluate", collapsing)
+    monkeypatch.setattr(Loop, "record", logged)
     train(config(setting, "grpo", trainer__max_ckpt_to_keep=1, data__test_files=None), workspace)
     (run,) = Workspace(workspace).all_runs()
     assert list(checkpoints(run)) == [1, 2]

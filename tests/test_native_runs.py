@@ -26,10 +26,18 @@ from srl.rollout.engine import Sampling
 from srl.train.baselines import BASELINES, baseline_config
 from srl.train.dry_run import plan_run
 from srl.train.export import export
-from srl.train.load_components import load_native, template_kwargs, with_day, with_protocol
-from srl.train.model_card import model_card, write_card
 from srl.train.model_settings import settings_of
-from srl.train.questions import declared_tools, load_template, takes_written_prompts
+from srl.train.protocol import (
+    declared_tools,
+    load_native,
+    load_template,
+    model_card,
+    takes_written_prompts,
+    template_kwargs,
+    with_day,
+    with_protocol,
+    write_card,
+)
 
 DATED = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
 

@@ -24,8 +24,7 @@ from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.torch_engine import TorchEngine
 from srl.store import LogWriter, Record, RunInfo, read_records
-from srl.train.learner import Learner
-from srl.train.rl import make_experience
+from srl.train.rl import Learner, make_experience
 from srl.train.run import resume
 from srl.trajectory import Question, Score, Trajectory
 from srl.update.actor import ActorLoss, accumulate_actor

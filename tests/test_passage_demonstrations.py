@@ -15,7 +15,7 @@ from srl.errors import CheckFailed, UserError
 from srl.index import build_index, open_index
 from srl.index.retriever import Fault
 from srl.serve import in_process
-from srl.train.made_demonstrations import make_demonstrations
+from srl.train.demonstrations import make_demonstrations
 from srl.trajectory import Passage, Question
 from srl.workspace import Workspace
 
@@ -116,24 +116,21 @@ def test_failed_search_is_one_line_and_nothing_is_written(asked, index, tmp_path
     assert not (tmp_path / "out.jsonl").exists()
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_search_that_fails_is_asked_once_more_and_then_costs_its_question(
-    asked, index, tmp_path, monkeypatch, times
-):
-    real, faults = in_process.outcomes_of, iter([Fault("timed_out", "no answer")] * times)
+def test_a_failed_search_costs_its_question(asked, index, tmp_path, monkeypatch):
+    real = in_process.outcomes_of
 
     def failing(retriever: object, queries: list[str], topk: int) -> list[object]:
-        found = real(retriever, queries, topk)
+        hits = real(retriever, queries, topk)
         return [
-            next(faults, hits) if query == ASKED["first"][0] else hits
-            for query, hits in zip(queries, found, strict=True)
+            Fault("timed_out", "no answer") if query == ASKED["first"][0] else found
+            for query, found in zip(queries, hits, strict=True)
         ]
 
     monkeypatch.setattr(in_process, "outcomes_of", failing)
     out, allowed = tmp_path / "out.jsonl", settings(index, "eval.max_failed=0.2")
     made = make_demonstrations(allowed, "passages", [str(asked)], out, Workspace(tmp_path))
-    assert set(turns_of(out)) == ({"first", "second"} if times == 1 else {"second"})
-    assert made.left_out["made", "a search failed"] == times - 1
+    assert set(turns_of(out)) == {"second"}
+    assert made.left_out["made", "a search failed"] == 1
 
 
 def test_settings_without_search_are_one_line(index: Path, asked: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import srl.store
 from srl.config.sections import Data, Sft
 from srl.data.demonstration_file import read_demonstrations, write_demonstrations
 from srl.errors import UserError
-from srl.train.question_order import QuestionOrder, order_of
+from srl.train.questions import QuestionOrder, order_of
 from srl.train.sft import batches
 from srl.trajectory import Question, Trajectory
 

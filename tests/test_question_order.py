@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srl.train.question_order import QuestionOrder
+from srl.train.questions import QuestionOrder
 from srl.trajectory import Question
 
 COUNTS = st.integers(1, 40)

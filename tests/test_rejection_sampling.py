@@ -19,9 +19,9 @@ from srl.errors import UserError
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.store import LogWriter, Record, RunInfo, read_records
-from srl.train import fine_tuning, rejection_sampling
-from srl.train.episodes import EpisodeRunner
+from srl.train import rejection_sampling, sft
 from srl.train.logged_episodes import check_tokens, select_episodes
+from srl.train.loop import Loop
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
 from srl.trajectory import Question, Segment, Trajectory
@@ -38,13 +38,13 @@ def sampled(setting: Path) -> tuple[Path, list[Trajectory]]:
     """A run of REINFORCE, and the training episodes as they were sampled."""
     live: list[Trajectory] = []
     with pytest.MonkeyPatch.context() as patch:
-        score = EpisodeRunner.score
+        score = Loop.score
 
-        def kept(runner: EpisodeRunner, trajectories: list[Trajectory]):
+        def kept(runner: Loop, trajectories: list[Trajectory]):
             live.extend(item for item in trajectories if item.phase == "train")
             return score(runner, trajectories)
 
-        patch.setattr(EpisodeRunner, "score", kept)
+        patch.setattr(Loop, "score", kept)
         chosen = config(setting, "reinforce", rollout__n=4, data__train_batch_size=8)
         train(chosen, setting / "sampled", "reinforce")
     return only_run(setting / "sampled"), live
@@ -142,13 +142,13 @@ def test_a_run_trains_on_the_log_of_another(
     setting: Path, workspace: Path, sampled: tuple[Path, list[Trajectory]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[Trajectory] = []
-    step = fine_tuning.fine_tune_step
+    step = sft.fine_tune_step
 
     def noted(model, optimiser, trajectories, **named):
         trained.extend(trajectories)
         return step(model, optimiser, trajectories, **named)
 
-    monkeypatch.setattr(fine_tuning, "fine_tune_step", noted)
+    monkeypatch.setattr(sft, "fine_tune_step", noted)
     said = Said()
     train(of_log(setting, sampled[0]), workspace, "sft", said)
     expected = {item.id: item.token_ids for item in select_episodes(sampled[0], "em = 1", 4, 0).episodes}
@@ -234,13 +234,13 @@ def test_rounds_resume_where_they_stopped(
         patch.setattr(place, name, breaking)
         with pytest.raises(KeyboardInterrupt):
             train(config(setting, "ppo", **ROUNDS), workspace, "rft")
-    run, sampled, roll_out = only_run(workspace), [], EpisodeRunner.roll_out
+    run, sampled, roll_out = only_run(workspace), [], Loop.roll_out
 
     def noted(runner, questions, phase, step, *rest, **named):
         sampled.append(phase)
         return roll_out(runner, questions, phase, step, *rest, **named)
 
-    monkeypatch.setattr(EpisodeRunner, "roll_out", noted)
+    monkeypatch.setattr(Loop, "roll_out", noted)
     assert resume(run, workspace=Workspace(workspace), terminal=Said()).steps == 2
     assert sampled.count("train") == batches
     assert bench._metrics(run) == bench._metrics(whole[0])

@@ -22,7 +22,7 @@ from srl.config import load_saved, save_config
 from srl.data.parquet import write_questions
 from srl.errors import UserError
 from srl.serve.in_process import LocalSearch
-from srl.train.episodes import EpisodeRunner
+from srl.train.loop import Loop
 from srl.train.model_settings import settings_of
 from srl.train.resume import only_this_process, too_many_failures, with_its_dtype
 from srl.train.run import resume
@@ -89,7 +89,7 @@ def known(run):
 
 def stop_at(step, phase="train"):
     """The scoring of a step's episodes, which breaks at one step, once."""
-    real, left = EpisodeRunner.score, [1]
+    real, left = Loop.score, [1]
 
     def score(runner, trajectories):
         if (trajectories[0].phase, trajectories[0].step) == (phase, step) and left:
@@ -129,7 +129,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 ):
     """Also in a validation, before which the step's checkpoint is saved."""
     phase, step = stop
-    monkeypatch.setattr(EpisodeRunner, "score", stop_at(step, phase))
+    monkeypatch.setattr(Loop, "score", stop_at(step, phase))
     with pytest.raises(KeyboardInterrupt):
         train(config(setting, algo, **SETTINGS), workspace, algo)
     run = only_run(workspace)
@@ -293,7 +293,7 @@ def test_a_run_goes_on_from_anywhere_in_a_workspace_that_was_moved(tmp_path, who
     monkeypatch.chdir(tmp_path)
     place, moved = Path("srl-workspace"), tmp_path / "a b" / "moved"
     settings = config(place / "worlds", "grpo", **SETTINGS)
-    monkeypatch.setattr(EpisodeRunner, "score", stop_at(3))
+    monkeypatch.setattr(Loop, "score", stop_at(3))
     with pytest.raises(KeyboardInterrupt):
         train(settings, place, "grpo")
     shutil.copytree(place, moved, symlinks=True)
@@ -396,7 +396,7 @@ def test_a_finished_run_asked_for_the_steps_that_it_has_is_left_as_it_is_and_rep
 ):
     run = workspace / "runs" / whole("grpo").name
     shutil.copytree(whole("grpo"), run)
-    monkeypatch.setattr(EpisodeRunner, "score", stop_at(4, "test"))
+    monkeypatch.setattr(Loop, "score", stop_at(4, "test"))
     text, summary = longer(run, 4)
     assert "is finished, all 4 steps" in text
     assert (text, summary) == longer(run, None)
@@ -407,7 +407,7 @@ def test_a_finished_run_asked_for_the_steps_that_it_has_is_left_as_it_is_and_rep
 
 def test_a_stopped_run_asked_for_the_steps_that_it_has_is_finished_with_them(setting, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(EpisodeRunner, "score", stop_at(3))
+        patch.setattr(Loop, "score", stop_at(3))
         with pytest.raises(KeyboardInterrupt):
             train(config(setting, "grpo", **CONSTANT), tmp_path, "grpo")
     run = only_run(tmp_path)
@@ -418,7 +418,7 @@ def test_a_stopped_run_asked_for_the_steps_that_it_has_is_finished_with_them(set
 
 
 def test_a_stopped_run_gets_another_number_of_steps(setting, tmp_path, monkeypatch):
-    monkeypatch.setattr(EpisodeRunner, "score", stop_at(3))
+    monkeypatch.setattr(Loop, "score", stop_at(3))
     settings = {**CONSTANT, "data.test_files": None}
     with pytest.raises(KeyboardInterrupt):
         train(config(setting, "grpo", **settings), tmp_path / "stopped", "grpo")
@@ -434,7 +434,7 @@ def test_a_stopped_run_gets_another_number_of_steps(setting, tmp_path, monkeypat
 def test_a_finished_run_is_left_as_it_is_and_says_how_to_go_on(workspace, whole, monkeypatch):
     run = workspace / "runs" / whole("grpo").name
     shutil.copytree(whole("grpo"), run)
-    monkeypatch.setattr(EpisodeRunner, "score", stop_at(4, "test"))
+    monkeypatch.setattr(Loop, "score", stop_at(4, "test"))
     text, summary = longer(run, None)
     assert "is finished, all 4 steps; to train longer: srl --workspace" in text
     assert "--steps N" in text

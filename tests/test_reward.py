@@ -16,9 +16,11 @@ from srl.protocol import template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import ScriptedEngine
+from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.rollout.tags import Tags
-from srl.train.episodes import EpisodeRunner, Splits, TrainingEnvironment
+from srl.train.loop import Loop
+from srl.train.questions import Splits
 from srl.trajectory import FailedEpisodes, Question, Score, Search, Segment, Trajectory, failed_episodes
 
 
@@ -197,9 +199,12 @@ def test_an_episode_is_scored_while_others_are_generated() -> None:
     engine = Waiting(codec, lambda request_id, turn: f"<answer>{'q2/0' in request_id:d}</answer>")
     mix = RewardMix({"slow": 1}, plugins={"slow": reward})
     options = EpisodeOptions(max_turns=1)
-    environment = TrainingEnvironment(codec, template("search-r1"), options, None, mix, Splits([]))
+    environment = Environment(codec, template("search-r1"), options, None)
     nothing: Any = None
-    runner = EpisodeRunner(load_config().config, environment, engine, nothing, nothing)
+    runner = Loop(
+        config=load_config().config, terminal=nothing, splits=Splits([]), environment=environment, reward=mix,
+        engine=engine, actor=nothing,
+    )  # fmt: skip
     asked = [Question(name, "Q?", ("1",)) for name in ("q1", "q2")]
     trajectories = runner.roll_out(asked, "train", 1)
     assert [found.value for found in runner.score(trajectories)] == [0, 1]

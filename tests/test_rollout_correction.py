@@ -22,7 +22,7 @@ from srl.models.weights import add_lora
 from srl.rollout.codec import Codec
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.compute_advantages import needs_old_logprobs, rollout_correction
-from srl.train.learner import samples_as_trained
+from srl.train.rl import samples_as_trained
 from srl.update.actor import ActorLoss, Experience, accumulate_actor
 from srl.update.logprobs import TokenStats, batched_stats
 from srl.update.rollout_correction import NO_CORRECTION, Rejection, RolloutCorrection

@@ -15,7 +15,7 @@ from tests.training import Said, config, only_run, setting, train
 from srl.config import Config, load_saved
 from srl.errors import UserError
 from srl.train import rl
-from srl.train.episodes import EpisodeRunner
+from srl.train.loop import Loop
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
 from srl.trajectory import Score, Trajectory
@@ -54,14 +54,14 @@ def whole(setting: Path) -> Callable[[str], Path]:
 
 
 def breaks_scoring(patch: pytest.MonkeyPatch, phase: str, step: int, error: BaseException) -> None:
-    real = EpisodeRunner.score
+    real = Loop.score
 
-    def score(runner: EpisodeRunner, trajectories: list[Trajectory]) -> list[Score]:
+    def score(runner: Loop, trajectories: list[Trajectory]) -> list[Score]:
         if (trajectories[0].phase, trajectories[0].step) == (phase, step):
             raise error
         return real(runner, trajectories)
 
-    patch.setattr(EpisodeRunner, "score", score)
+    patch.setattr(Loop, "score", score)
 
 
 def breaks_call(patch: pytest.MonkeyPatch, name: str, call: int, error: BaseException) -> None:

@@ -21,8 +21,7 @@ from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.train.compute_advantages import compute_advantages
-from srl.train.episodes import Splits
-from srl.train.question_order import QuestionOrder
+from srl.train.questions import QuestionOrder, Splits
 from srl.train.verl.batch import (
     balanced_order,
     block_of,

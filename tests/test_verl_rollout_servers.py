@@ -157,7 +157,7 @@ def logged(workspace: Path) -> dict[tuple[str, str], Any]:
 
 
 def setting(run: Path) -> str:
-    name: str = json.loads((run / "evaluation.json").read_text())["setting"]
+    name: str = json.loads((run / "run.json").read_text())["setting"]
     return name
 
 

@@ -26,7 +26,7 @@ from tests.verl_runs import (
 
 from srl import store
 from srl.store.records import read_records
-from srl.train.question_order import QuestionOrder
+from srl.train.questions import QuestionOrder
 from srl.train.resume import resume_command
 from srl.train.run_directory import checkpoints
 

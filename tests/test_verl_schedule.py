@@ -10,8 +10,8 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import config
 
 from srl.models.weights import save_model
-from srl.train.learner import load_learner, load_optimisers
 from srl.train.load_components import LoadedModel
+from srl.train.rl import load_learner, load_optimisers
 from srl.train.verl.schedule import our_schedule
 
 
@@ -81,7 +81,7 @@ def test_the_actor_is_planned_for_the_steps_after_the_critic_has_warmed_up(
     from omegaconf import OmegaConf
     from tests.training import questions
 
-    from srl.train.episodes import Splits
+    from srl.train.questions import Splits
     from srl.train.verl.trainer import SearchTrainer
 
     optim = {"optim": {"total_training_steps": -1}}

@@ -13,7 +13,7 @@ import pytest
 from srl.config import load_config
 from srl.errors import UserError
 from srl.rollout.delivery import NotDelivered
-from srl.train.episodes import Splits
+from srl.train.questions import Splits
 from srl.trajectory import FailedEpisodes, Question
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]

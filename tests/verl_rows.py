@@ -23,13 +23,11 @@ from srl.data.parquet import write_questions
 from srl.models.load import load_model
 from srl.models.weights import save_model
 from srl.protocol import template
-from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling, ScriptedEngine
-from srl.rollout.environment import Key
-from srl.train.episodes import Splits, TrainingEnvironment
-from srl.train.learner import Learner, load_learner
-from srl.train.load_components import LoadedModel, episode_options
+from srl.rollout.environment import Environment, Key
+from srl.train.load_components import LoadedModel, episode_options, load_rewards
+from srl.train.rl import Learner, load_learner
 from srl.trajectory import Hit, Passage, Question, Score, Search, Trajectory
 from srl.update.actor import Experience
 
@@ -82,12 +80,9 @@ def settings(folder: Path, algo: str = "ppo", sets: Sequence[str] = (), **given:
     return config(folder, algo, sets, **{**SETTINGS, **given})
 
 
-def environment(chosen: Config) -> TrainingEnvironment:
-    mix = RewardMix(
-        chosen.reward.weights, {name: chosen.reward.options(name) for name in chosen.reward.weights}
-    )
+def environment(chosen: Config) -> Environment:
     codec = Codec(byte_level_tokenizer())
-    return TrainingEnvironment(codec, template("tiny"), episode_options(chosen), Table(), mix, Splits([]))
+    return Environment(codec, template("tiny"), episode_options(chosen), Table())
 
 
 def local_episodes(chosen: Config) -> tuple[list[Trajectory], list[Score]]:
@@ -97,7 +92,7 @@ def local_episodes(chosen: Config) -> tuple[list[Trajectory], list[Score]]:
     async def run() -> tuple[list[Trajectory], list[Score]]:
         engine, key = ScriptedEngine(known.codec, script), Key(chosen.trainer.seed, step=1)
         found = await known.play_all(engine, asked(), key, n=2)
-        return found, await known.reward.score(found)
+        return found, await load_rewards(chosen).score(found)
 
     return asyncio.run(run())
 
@@ -152,7 +147,11 @@ def verl_episodes(chosen: Config, monkeypatch: Any, backend: str = "vllm") -> Ro
     writer = Writer()
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", put, raising=False)
     monkeypatch.setattr(agent_loop_tq, "list_of_dict_to_tensordict", list)
-    monkeypatch.setattr(agent_loop, "_state", agent_loop.WorkerState(chosen, environment(chosen), writer))
+    monkeypatch.setattr(
+        agent_loop,
+        "_state",
+        agent_loop.WorkerState(chosen, environment(chosen), load_rewards(chosen), writer),
+    )
     worker = object.__new__(agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
     worker.processor = worker.reward_loop_worker_handles = None
     worker.distillation_enabled = False

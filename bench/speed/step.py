@@ -196,8 +196,7 @@ def trl_parts(config: Any, options: Options) -> tuple[SearchRollout, list[float]
 
     from srl.train.load_components import load_environment, load_policy
     from srl.train.make_missing import with_data
-    from srl.train.question_order import order_of
-    from srl.train.questions import load_questions
+    from srl.train.questions import load_questions, order_of
     from srl.workspace import Workspace
 
     workspace = Workspace(Path(options.cache) / "bench-workspace")

@@ -98,7 +98,7 @@ def demonstrations(
     flags = {"search.index": index, "search.url": url, "data.template": template}
     output.show_counted()
     with output.progress("starting", passing=True):
-        from srl.train.made_demonstrations import make_demonstrations
+        from srl.train.demonstrations import make_demonstrations
         from srl.train.model_settings import local_settings
     settings = local_settings(directory, preset, config, flags, sets or [], output.note, "made")
     check_search(settings)

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from srl.config import Config
 from srl.config.sections import Model, NamedRetriever, Search, Sft
-from srl.files import ABOUT, atomic_directory, check_input, digest_path, digest_text
+from srl.files import ABOUT, atomic_directory, digest_path, digest_text
 from srl.models.load import pick_device, pick_dtype
 from srl.models.weights import save_model
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
-from srl.train.load_components import episode_options, load_native, load_policy
-from srl.train.make_missing import Note, make_if_missing, start_of, world_directory
-from srl.train.model_card import model_card, stop_strings, write_card
+from srl.train.load_components import episode_options, load_policy
+from srl.train.make_missing import Note, demonstration_file, make_if_missing, start_of
 from srl.train.model_check import check_model
-from srl.train.questions import is_native, load_template
+from srl.train.protocol import (
+    declared_tools,
+    is_native,
+    load_native,
+    load_template,
+    model_card,
+    stop_strings,
+    write_card,
+)
 from srl.train.search import index_digests, load_search
 from srl.train.sft import demonstrated, fine_tune
 from srl.train.threads import set_threads
-from srl.train.tools import declared_tools
 from srl.workspace import Workspace
-
-if TYPE_CHECKING:
-    pass
 
 _NAME = "cold-start-"
 _HARMLESS = {"trust_remote_code", "gradient_checkpointing", "device"}
@@ -35,17 +37,6 @@ _HARMLESS = {"trust_remote_code", "gradient_checkpointing", "device"}
 
 _OF_THE_MODEL = ("steps", "epochs", "batch_size", "mix", "optim")
 """Keys of the section `sft` that the weights depend on."""
-
-
-def demonstration_file(config: Config, workspace: Workspace, note: Note) -> Path:
-    """`sft.train_files`, or the world's demonstrations: noisy searches, or guesses if search is off."""
-    if config.sft.train_files is not None:
-        file = Path(config.sft.train_files)
-        check_input(file)
-        return file
-    return world_directory(config, workspace, note) / (
-        "cold-start.jsonl" if config.rollout.search else "no-search.jsonl"
-    )
 
 
 def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:

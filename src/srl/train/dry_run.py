@@ -20,9 +20,8 @@ from srl.errors import UserError
 from srl.models.hub import HubName, hub_name
 from srl.models.load import pick_device, pick_dtype
 from srl.rollout.glue import DIFFERENCES
-from srl.train.fetch_models import with_cached_models
-from srl.train.load_components import engine_name, native_glue, with_base_tokenizer, with_protocol
-from srl.train.make_missing import check_data, start_of
+from srl.train.load_components import engine_name
+from srl.train.make_missing import check_data, start_of, with_cached_models
 from srl.train.memory import (
     GIB,
     GPUS,
@@ -39,9 +38,15 @@ from srl.train.memory import (
 )
 from srl.train.model_check import check_start
 from srl.train.model_size import Shape, shape_of
-from srl.train.questions import is_native, load_template
+from srl.train.protocol import (
+    declared_tools,
+    is_native,
+    load_template,
+    native_glue,
+    with_base_tokenizer,
+    with_protocol,
+)
 from srl.train.startup_errors import startup_errors
-from srl.train.tools import declared_tools
 from srl.train.verl.config_check import check_supported, compose, problems
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, is_megatron, precision, rollout_name
 from srl.train.verl.model_check import check_start_on_verl

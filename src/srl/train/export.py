@@ -26,7 +26,7 @@ from srl.files import (
 )
 from srl.models.load import DTYPES, load_model, load_tokenizer
 from srl.models.weights import save_model
-from srl.train.model_card import read_card, stop_strings
+from srl.train.protocol import read_card, stop_strings
 from srl.train.run_directory import RunRecord, checkpoints
 from srl.train.sharded_weights import merged, shard_files
 

@@ -1,13 +1,12 @@
-"""Loads what episodes need into memory: tokenizer and model, engine, search and reward.
+"""Loads what episodes need into memory: model, engine, environment and rewards.
 
-Questions and prompt templates are loaded in `srl.train.questions`.
+Questions are loaded in `srl.train.questions`, tokenizer, template and tools in `srl.train.protocol`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from datetime import date
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,26 +17,19 @@ from srl.config import Config
 from srl.config.cross_checks import context_errors, truncation_errors
 from srl.config.sections import Model
 from srl.errors import UserError
-from srl.files import json_object
 from srl.models.check import context_of
 from srl.models.hub import hub_name
-from srl.models.load import check_tags, load_model, load_tokenizer, pick_device
+from srl.models.load import load_model, pick_device
 from srl.plugins import manager
-from srl.protocol import template
 from srl.reward import Overlong, RewardMix
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine
+from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.glue import Glue, derive
-from srl.rollout.native import Native
-from srl.train.episodes import Splits, TrainingEnvironment
-from srl.train.make_missing import HERMES, Note
-from srl.train.model_card import read_card
-from srl.train.questions import is_native, load_template
+from srl.train.make_missing import Note
+from srl.train.protocol import generation_eos, load_codec, load_native, load_template
 from srl.train.search import load_search
 from srl.train.threads import set_threads
-from srl.train.tools import declared_tools, load_tools
-from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -64,117 +56,6 @@ def load_policy(section: Model, note: Note) -> LoadedModel:
     )
 
 
-def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec:
-    """The codec of the policy's tokenizer; the ids `eos` end a text besides the tokenizer's own."""
-    directory = section.tokenizer or section.path
-    assert directory is not None, "model.path is filled in before the model is loaded"
-    tokenizer, notes = load_tokenizer(directory, section.trust_remote_code)
-    for text in notes:
-        note(text)
-    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if any(type(token) is not int for token in ids):
-        file = Path(section.path or directory, "generation_config.json")
-        raise UserError(f"{file}: eos_token_id is {eos!r}, expected a token id or a list of ids")
-    return Codec(tokenizer, ids, template_kwargs(section))
-
-
-_DAY = "strftime_now"
-"""The function by which chat templates write the day."""
-
-
-def template_kwargs(section: Model) -> dict[str, Any]:
-    """What the chat template is called with. Raises UserError for a day that is none."""
-    options = dict(section.chat_template_kwargs)
-    try:
-        return options | ({_DAY: date.fromisoformat(options[_DAY]).strftime} if _DAY in options else {})
-    except (TypeError, ValueError) as error:
-        key = f"model.chat_template_kwargs.{_DAY}"
-        raise UserError(f"{options[_DAY]!r:.80} is no day", key=key, hint="such as 2026-05-17") from error
-
-
-def with_day(config: Config) -> Config:
-    """`config` with today as the day of prompts, where the chat template writes one and none is set."""
-    directory, options = (
-        Path(config.model.tokenizer or config.model.path or ""),
-        config.model.chat_template_kwargs,
-    )
-    files = [directory / name for name in ("chat_template.jinja", "tokenizer_config.json")]
-    if _DAY in options or not any(file.is_file() and _DAY.encode() in file.read_bytes() for file in files):
-        return config
-    return config.with_settings({"model.chat_template_kwargs": {**options, _DAY: date.today().isoformat()}})
-
-
-def load_native(
-    config: Config, codec: Codec, search: SearchTool | None, note: Note, engine: Engine | None = None
-) -> Native | None:
-    """How the policy calls tools in its own way; None for tags. Raises UserError where it cannot do either.
-
-    `note` is told of a chat template that has changed since the model was trained.
-    """
-    if search is None or not is_native(config):
-        if not isinstance(codec, TextCodec):
-            check_tags(codec.tokenizer)
-        return None
-    if isinstance(codec, TextCodec) or (engine is not None and not engine.token_ids):
-        raise UserError(
-            "calls of tools need a server that returns token ids", key="rollout.protocol",
-            hint="name its tokenizer with model.tokenizer, and use vLLM or SGLang with rollout.openai.api="
-            "completions; or set rollout.protocol=tags",
-        )  # fmt: skip
-    tools, rollout = load_tools(config, codec, search), config.rollout
-    native = Native.of(
-        codec, load_template(config), tools, call_format=rollout.call_format, max_calls=rollout.max_calls
-    )
-    card = {} if config.model.path is None else read_card(Path(config.model.path))
-    if card.get("glue", native.glue.digest) != native.glue.digest:
-        note(
-            "warning: the chat template has another text around results than the model was trained with; "
-            "put back its own, or set model.chat_template_kwargs as in training"
-        )
-    return native
-
-
-def with_protocol(config: Config, note: Note) -> Config:
-    """`config` with `rollout.protocol=auto` settled; `note` is told as what, and why."""
-    if config.rollout.protocol != "auto":
-        return config
-    why, native = _asks_for_tags(config), config.with_settings({"rollout.protocol": "native"})
-    if not why:
-        try:
-            glue = native_glue(native)
-        except UserError as error:
-            why = str(error)
-    text = f"tags: {why}" if why else f"native: the model's chat template renders {glue.call_format} calls"
-    note(f"rollout.protocol=auto is {text}")
-    return config.with_settings({"rollout.protocol": "tags"}) if why else native
-
-
-def with_base_tokenizer(config: Config) -> Config:
-    """`config` with the tokenizer by which the base model of the made-up world calls tools, where it does."""
-    needs = is_native(config) and config.model.path is None and config.model.tokenizer is None
-    return config.with_settings({"model.tokenizer": str(HERMES)}) if needs else config
-
-
-def native_glue(config: Config) -> Glue:
-    """The glue of the model's chat template, without loading the model. Raises UserError."""
-    path = str(config.model.tokenizer or config.model.path)
-    codec = load_codec(config.model, _generation_eos(Path(config.model.path or path)), lambda text: None)
-    return derive(codec, declared_tools(config), config.rollout.call_format)
-
-
-def _asks_for_tags(config: Config) -> str:
-    """Why a run whose protocol is left open talks by tags; empty if its configuration does not say so."""
-    if not config.rollout.search:
-        return "rollout.search is false"
-    if config.model.path is None:
-        return "there is no model of one's own"
-    prompt = config.data.template and template(config.data.template)
-    if prompt and prompt.searches:
-        return f"data.template={prompt.name}"
-    card = read_card(Path(config.model.path))
-    return "the model was trained with them" if card and card.get("protocol") != "native" else ""
-
-
 def model_options(section: Model) -> dict[str, Any]:
     """The keywords of `srl.models.load.load_model`, from the section `model`."""
     names = ("dtype", "device", "attn_implementation", "trust_remote_code", "gradient_checkpointing",
@@ -197,18 +78,11 @@ def episode_options(config: Config) -> EpisodeOptions:
     )
 
 
-def load_environment(
-    config: Config, workspace: Workspace, codec: Codec, note: Note, splits: Splits | None = None
-) -> TrainingEnvironment:
-    """Search, reward and template of a run's episodes; `splits` are its questions."""
-    search, rewards = load_search(config, workspace, note), load_rewards(config)
-    question_splits = splits or Splits([])
-    for line in rewards.without_effect(question_splits.train):
-        note(f"warning: {line}")
-    return TrainingEnvironment(
-        codec, load_template(config), episode_options(config), search, rewards, question_splits,
-        native=load_native(config, codec, search, note),
-    )  # fmt: skip
+def load_environment(config: Config, workspace: Workspace, codec: Codec, note: Note) -> Environment:
+    """Search, template and limits of a run's episodes."""
+    search = load_search(config, workspace, note)
+    native = load_native(config, codec, search, note)
+    return Environment(codec, load_template(config), episode_options(config), search, native=native)
 
 
 def load_rewards(config: Config) -> RewardMix:
@@ -281,18 +155,12 @@ def _load_server(config: Config, note: Note) -> Generation:
         codec: Codec = TextCodec()
         ids = False
     else:
-        codec = load_codec(section, _generation_eos(Path(section.path or directory)), note)
+        codec = load_codec(section, generation_eos(Path(section.path or directory)), note)
         ids = process.run_async(returns_ids(server, codec))
         if not ids:
             note(f"{server.url} returns no token ids: prompts are sent as text")
     engine = OpenAiEngine(codec, server, token_ids=ids, max_model_len=longest, note=note)
     return Generation(engine, codec, f"{server.model} at {server.url}", server.used)
-
-
-def _generation_eos(directory: Path) -> int | list[int] | None:
-    """The ids that end a text by the directory's generation config; None where it has none."""
-    file = directory / "generation_config.json"
-    return json_object(file.read_bytes(), str(file)).get("eos_token_id") if file.is_file() else None
 
 
 def load_engine(config: Config, policy: LoadedModel, note: Note) -> Engine:

@@ -1,6 +1,6 @@
 """The local backend: loads and checks what a run in this process needs, for `srl.train.run`.
 
-What a run then does is its loop: `srl.train.rl`, `srl.train.fine_tuning` or `srl.train.rejection_sampling`.
+What a run then does is its loop: `srl.train.rl`, `srl.train.sft` or `srl.train.rejection_sampling`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from srl.config.cross_checks import local_errors, truncation_errors
 from srl.errors import UserError
 from srl.models.weights import model_digest
 from srl.train.cold_start import is_cold_started
-from srl.train.fine_tuning import FineTuning, episodes_to_learn
-from srl.train.learner import load_learner, load_optimisers, reference_digest, samples_as_trained
 from srl.train.load_components import (
     engine_name,
     load_engine,
     load_environment,
     load_policy,
+    load_rewards,
 )
 from srl.train.logged_episodes import check_filter
 from srl.train.loop import Loop
@@ -30,10 +29,23 @@ from srl.train.model_check import check_model
 from srl.train.questions import load_splits
 from srl.train.rejection_sampling import RejectionSampling
 from srl.train.report import Terminal
-from srl.train.rl import ReinforcementLearning
+from srl.train.rl import (
+    ReinforcementLearning,
+    load_learner,
+    load_optimisers,
+    reference_digest,
+    samples_as_trained,
+)
 from srl.train.run_directory import RFT, SFT
 from srl.train.search import as_inputs, index_digests
-from srl.train.sft import batches, digest_of_episodes, sft_optimiser, with_epochs
+from srl.train.sft import (
+    FineTuning,
+    batches,
+    digest_of_episodes,
+    episodes_to_learn,
+    sft_optimiser,
+    with_epochs,
+)
 from srl.train.threads import set_threads
 from srl.train.watches import Watcher
 from srl.update.compiling import compile_updates
@@ -61,7 +73,10 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     threads = set_threads(actor, config)
     where = f"{threads} thread{'' if threads == 1 else 's'}"
     splits = load_splits(config, policy.codec, terminal.note, algo)
-    environment = load_environment(config, workspace, policy.codec, terminal.note, splits)
+    environment = load_environment(config, workspace, policy.codec, terminal.note)
+    reward = load_rewards(config)
+    for line in reward.without_effect(splits.train):
+        terminal.note(f"warning: {line}")
     for error in truncation_errors(config, engine_name(config)):
         raise UserError(error)
     engine = load_engine(config, policy, terminal.note)
@@ -75,8 +90,8 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     if config.model.lora_rank > 0:
         inputs["base"] = model_digest(str(config.model.path))
     loaded: dict[str, Any] = {
-        "config": config, "terminal": terminal, "environment": environment, "engine": engine, "actor": actor,
-        "where": where, "inputs": inputs,
+        "config": config, "terminal": terminal, "splits": splits, "environment": environment,
+        "reward": reward, "engine": engine, "actor": actor, "where": where, "inputs": inputs,
     }  # fmt: skip
     if algo == RFT:
         check_filter(config.sft.filter)
@@ -84,7 +99,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
         loaded["config"] = config.with_settings({"trainer.save_freq": 1, "trainer.test_freq": 1})
         loop: Loop = RejectionSampling(**loaded)
     elif algo == SFT:
-        episodes, counts = episodes_to_learn(config, policy, environment, workspace, terminal.note)
+        episodes, counts = episodes_to_learn(config, policy, environment, splits, workspace, terminal.note)
         sft = with_epochs(config.sft, len(episodes))
         batches(episodes, sft, config.trainer.seed)  # raises where sft.mix does not fit
         inputs["episodes"] = digest_of_episodes(episodes)
@@ -104,7 +119,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     if config.actor.use_torch_compile:
         trunks = loop.learner.trunks if isinstance(loop, ReinforcementLearning) else [trunk(actor)]
         compile_updates(trunks, longest, workspace.compiled, terminal.note)
-    environment.reward.load()
+    reward.load()
     return loop
 
 

@@ -1,21 +1,15 @@
-"""What a run needs on disk before it starts, and what is made if missing: the made-up world, the index."""
+"""What a run needs on disk before it starts: its files, models of the hub, and the made-up world."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from srl.config import Config
-from srl.data.corpus import digest_corpus
 from srl.errors import UserError
-from srl.files import check_input, digest_text
-from srl.index import build_index, load_retriever
-from srl.index.build import build_parameters
-from srl.index.retriever import identity_of
-from srl.plugins import manager
-from srl.progress import counted_stages
+from srl.files import check_input
+from srl.models.hub import HubName, What, fetched
 from srl.workspace import Workspace
 
 Note = Callable[[str], None]
@@ -49,6 +43,17 @@ def world_directory(config: Config, workspace: Workspace, note: Note) -> Path:
         write_world(path, WORLD_SEED, kind)
 
     return make_if_missing(workspace.worlds / world_name(kind, WORLD_SEED), write)
+
+
+def demonstration_file(config: Config, workspace: Workspace, note: Note) -> Path:
+    """`sft.train_files`, or the world's demonstrations: noisy searches, or guesses if search is off."""
+    if config.sft.train_files is not None:
+        file = Path(config.sft.train_files)
+        check_input(file)
+        return file
+    return world_directory(config, workspace, note) / (
+        "cold-start.jsonl" if config.rollout.search else "no-search.jsonl"
+    )
 
 
 def make_if_missing(path: Path, make: Callable[[Path], object]) -> Path:
@@ -135,30 +140,37 @@ def unusable_files(config: Config) -> Iterator[str]:
             yield str(error)
 
 
-def check_corpus(corpus: Path) -> None:
+def check_corpus_exists(corpus: Path) -> None:
     if not corpus.exists():
         raise UserError(f"no corpus at {corpus}; set data.corpus to a JSONL file of {{id, contents}}")
 
 
-def find_or_build_index(config: Config, workspace: Workspace, note: Note) -> Path:
-    """The index directory to search: the one configured, or that of the corpus, built first if missing."""
-    if config.search.index is not None:
-        return Path(config.search.index)
-    if config.data.corpus is None:
-        raise UserError(NOTHING_TO_SEARCH)
-    corpus, name = Path(config.data.corpus), config.retriever.name
-    check_corpus(corpus)
-    if not corpus.is_dir():
-        check_input(corpus)
-    options = config.retriever.options(name)
-    identity = identity_of(name, load_retriever(name, options))
-    shaping = json.dumps([build_parameters(name, options), identity], sort_keys=True)
-    code = [manager.find("retriever", name).version] if manager.is_import_path(name) else []
-    key = digest_text(digest_corpus(corpus), name, shaping, *code)[:8]
+def with_local_models(config: Config, note: Note) -> Config:
+    """`config` with a directory for each model that it names on the hub, fetched where it is missing.
 
-    def build(path: Path) -> None:
-        note(f"building the index {path}")
-        with counted_stages("passages") as progress:
-            build_index(corpus, path, name, options, progress)
+    `note` is told. An existing directory takes precedence over a name. Raises UserError.
+    """
+    directories = {}
+    for key, (name, what) in _models_of_hub(config).items():
+        if what == "model" and name.snapshot(what) is None:
+            note(f"fetching {name} from the hub")
+        directories[key] = str(fetched(name, what, trust_remote_code=config.model.trust_remote_code))
+    return config.with_settings(directories)
 
-    return make_if_missing(workspace.indexes / f"{corpus.resolve().parent.name}-{name}-{key}", build)
+
+def with_cached_models(config: Config) -> Config:
+    """`config` with a directory for each model that the hub's cache has, for a dry run. No network."""
+    snapshots = {key: name.snapshot(what) for key, (name, what) in _models_of_hub(config).items()}
+    return config.with_settings({key: str(folder) for key, folder in snapshots.items() if folder})
+
+
+def _models_of_hub(config: Config) -> dict[str, tuple[HubName, What]]:
+    """The keys that name a model on the hub, and what is wanted of it: no weights where a server has them."""
+    of_policy: What = "tokenizer" if config.rollout.engine == "openai" else "model"
+    models: dict[str, tuple[str | None, What]] = {
+        "model.path": (config.model.path, of_policy),
+        "model.tokenizer": (config.model.tokenizer, "tokenizer"),
+        "ref.path": (config.ref.path if config.needs_reference else None, "model"),
+    }
+    names = {key: (HubName.parse(path), what) for key, (path, what) in models.items() if path is not None}
+    return {key: (name, what) for key, (name, what) in names.items() if name}

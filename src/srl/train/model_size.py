@@ -89,7 +89,7 @@ def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
 
     Of a model on the hub that is not in `PUBLISHED`, its `config.json` is fetched. Raises UserError.
     """
-    from srl.train.learner import critic_options
+    from srl.train.rl import critic_options
 
     settings = config.model
     dtype = pick_dtype(settings.dtype, pick_device(settings.device))

@@ -16,7 +16,7 @@ from srl.evaluate import step_metrics
 from srl.store import Record, read_records, reading
 from srl.train.logged_episodes import Selection, check_kept, select_episodes
 from srl.train.loop import Loop
-from srl.train.question_order import order_of
+from srl.train.questions import order_of
 from srl.train.run_directory import LOG
 from srl.train.sft import fine_tune
 from srl.trajectory import Question, Score, Trajectory
@@ -48,7 +48,7 @@ class RejectionSampling(Loop):
         metrics |= step_metrics(episodes, scores) | seconds
         valid = [score.value for episode, score in zip(episodes, scores, strict=True) if episode.valid]
         metrics["critic/score/mean"] = fmean(valid) if valid else 0.0
-        self.runner.record(number, "train", [], metrics)
+        self.record(number, "train", [], metrics)
         self.terminal.step(number, self.config, metrics)
         return metrics
 
@@ -60,18 +60,18 @@ class RejectionSampling(Loop):
             if is_logged := logged.keys() >= set(ids):
                 records = [logged[name] for name in ids]
             else:
-                trajectories = self.runner.roll_out(batch, "train", number, self.config.rollout.n)
-                records = list(map(Record, trajectories, self.runner.score(trajectories)))
+                trajectories = self.roll_out(batch, "train", number, self.config.rollout.n)
+                records = list(map(Record, trajectories, self.score(trajectories)))
             ended += [record.trajectory for record in records]
-            self.runner.check_failures(ended)
+            self.check_failures(ended)
             if not is_logged:
-                self.runner.record(number, "train", records, {})
+                self.record(number, "train", records, {})
             yield from records
 
     def select(self, number: int) -> Selection:
         """What the filter keeps of the round. Raises UserError where that is nothing."""
         sft, seed = self.config.sft, self.config.trainer.seed
-        self.runner.wait_for_log()
+        self.wait_for_log()
         selection = select_episodes(
             self.run / LOG, sft.filter, sft.max_per_question, seed + number, step=number
         )
@@ -95,12 +95,12 @@ class RejectionSampling(Loop):
         batches = [ids for _, ids in self._batches(step + 1) if by_id.keys() >= set(ids)]
         self.sampled = [by_id[name] for ids in batches for name in ids]
         if self.sampled:
-            self.runner.record(step + 1, "train", self.sampled, {})
+            self.record(step + 1, "train", self.sampled, {})
 
     def _batches(self, number: int) -> Iterator[tuple[Sequence[Question], list[str]]]:
         """The questions of a round, by `data.train_batch_size`, with the ids of their episodes."""
         config = self.config
-        order = order_of(self.environment.splits.train, config.data, config.trainer.seed, config.rft)
+        order = order_of(self.splits.train, config.data, config.trainer.seed, config.rft)
         questions, size = order.batch(number), config.data.train_batch_size
         for start in range(0, len(questions), size):
             batch = questions[start : start + size]

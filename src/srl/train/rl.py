@@ -5,36 +5,52 @@ sample the episodes of a batch of questions, score them, compute advantages, upd
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import accumulate, zip_longest
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from srl.advantage import masked_mean
+from srl.advantage import Algorithm, masked_mean
 from srl.config import Config
+from srl.config.sections import FilterGroups
+from srl.errors import UserError
 from srl.evaluate import step_metrics
+from srl.models.load import load_model, on_device
+from srl.models.weights import has_lora, model_digest, without_lora
+from srl.rollout.engine import Engine
 from srl.store import Record
 from srl.train.compute_advantages import (
     compute_advantages,
     group_ids,
     needs_old_logprobs,
     policy_metrics,
+    rollout_correction,
     token_rewards,
 )
-from srl.train.dynamic_sampling import Sampled
-from srl.train.learner import Learner
+from srl.train.learning_rate import Network, rate_factor
+from srl.train.load_components import LoadedModel, load_algorithm, model_options
 from srl.train.loop import Loop
-from srl.train.question_order import QuestionOrder, order_of
+from srl.train.questions import QuestionOrder, order_of
 from srl.train.run_directory import due
 from srl.trajectory import Score, Trajectory
 from srl.update.actor import ActorLoss, Experience, rows_with_gradient, update_actor
-from srl.update.batch import collate, response_and_loss_mask
-from srl.update.critic import batched_values, update_critic
-from srl.update.logprobs import TokenStats
+from srl.update.batch import Batch, collate, response_and_loss_mask
+from srl.update.critic import Critic, batched_values, update_critic
+from srl.update.kl import KLController, kl_controller
+from srl.update.logits import trunk
+from srl.update.logprobs import TokenStats, batched_stats
 from srl.update.optimiser import Optimiser
 from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +63,7 @@ class ReinforcementLearning(Loop):
     """How many questions of the order are behind."""
 
     def begin(self) -> None:
-        self.order = order_of(self.environment.splits.train, self.config.data, self.config.trainer.seed)
+        self.order = order_of(self.splits.train, self.config.data, self.config.trainer.seed)
 
     def step(self, number: int) -> dict[str, float]:
         """Sample, score, advantages, update, log."""
@@ -66,7 +82,7 @@ class ReinforcementLearning(Loop):
         metrics |= updated | step_metrics(*unzipped(sampled.records)) | sampled.metrics()
         metrics |= {f"timing_s/{name}": seconds for name, seconds in learner.timings.items()}
         with_numbers_of_tokens(trained, experience)
-        self.runner.record(number, "train", sampled.records, metrics)
+        self.record(number, "train", sampled.records, metrics)
         self.terminal.step(number, self.config, metrics)
         if due(number, self.config.trainer.sample_freq):
             self.terminal.samples(trajectories, scores)
@@ -87,21 +103,16 @@ class ReinforcementLearning(Loop):
                 if not questions:
                     break
                 with self.learner.timed("gen"):
-                    trajectories = self.runner.roll_out(questions, "train", number, config.rollout.n)
+                    trajectories = self.roll_out(questions, "train", number, config.rollout.n)
                 with self.learner.timed("reward"):
-                    scores = self.runner.score(trajectories)
-                self.runner.check_failures([*sampled.trajectories, *trajectories])
+                    scores = self.score(trajectories)
+                self.check_failures([*sampled.trajectories, *trajectories])
                 sampled.add(trajectories, scores)
             sampled.require_differing(number)
         except Exception:
-            ended = {
-                episode.id: episode
-                for episode in [*sampled.trajectories, *self.runner.ended]
-                if episode.step == number
-            }
-            if ended:
-                unscored = list(map(Record, ended.values()))
-                self.runner.record(number, "train", unscored, step_metrics(list(ended.values())))
+            ended = [*sampled.trajectories, *(episode for episode in self.ended if episode.step == number)]
+            if ended := list({episode.id: episode for episode in ended}.values()):
+                self.record(number, "train", list(map(Record, ended)), step_metrics(ended))
             raise
         return sampled, position
 
@@ -111,6 +122,115 @@ class ReinforcementLearning(Loop):
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.learner.kl_control.load_state_dict(state["kl"])
         self.asked = state["asked"]
+
+
+MAX_BATCHES = 10
+"""Most generation batches of a step."""
+REWARD = "reward"
+"""The metric that is the whole reward."""
+Returns = tuple[float, ...]
+"""What is compared of an episode: its metric; then, for turn-level credit, its return from each later turn
+on."""
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The scored episodes of one step in the order asked; it trains on `wanted` of their groups.
+
+    With dynamic sampling (`enable`; DAPO, arXiv 2503.14476, section 3.2) groups whose scores agree, which
+    have no advantage, are replaced by those of further questions. Without it a step trains on its first
+    generation batch, whatever the scores.
+    """
+
+    section: FilterGroups
+    wanted: int
+    turn_level: bool = False
+    records: list[Record] = field(default_factory=list)
+    """Of the log; all are left out until `trained` has chosen."""
+    batches: int = 0
+    """Generation batches so far."""
+    groups: dict[str, list[Returns]] = field(default_factory=dict)
+    """By question, what is compared of the group's valid episodes."""
+
+    def add(self, trajectories: Sequence[Trajectory], scores: Sequence[Score]) -> None:
+        """One more generation batch. A reward of weight 0 may have given some episodes no `metric`; raises
+        UserError where none has it."""
+        metric = self.section.metric if self.section.enable else REWARD
+        scored = list(zip(trajectories, scores, strict=True))
+        self.batches += 1
+        self.records += [Record(trajectory, score, left_out=True) for trajectory, score in scored]
+        self.groups |= {trajectory.question.id: [] for trajectory in trajectories}
+        valid = [(trajectory.question.id, score) for trajectory, score in scored if trajectory.valid]
+        having = [pair for pair in valid if metric == REWARD or metric in pair[1].parts]
+        if valid and not having:
+            parts = dict.fromkeys([REWARD, *(name for _, score in valid for name in score.parts)])
+            raise UserError(
+                f"algorithm.filter_groups.metric = {metric}: no episode has this part of the reward",
+                key="algorithm.filter_groups.metric", hint=f"use one of {', '.join(parts)}",
+            )  # fmt: skip
+        for question, score in having:
+            self.groups[question].append(compared(score, metric, self.turn_level))
+
+    def next_batch(self) -> int:
+        """How many questions to ask next; 0 once enough groups differ, or after the last generation batch.
+
+        As many as bring the missing groups at the share that differed so far, and `wanted` at most.
+        """
+        most = MAX_BATCHES if self.section.enable else 1
+        differing = len(self._differing())
+        if differing >= self.wanted or self.batches >= most:
+            return 0
+        if not differing:
+            return self.wanted
+        return min(self.wanted, math.ceil((self.wanted - differing) * len(self.groups) / differing))
+
+    def trained(self) -> list[Record]:
+        """Those that are trained on: the first groups that differ, then the first that agree."""
+        differing = self._differing()
+        agreeing = [question for question in self.groups if question not in set(differing)]
+        question_ids = set([*differing, *agreeing][: self.wanted])
+        return [record for record in self.records if record.trajectory.question.id in question_ids]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [record.trajectory for record in self.records]
+
+    def require_differing(self, step: int) -> None:
+        """Raises UserError where dynamic sampling has found no group that differs."""
+        if not self.section.enable or self._differing():
+            return
+        values = Counter(episodes[0][0] for episodes in self.groups.values() if episodes)
+        common = ", ".join(f"{count:,} at {value:g}" for value, count in values.most_common(3))
+        raise UserError(
+            f"nothing to learn in step {step}: the episodes of each of {len(self.groups):,} questions have "
+            f"the same {self.section.metric} ({common or 'none is valid'})",
+            key="algorithm.filter_groups.enable",
+            hint="start a new run with a larger rollout.n, other questions or another --model",
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """How many generation batches there were, under verl's name; empty without dynamic sampling."""
+        return {"train/num_gen_batches": float(self.batches)} if self.section.enable else {}
+
+    def _differing(self) -> list[str]:
+        """The questions whose scores differ. A group with less than two valid episodes has none that do."""
+        return [question for question, episodes in self.groups.items() if differ(episodes)]
+
+
+def differ(episodes: Sequence[Returns]) -> bool:
+    """Whether a group teaches something: the returns from one turn on differ among those that take it."""
+    return any(len(set(column) - {None}) > 1 for column in zip_longest(*episodes))
+
+
+def compared(score: Score, metric: str, turn_level: bool) -> Returns:
+    """What dynamic sampling compares of an episode. With `turn_level` credit (`Algorithm.turn_level`) two
+    episodes of equal reward differ where one had got more of it before a turn that both take.
+    """
+    value = score.value if metric == REWARD else score.parts[metric]
+    value = round(value, 9)  # sums of equal parts may differ in their last bit
+    if metric != REWARD or not turn_level or not score.per_turn:
+        return (value,)
+    return value, *(round(value - before, 9) for before in accumulate(score.per_turn[:-1]))
 
 
 def make_experience(
@@ -227,3 +347,132 @@ def with_numbers_of_tokens(trained: Sequence[Record], experience: Experience) ->
         if old is not None and bool(old[row].any()):
             record.trainer_logprobs = old[row, :length].tolist()
             record.entropies = None if entropies is None else entropies[row, :length].tolist()
+
+
+@dataclass(slots=True)
+class Learner:
+    """The networks of reinforcement learning, and the KL controller of their rewards.
+
+    `same_weights`: what samples has the actor's weights, to the bit.
+    """
+
+    config: Config
+    algorithm: Algorithm
+    actor: PreTrainedModel
+    reference: PreTrainedModel | None
+    critic: Critic | None
+    kl_control: KLController
+    same_weights: bool = True
+    timings: dict[str, float] = field(default_factory=dict)
+    """Seconds of the parts of the step under way, by verl's names in `timing_s/…`."""
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Measures a part of a step."""
+        start = time.perf_counter()
+        yield
+        self.timings[name] = self.timings.get(name, 0.0) + time.perf_counter() - start
+
+    @property
+    def correction(self) -> RolloutCorrection:
+        return rollout_correction(self.config, self.same_weights)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.actor.parameters()).device
+
+    @property
+    def trunks(self) -> list[PreTrainedModel]:
+        """The trunks of all networks, the policy's first."""
+        networks = (self.actor, self.critic, self.reference)
+        return [trunk(network) for network in networks if network is not None]
+
+    def stats(self, model: PreTrainedModel, batch: Batch, mask: Tensor) -> TokenStats:
+        """Log-probs and entropies (B, T) where `mask` is 1, at the temperature of the rollout."""
+        return batched_stats(
+            model, batch, mask, max_tokens=self.config.actor.ppo_max_token_len,
+            temperature=self.config.rollout.temperature,
+        )  # fmt: skip
+
+    @contextmanager
+    def as_reference(self) -> Iterator[PreTrainedModel]:
+        """The frozen reference model, on the policy's device; without one, the policy without adapters."""
+        if self.reference is not None:
+            with on_device(self.reference, self.device):
+                yield self.reference
+        else:
+            with without_lora(self.actor):
+                yield self.actor
+
+
+def samples_as_trained(engine: Engine, model: PreTrainedModel) -> bool:
+    """Whether `engine` samples with the weights of `model` as the trainer has them.
+
+    An adapter that is merged into weights of less than float32 is rounded, a small one away.
+    """
+    return engine.same_weights and not (has_lora(model) and model.dtype.itemsize < 4)
+
+
+def load_learner(config: Config, policy: LoadedModel, same_weights: bool = True) -> Learner:
+    """Actor, frozen reference and critic, as far as the algorithm needs them.
+
+    `same_weights`: what samples has the policy's weights (`samples_as_trained`).
+    """
+    algorithm = load_algorithm(config)
+    adapter = config.model.lora_rank > 0 and config.ref.path is None
+    reference = _load_reference(config, policy.model) if config.needs_reference and not adapter else None
+    critic = Critic(policy.model, **critic_options(config)) if algorithm.needs_critic else None
+    control = config.algorithm.kl_ctrl
+    kl = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
+    return Learner(config, algorithm, policy.model, reference, critic, kl, same_weights)
+
+
+def critic_options(config: Config) -> dict[str, Any]:
+    """The keywords of `srl.update.critic.Critic`: how its adapter is, if it has one."""
+    model = config.model
+    return {
+        "lora_rank": config.critic.lora_rank,
+        "lora_alpha": model.lora_alpha,
+        "lora_target_modules": model.lora_target_modules,
+    }
+
+
+def _load_reference(config: Config, policy: PreTrainedModel) -> PreTrainedModel:
+    """The frozen reference in the policy's precision; of a policy on a GPU in pinned host memory."""
+    away = policy.device.type == "cuda"
+    options = model_options(config.model) | {
+        "dtype": str(policy.dtype).removeprefix("torch."), "lora_rank": 0, "gradient_checkpointing": False,
+    } | ({"device": "cpu"} if away else {})  # fmt: skip
+    reference = load_model(_reference_path(config), **options).requires_grad_(False)
+    for weight in reference.parameters() if away else ():
+        weight.data = weight.data.pin_memory()
+    return reference
+
+
+def reference_digest(config: Config, loaded: PreTrainedModel | None = None) -> str:
+    """The digest of the reference policy, `loaded` or in its directory; empty where no KL is asked for."""
+    if not config.needs_reference:
+        return ""
+    return model_digest(_reference_path(config) if loaded is None else loaded)
+
+
+def _reference_path(config: Config) -> str:
+    path = config.ref.path or config.model.path
+    assert path is not None, "model.path is filled in before the model is loaded"
+    return path
+
+
+def load_optimisers(config: Config, learner: Learner, questions: int | None = None) -> dict[str, Optimiser]:
+    """AdamW for the actor, and for the critic where there is one; `questions` as in `learning_rate`."""
+    networks: dict[Network, nn.Module] = {"actor": learner.actor}
+    if learner.critic is not None:
+        networks["critic"] = learner.critic
+    optimisers: dict[str, Optimiser] = {}
+    for name, model in networks.items():
+        section = getattr(config, name)
+        optim, schedule = section.optim, rate_factor(config, name, questions=questions)
+        optimisers[name] = Optimiser(
+            model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay,
+            grad_clip=section.grad_clip, schedule=schedule,
+        )  # fmt: skip
+    return optimisers

@@ -24,10 +24,9 @@ from srl.models.hub import hub_name
 from srl.store import RunInfo
 from srl.train import resume as resuming
 from srl.train.cold_start import cold_started
-from srl.train.fetch_models import with_local_models
-from srl.train.load_components import with_base_tokenizer, with_day, with_protocol
 from srl.train.logged_episodes import model_of_log
-from srl.train.make_missing import check_demonstrations, start_of, with_data
+from srl.train.make_missing import check_demonstrations, start_of, with_data, with_local_models
+from srl.train.protocol import with_base_tokenizer, with_day, with_protocol
 from srl.train.report import Terminal, check_loggers
 from srl.train.run_directory import (
     LOG,

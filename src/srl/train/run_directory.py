@@ -94,6 +94,10 @@ class RunRecord:
     """The digest of everything that the run is made from, by its name: `reference`, `base` (the model under
     an adapter), `index`, `index of NAME` (a named retriever's), the keys of the files of questions, and
     `episodes` (what a fine-tuning learns from)."""
+    evaluation: str = ""
+    """Of an evaluation: its name, which the runs of its settings and shards share."""
+    setting: str = ""
+    """`search`, `no_search` or a baseline."""
     changed: list[dict[str, Any]] = field(default_factory=list)
     """Settings that were changed as the run was resumed, its number of steps too: from step `at` + 1 on,
     `key` is `after`, and no longer `before`; and `when`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,18 +10,30 @@ from pathlib import Path
 
 from srl import process
 from srl.config import Config
+from srl.data.corpus import digest_corpus
 from srl.errors import UserError
-from srl.index import check_corpus, live_index, open_index, read_index_manifest
+from srl.files import check_input, digest_text
+from srl.index import (
+    build_index,
+    check_corpus,
+    live_index,
+    load_retriever,
+    open_index,
+    read_index_manifest,
+)
+from srl.index.build import build_parameters
 from srl.index.open import check_may_import
+from srl.index.retriever import identity_of
 from srl.plugins import manager
 from srl.plugins.options import runtime_options
+from srl.progress import counted_stages
 from srl.rollout.documents import OPENERS
 from srl.rollout.protocol import Protocol
 from srl.serve.cassette import Recorder, Replay
 from srl.serve.client import HttpSearch
 from srl.serve.in_process import LocalSearch
 from srl.serve.named_retrievers import NamedRetrievers, aclose, connect, digest_of, lacks_documents
-from srl.train.make_missing import Note, find_or_build_index
+from srl.train.make_missing import NOTHING_TO_SEARCH, Note, check_corpus_exists, make_if_missing
 from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
@@ -76,6 +89,30 @@ def _default(config: Config, workspace: Workspace, note: Note) -> SearchTool:
     if config.search.index is not None and config.data.corpus is not None and not index.live:
         check_corpus(path, Path(config.data.corpus))
     return LocalSearch(index, config.search.topk)
+
+
+def find_or_build_index(config: Config, workspace: Workspace, note: Note) -> Path:
+    """The index directory to search: the one configured, or that of the corpus, built first if missing."""
+    if config.search.index is not None:
+        return Path(config.search.index)
+    if config.data.corpus is None:
+        raise UserError(NOTHING_TO_SEARCH)
+    corpus, name = Path(config.data.corpus), config.retriever.name
+    check_corpus_exists(corpus)
+    if not corpus.is_dir():
+        check_input(corpus)
+    options = config.retriever.options(name)
+    identity = identity_of(name, load_retriever(name, options))
+    shaping = json.dumps([build_parameters(name, options), identity], sort_keys=True)
+    code = [manager.find("retriever", name).version] if manager.is_import_path(name) else []
+    key = digest_text(digest_corpus(corpus), name, shaping, *code)[:8]
+
+    def build(path: Path) -> None:
+        note(f"building the index {path}")
+        with counted_stages("passages") as progress:
+            build_index(corpus, path, name, options, progress)
+
+    return make_if_missing(workspace.indexes / f"{corpus.resolve().parent.name}-{name}-{key}", build)
 
 
 def _named(config: Config, name: str) -> SearchTool:

@@ -1,6 +1,7 @@
-"""Supervised fine-tuning on demonstrations: their episodes, batches, loss and steps.
+"""Supervised fine-tuning, `srl train --algo sft`: the run, what it learns from, its batches, loss and steps.
 
-`srl.train.fine_tuning` makes a run of it, `srl.train.cold_start` the start of RL.
+A run's step is one batch. The cold start (`srl.train.cold_start`) and rounds of rejection sampling fine-tune
+as well (`fine_tune`).
 
 A scripted engine runs each demonstration through `run_episode` with the real search, so that the
 tokens and masks are those of a rollout.
@@ -14,7 +15,7 @@ import random
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import ceil
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from srl import process
+from srl.config import Config
 from srl.config.sections import Sft
 from srl.data.demonstration_file import read_demonstrations
 from srl.errors import UserError
@@ -31,18 +33,90 @@ from srl.rollout.engine import ScriptedEngine
 from srl.rollout.environment import Environment, Key
 from srl.rollout.protocol import Protocol
 from srl.train.learning_rate import sft_factor
-from srl.train.make_missing import Note
-from srl.train.question_order import QuestionOrder
-from srl.train.questions import prompts
+from srl.train.load_components import LoadedModel
+from srl.train.logged_episodes import check_tokens, episodes_of_log
+from srl.train.loop import Loop
+from srl.train.make_missing import Note, demonstration_file
+from srl.train.protocol import prompts
+from srl.train.questions import QuestionOrder, Splits
 from srl.trajectory import Question, Trajectory
 from srl.update.batch import Batch, collate
 from srl.update.logits import micro_batches_of
 from srl.update.logprobs import token_stats
 from srl.update.losses import sft_loss
 from srl.update.optimiser import Optimiser
+from srl.workspace import Workspace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+@dataclass(slots=True, kw_only=True)
+class FineTuning(Loop):
+    """Fine-tunes for `sft.steps`, or until the validation EM stops rising.
+
+    The order of the episodes depends on the seed only, so a resumed run continues as if it had not stopped.
+    """
+
+    episodes: list[Trajectory]
+    counts: dict[str, float] = field(default_factory=dict)
+    """Of the episodes, for the log."""
+    data: Iterator[list[Trajectory]] = field(init=False)
+
+    def step(self, number: int) -> dict[str, float]:
+        sft = self.config.sft
+        self.put_to_sleep()
+        metrics = fine_tune_step(
+            self.actor, self.optimisers["actor"], next(self.data),
+            max_tokens=self.config.actor.ppo_max_token_len,
+        )  # fmt: skip
+        self.record(number, "sft", [], metrics)
+        if number in (1, sft.steps) or number % 10 == 0:
+            self.terminal.fine_tuning_step(number, sft.steps, metrics)
+        return metrics
+
+    @property
+    def steps(self) -> int:
+        return self.config.sft.steps
+
+    def begin(self) -> None:
+        self.data = itertools.islice(
+            batches(self.episodes, self.config.sft, self.config.trainer.seed), self.progress.step, None
+        )
+        if self.progress.step == 0:
+            self.record(0, "sft", [], self.counts)
+
+    @property
+    def patience(self) -> int | None:
+        return self.config.sft.patience
+
+
+def episodes_to_learn(
+    config: Config, policy: LoadedModel, environment: Environment, splits: Splits, workspace: Workspace,
+    note: Note,
+) -> tuple[list[Trajectory], dict[str, float]]:  # fmt: skip
+    """What a fine-tuning learns from, and its counts: the episodes of `sft.log`, or the demonstrations of
+    `sft.train_files` or the world, which are run here first.
+
+    Raises UserError for patience without questions for validations, and for episodes of another tokenizer.
+    """
+    if config.sft.patience and not splits.val:
+        raise UserError("sft.patience counts validations, and there are none: data.val_files is not set")
+    counts = dict[str, float]()
+    if config.sft.log is not None:
+        selection = episodes_of_log(config)
+        check_tokens(selection.episodes, policy.codec, config.sft.log)
+        for line in selection.lines():
+            note(line)
+        episodes, counts = selection.episodes, selection.metrics()
+    else:
+        file = demonstration_file(config, workspace, note)
+        episodes = demonstrated(file, environment, note, splits.train)
+    counts |= {
+        "sft/episodes": len(episodes),
+        "sft/policy_tokens": sum(episode.policy_tokens for episode in episodes),
+    }
+    return episodes, counts
 
 
 def demonstrated(

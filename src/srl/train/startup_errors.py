@@ -20,16 +20,10 @@ from srl.plugins import manager
 from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.request import retrieve_url
-from srl.train.load_components import load_algorithm, load_codec, load_rewards, native_glue
-from srl.train.make_missing import check_corpus, start_of, unusable_files
-from srl.train.questions import (
-    SPLITS,
-    check_training_questions,
-    choose_template,
-    is_native,
-    load_split,
-    load_template,
-)
+from srl.train.load_components import load_algorithm, load_rewards
+from srl.train.make_missing import check_corpus_exists, start_of, unusable_files
+from srl.train.protocol import choose_template, is_native, load_codec, load_template, native_glue
+from srl.train.questions import check_training_questions, load_split
 from srl.train.report import check_loggers
 from srl.trajectory import Phase
 
@@ -84,7 +78,7 @@ def _of_questions(config: Config) -> Iterator[Check]:
         yield partial(codec.encode_prompt, choose_template(config).messages("Who?"))
         if is_native(config):
             yield partial(native_glue, config.with_settings({"model.path": str(start_of(config))}))
-    for phase in SPLITS:
+    for phase in ("train", "val", "test"):
         files = getattr(config.data, f"{phase}_files") or ()
         excluded = (config.data.exclude_files or ()) if phase == "train" else ()
         if codec is not None and all(Path(file).is_file() for file in (*files, *excluded)):
@@ -114,7 +108,7 @@ def _of_search(config: Config) -> Iterator[Check]:
     if mode == "record" and Path(file).exists():
         yield partial(_raise, UserError(f"{file} already exists; name another file", key="search.cassette"))
     if config.data.corpus is not None:
-        yield partial(check_corpus, Path(config.data.corpus))
+        yield partial(check_corpus_exists, Path(config.data.corpus))
     if search.url is None and search.index is None:
         yield partial(load_retriever, config.retriever.name, config.retriever.options(config.retriever.name))
     for retriever in search.retrievers.values():

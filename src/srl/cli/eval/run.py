@@ -125,7 +125,7 @@ def run(
     show_counted()
     with progress("starting", passing=True):
         from srl.train.baselines import chosen_baselines
-        from srl.train.evaluate_model import check_failures, evaluate_model
+        from srl.train.evaluate_model import evaluate_model
         from srl.train.model_settings import local_settings, preset_name
     flags = {
         "search.index": index,
@@ -142,7 +142,7 @@ def run(
         runs=[workspace.find_run(name) for name in runs or ()], backend=backend, note=note,
     )  # fmt: skip
     _show(report, as_json)
-    check_failures(report, settings.eval.max_failed)
+    report.check_failures(settings.eval.max_failed)
 
 
 def _shard(text: str) -> tuple[int, int]:

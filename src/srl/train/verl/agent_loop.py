@@ -10,10 +10,11 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from srl.config import Config
-from srl.rollout.environment import Key
+from srl.reward import RewardMix
+from srl.rollout.environment import Environment, Key
 from srl.store import Record
-from srl.train.episodes import TrainingEnvironment
-from srl.train.load_components import load_codec, load_environment
+from srl.train.load_components import load_environment, load_rewards
+from srl.train.protocol import load_codec
 from srl.train.verl.dataset import TRAIN, read_row
 from srl.train.verl.engine import VerlEngine, eos_ids
 from srl.train.verl.failures import failed_episode
@@ -28,7 +29,8 @@ class WorkerState:
     """What all episodes of a worker share."""
 
     config: Config
-    environment: TrainingEnvironment
+    environment: Environment
+    reward: RewardMix
     log_actor: Any
 
 
@@ -52,8 +54,9 @@ def _load_state() -> WorkerState:
     run = this_run()
     codec = load_codec(run.config.model, eos_ids(run.config), lambda text: None)
     environment = load_environment(run.config, Workspace.resolve(), codec, lambda text: None)
-    environment.reward.load()
-    return WorkerState(run.config, environment, log_actor_of(run.directory))
+    reward = load_rewards(run.config)
+    reward.load()
+    return WorkerState(run.config, environment, reward, log_actor_of(run.directory))
 
 
 class SearchLoop(AgentLoopBase):
@@ -86,7 +89,7 @@ class SearchLoop(AgentLoopBase):
         key = Key(state.config.trainer.seed, phase, step, int(row["session_id"]))
         trajectory = await environment.play(engine, question, key)
         began = time.perf_counter()
-        (score,) = await environment.reward.score([trajectory])
+        (score,) = await state.reward.score([trajectory])
         scoring = time.perf_counter() - began
         await state.log_actor.add.remote(step, phase, Record(trajectory, score))
         return to_output(trajectory, score, engine, scoring)

@@ -10,8 +10,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from srl.config import Config
-from srl.train.episodes import Splits
-from srl.train.question_order import order_of
+from srl.train.questions import Splits, order_of
 from srl.trajectory import Phase, Question
 
 TRAIN: Phase = "train"

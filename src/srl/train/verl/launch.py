@@ -17,12 +17,11 @@ from srl.errors import UserError, first_line
 from srl.install import pip_install
 from srl.rollout.protocol import Protocol
 from srl.store import RunInfo
-from srl.train.episodes import Splits
-from srl.train.learner import reference_digest
-from srl.train.load_components import load_algorithm, load_codec, load_environment
-from srl.train.model_card import card_of_run, write_card
-from srl.train.questions import load_splits
+from srl.train.load_components import load_algorithm, load_environment, load_rewards
+from srl.train.protocol import card_of_run, load_codec, write_card
+from srl.train.questions import Splits, load_splits
 from srl.train.report import Terminal, reporters
+from srl.train.rl import reference_digest
 from srl.train.run_directory import Progress, checkpoint_path
 from srl.train.search import as_inputs, index_digests
 from srl.train.verl.config_check import check_supported, validated
@@ -100,6 +99,8 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
         )  # fmt: skip
     check_start_on_verl(config, job_of(config, Path()), terminal.note)
     environment = load_environment(config, workspace, codec, terminal.note)
+    for line in load_rewards(config).without_effect(splits.train):
+        terminal.note(f"warning: {line}")
     if config.rollout.search and config.search.url is None and not config.search.replays:
         terminal.note(
             "warning: search.url is not set, so each process that runs episodes opens the index for itself; "

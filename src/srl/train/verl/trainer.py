@@ -58,8 +58,8 @@ from srl.errors import UserError
 from srl.files import CHECKPOINT, FORMAT, checksums, read_json, write_json, write_manifest
 from srl.rollout.delivery import NotDelivered
 from srl.train.compute_advantages import compute_advantages, rollout_correction
-from srl.train.episodes import Splits
 from srl.train.load_components import load_algorithm
+from srl.train.questions import Splits
 from srl.train.resume import resume_with, too_many_failures
 from srl.train.run_directory import (
     VERL_STATE,
