@@ -59,9 +59,7 @@ def test_dry_run_speaks_json(saved, backend, devices):
     ("settings", "key"),
     [
         ({}, "context"),  # the model reads less than an episode
-        ({"model__dtype": "float16"}, "model.dtype"),
         ({"model__device": "cuda", "rollout__engine": "vllm"}, "rollout.gpu_memory_utilization"),
-        ({"model__device": "cuda", "rollout__engine": "openai"}, "rollout.engine"),
     ],
 )
 def test_what_a_start_refuses_is_a_warning_that_names_the_key(saved, monkeypatch, settings, key):

@@ -138,7 +138,7 @@ def test_training_on_text_is_refused(setting, workspace, made):
 def test_key_from_a_variable_of_any_name_is_hidden(monkeypatch):
     monkeypatch.setenv("TEACHER", "abc-hush-77")
     sets = ["rollout.engine=openai", "rollout.openai.url=http://127.0.0.1:9/v1"]
-    asked = load_config(sets=[*sets, "rollout.openai.key_variable=TEACHER"]).config
+    asked = load_config(sets=[*sets, "rollout.openai.key_variable=TEACHER"], trains=False).config
     with pytest.raises(UserError):
         load_components.load_generation(asked, lambda text: None)
     assert "hush" not in hidden("the key is abc-hush-77")

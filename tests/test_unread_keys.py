@@ -97,6 +97,8 @@ def test_keys_that_another_key_makes_void_are_named_and_no_others(settings, key)
         ("rft", ["sft.mix={a: 1}"], "sft.mix"),
         ("rft", ["sft.steps=0"], "sft.steps"),
         ("sft", ["sft.steps=0"], "sft.steps"),
+        ("grpo", ["model.dtype=float16"], "model.dtype"),
+        ("grpo", ["rollout.engine=openai", "rollout.openai.url=http://h/"], "rollout.engine"),
         ("sft", ["sft.patience=3", "trainer.test_freq=0"], "sft.patience"),
         (
             "ppo",

@@ -51,20 +51,6 @@ def context_errors(config: Config, context: int | None) -> Iterator[str]:
         )
 
 
-def local_errors(config: Config) -> Iterator[str]:
-    """A line for each setting that the local backend does not train with."""
-    if config.model.dtype == "float16":
-        yield (
-            "model.dtype = float16: training needs loss scaling in float16, which the local backend does not "
-            "do; set model.dtype=bfloat16 or float32"
-        )
-    if config.rollout.engine == "openai":
-        yield (
-            "rollout.engine = openai is not for training: the weights of a server cannot be changed; set "
-            "rollout.engine=torch, or fine-tune on what `srl data demonstrations` has the server write"
-        )
-
-
 def truncation_errors(config: Config, engine: str) -> Iterator[str]:
     """A line where `engine` renormalises what top_p leaves, and nothing corrects the log-probs for it.
 
@@ -204,17 +190,24 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[Contradict
         yield True, (f"{section}.rollout_rs", f"{section}.rollout_rs_threshold"), str(error), ""
 
 
-def check_training(config: Config, kind: str) -> None:
+def check_training(config: Config, kind: str, backend: str = "local") -> None:
     """Raises UserError for what a training run of this `kind` (rl, sft or rft) cannot do."""
-    sft = config.sft
-    if kind in ("sft", "rft") and sft.steps == 0:
-        raise UserError("nothing to fine-tune: sft.steps = 0", key="sft.steps")
-    if kind == "rft" and sft.mix:
-        hint = "data.mix gives shares of the questions, sft.filter chooses"
-        raise UserError("sft.mix is not for --algo rft", key="sft.mix", hint=hint)
-    if kind == "sft" and sft.patience and not config.trainer.test_freq:
-        why = "sft.patience counts validations, and there are none: trainer.test_freq = 0"
-        raise UserError(why, key="sft.patience")
+    sft, no_steps = config.sft, kind in ("sft", "rft") and config.sft.steps == 0
+    no_validation = kind == "sft" and sft.patience and not config.trainer.test_freq
+    served = backend == "local" and config.rollout.engine == "openai"
+    rows = [
+        (no_steps, "sft.steps", "nothing to fine-tune: sft.steps = 0", ""),
+        (kind == "rft" and sft.mix, "sft.mix", "sft.mix is not for --algo rft",
+         "data.mix gives shares of the questions, sft.filter chooses"),
+        (no_validation, "sft.patience", "sft.patience counts validations, and trainer.test_freq = 0", ""),
+        (backend == "local" and config.model.dtype == "float16", "model.dtype",
+         "model.dtype = float16: the local backend does not scale the loss", "set bfloat16 or float32"),
+        (served, "rollout.engine", "rollout.engine = openai: the weights of a server cannot be changed",
+         "set torch, or fine-tune on what `srl data demonstrations` has the server write"),
+    ]  # fmt: skip
+    for is_so, key, why, hint in rows:
+        if is_so:
+            raise UserError(why, key=key, hint=hint)
 
 
 def _check_addresses(config: Config) -> None:

@@ -85,7 +85,7 @@ def load_config(
             values.setdefault(path, (value, "default"))
     doubtful = cross_check(config, origins, plugin)
     if trains:
-        check_training(config, kind)
+        check_training(config, kind, backend)
     warnings = list(doubtful if kind == "rl" else [])
     config = build(values)
     own = [setting for layer in layers if layer.is_typed for setting in layer.settings]

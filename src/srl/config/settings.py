@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from srl.config.keys import Config, KeyPath, flat, keys, place, plain, split_key
+from srl.config.sections import Takes
 from srl.errors import UserError, expected
 
 Values = dict[KeyPath, tuple[Any, str]]
@@ -101,7 +102,12 @@ def build(values: Values) -> Config:
         value, origin = values.get(path, (first["input"], below[-1] if below else "default"))
         is_secret = path[-1] == "key_variable"  # where the key itself may be given by mistake
         shown, key = "a text that is not shown" if is_secret else reveal(value), ".".join(path)
-        raise UserError(f"{origin}: {key} is {shown}: {expected(first)}", key=key) from error
+        field = place(path)[1]
+        words = (
+            [f"expected {mark.words}" for mark in field.metadata if isinstance(mark, Takes)] if field else []
+        )
+        why = (words or [expected(first)])[0]
+        raise UserError(f"{origin}: {key} is {shown}: {why}", key=key) from error
 
 
 def reveal(value: Any) -> str:

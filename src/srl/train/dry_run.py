@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from srl.config import Config
-from srl.config.cross_checks import algorithm_plugin, context_errors, local_errors, truncation_errors
+from srl.config.cross_checks import algorithm_plugin, context_errors, truncation_errors
 from srl.errors import UserError
 from srl.models.hub import HubName, hub_name
 from srl.models.load import pick_device, pick_dtype
@@ -142,8 +142,11 @@ def _local_problems(config: Config, cpu: bool) -> Iterator[str]:
     engine: str = config.rollout.engine
     if torch.cuda.is_available() or engine != "auto":
         engine = engine_name(config)
-    yield from local_errors(config)
     yield from truncation_errors(config, engine)
+    if config.rollout.engine == "vllm":
+        from srl.rollout.vllm_engine import version_problem
+
+        yield from filter(None, [version_problem()])
     if engine == "vllm" and not cpu:
         share = config.rollout.gpu_memory_utilization
         yield (

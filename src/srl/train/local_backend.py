@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from srl.config import Config
-from srl.config.cross_checks import local_errors, truncation_errors
+from srl.config.cross_checks import truncation_errors
 from srl.errors import UserError
 from srl.models.weights import model_digest
 from srl.train.cold_start import is_cold_started
@@ -54,9 +54,7 @@ from srl.workspace import Workspace
 
 
 def check(config: Config) -> None:
-    """Raises UserError for what this backend does not train with, or does not find here."""
-    for error in local_errors(config):
-        raise UserError(error)
+    """Raises UserError for what this backend does not find here."""
     if config.rollout.engine == "vllm":
         from srl.rollout.vllm_engine import version_problem
 

@@ -85,7 +85,7 @@ def start(
     """A new run. Its directory is created after all checks, so one that cannot start leaves nothing."""
     began = time.perf_counter()
     trains = load_backend(backend)
-    check_training(config, kind_of(algo))
+    check_training(config, kind_of(algo), backend)
     trains.check(config)
     with new_cassette(config):
         config = with_paths(config, algo, workspace, terminal)

@@ -53,17 +53,8 @@ def _of_model(config: Config) -> Iterator[Check]:
             yield partial(check_directory, Path(path), model.trust_remote_code)
     if model.tokenizer is not None and not HubName.parse(model.tokenizer):
         yield partial(load_tokenizer, model.tokenizer, model.trust_remote_code)
-    if config.rollout.engine == "vllm":
-        yield _check_vllm
     for name in config.reward.weights:
         yield partial(manager.load, "reward", name, config.reward.options(name))
-
-
-def _check_vllm() -> None:
-    from srl.rollout.vllm_engine import version_problem
-
-    if problem := version_problem():
-        raise UserError(problem)
 
 
 def _of_questions(config: Config) -> Iterator[Check]:
