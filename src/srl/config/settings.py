@@ -103,10 +103,8 @@ def build(values: Values) -> Config:
         is_secret = path[-1] == "key_variable"  # where the key itself may be given by mistake
         shown, key = "a text that is not shown" if is_secret else reveal(value), ".".join(path)
         field = place(path)[1]
-        words = (
-            [f"expected {mark.words}" for mark in field.metadata if isinstance(mark, Takes)] if field else []
-        )
-        why = (words or [expected(first)])[0]
+        words = next((mark.words for mark in field.metadata if isinstance(mark, Takes)), "") if field else ""
+        why = f"expected {words}" if words else expected(first)
         raise UserError(f"{origin}: {key} is {shown}: {why}", key=key) from error
 
 
