@@ -26,20 +26,17 @@ from srl.errors import UserError
 from srl.models.check import context_of
 from srl.models.load import (
     check_tags,
-    count_parameters,
     load_model,
     load_tokenizer,
     on_device,
     pick_device,
     pick_dtype,
 )
-from srl.models.new import new_model
-from srl.models.weights import has_lora, merged_weights, model_digest, save_model, without_lora
+from srl.models.weights import has_lora, merged_weights, model_digest, save_model
 from srl.protocol import STOP_STRINGS
 from srl.train.load_components import load_policy
 
 IDS = torch.tensor([[5, 9, 200, 31, 7]])
-SHAPE = {"vocab_size": 50, "layers": 1, "width": 16, "heads": 2, "ffn": 24}
 
 
 @pytest.fixture
@@ -104,17 +101,6 @@ def test_head_in_float32_is_exact_on_the_trunks_states_and_stays_the_models_own(
     assert refused.value.key == "model.cast_lm_head_to_fp32"
 
 
-def test_gradient_checkpointing_computes_a_layer_again_and_the_same_gradients(saved):
-    gradients = []
-    for checkpointing in (False, True):
-        model, passes = load_model(saved, gradient_checkpointing=checkpointing), list[int]()
-        model.model.layers[0].input_layernorm.register_forward_hook(lambda *_, log=passes: log.append(1))
-        model(IDS, use_cache=False).logits.sum().backward()
-        assert len(passes) == 1 + checkpointing
-        gradients.append(model.model.embed_tokens.weight.grad)
-    torch.testing.assert_close(*gradients)
-
-
 def test_saved_directory_tells_others_where_a_turn_ends_and_the_model_keeps_its_own_settings(tmp_path):
     model = tiny_model()
     for name, strings in (("default", STOP_STRINGS), ("none", ())):
@@ -160,23 +146,15 @@ def test_a_directory_is_not_replaced_and_a_failed_save_leaves_nothing(saved, tmp
 
 
 def test_fresh_adapter_changes_nothing_and_is_all_that_trains(saved):
-    model = load_model(saved, lora_rank=4)
+    model = load_model(saved, lora_rank=2, lora_target_modules=["q_proj", "v_proj"])
     assert has_lora(model)
     torch.testing.assert_close(logits(model), logits(tiny_model()), rtol=0, atol=0)
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert trained
-    assert all(".lora_" in name for name in trained)
-    assert count_parameters(model, trainable=True) < count_parameters(model) / 2
-
-
-def test_adapter_goes_on_the_modules_named(saved):
-    model = load_model(saved, lora_rank=2, lora_target_modules=["q_proj", "v_proj"])
-    modules = {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad}
-    assert modules == {"q_proj", "v_proj"}
+    trained = [name.split(".")[-4:-2] for name, weight in model.named_parameters() if weight.requires_grad]
+    assert {tuple(names) for names in trained} == {
+        (module, factor) for module in ("q_proj", "v_proj") for factor in ("lora_A", "lora_B")
+    }
     with pytest.raises(UserError):
         load_model(saved, lora_rank=2, lora_target_modules=["no_such_module"])
-    with pytest.raises(ValueError), without_lora(tiny_model()):
-        pass
 
 
 def test_weights_are_copied_to_another_device_for_a_while(saved, monkeypatch):
@@ -323,13 +301,6 @@ def test_tags_that_cannot_be_recognised_are_refused():
             check_tags(refused)
 
 
-@pytest.mark.parametrize("eos", ["1", [1, "2"], True])
-def test_an_eos_that_is_no_number_is_refused_with_its_file(saved, eos):
-    (saved / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}), encoding="utf-8")
-    with pytest.raises(UserError, match=r"generation_config\.json"):
-        load_policy(Model(path=str(saved)), lambda note: None)
-
-
 def test_context_is_the_shortest_stated_and_ends_where_longrope_changes_its_frequencies():
     assert context_of(MptConfig(max_seq_len=100, max_position_embeddings=512)) == 100
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 99}
@@ -341,16 +312,3 @@ def test_context_is_the_shortest_stated_and_ends_where_longrope_changes_its_freq
         rope_parameters={**rope, "original_max_position_embeddings": 4096},
     )  # fmt: skip
     assert context_of(long) == 4096
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
-def test_new_model_follows_its_seed_and_leaves_the_global_one_alone(kind):
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    first, same, other = (new_model(kind, **SHAPE, seed=seed) for seed in (1, 1, 2))
-    assert torch.rand(1) == expected
-    assert model_digest(first) == model_digest(same) != model_digest(other)
-    attention, mlp, norms = 4 * 16 * 16, 3 * 16 * 24, 3 * 16
-    bias = 3 * 16 if kind == "qwen2" else 0
-    assert count_parameters(first) == 50 * 16 + attention + mlp + norms + bias, "tied ones once"

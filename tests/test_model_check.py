@@ -117,15 +117,6 @@ def test_a_model_that_gives_the_logits_of_its_router_is_as_any_other(tmp_path):
     check_saved(loaded, tmp_path / "saved")
 
 
-def test_a_policy_whose_logits_are_all_the_same_is_saved(tmp_path):
-    """A norm that overflows divides by infinity; the next rollouts end such a run."""
-    model = tiny_model()
-    with torch.no_grad():
-        model.model.norm.weight.zero_()
-    save_model(model, byte_level_tokenizer(), tmp_path / "saved")
-    check_saved(model, tmp_path / "saved")
-
-
 def test_a_backward_pass_that_raises_is_refused():
     def in_place(module, states):
         return torch.nn.functional.relu(states).exp().relu_().mul_(0) if states.requires_grad else 0 * states
@@ -136,8 +127,9 @@ def test_a_backward_pass_that_raises_is_refused():
         said_of(model)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("qwen2", torch.float32), ("qwen2", torch.bfloat16), ("llama", torch.float16)]
+)
 def test_a_usual_model_passes_without_a_word(kind, dtype):
     model = tiny_model(kind, dtype=dtype, layers=6)
     assert said_of(model) == []
@@ -177,12 +169,6 @@ def of_sizes(family, **sizes):
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **families.SIZES | sizes)).eval()
 
 
-def test_the_check_goes_beyond_the_tokens_that_sparse_attention_chooses():
-    sizes = families.LATENT | {"index_topk": 24, "index_n_heads": 2, "index_head_dim": 16}
-    with pytest.raises(UserError):
-        choose_forward(of_sizes("glm_moe_dsa", **sizes), 4, LONGEST)
-
-
 def test_no_cache_where_an_episode_passes_a_step_of_the_attentions_temperature():
     layers = {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]}
     experts = {"num_local_experts": 4, "intermediate_size_mlp": 48}
@@ -193,10 +179,8 @@ def test_no_cache_where_an_episode_passes_a_step_of_the_attentions_temperature()
 @pytest.mark.parametrize(
     ("family", "rank", "outcome"),
     [
-        ("qwen2", 4, "right"),
         ("opt", 4, "right"),
         ("gemma2", 0, "safe"),
-        ("jamba", 0, "safe"),
         ("phimoe", 0, "right"),
         ("modernbert-decoder", 4, "safe"),
         ("llama4_text", 4, "refused"),

@@ -95,27 +95,6 @@ def test_turn_ends_at_a_stop_string_of_its_own_at_eos_or_at_its_cap(text, option
     assert (completion.stop_reason, text_of(completion)) == (reason, turn)
 
 
-def test_more_episodes_than_slots_all_end_and_nothing_is_fed_twice():
-    engine = new_engine(tiny_model(), max_num_seqs=2)
-    fed, held, advance = [], [], engine._advance
-
-    def counted(rows):
-        fed.extend((engine._table.known - engine._table.fed)[rows])
-        held.append(len(engine._row_of))
-        advance(rows)
-
-    engine._advance = counted
-
-    def search(turn):
-        return ticks(30 + 20 * turn)
-
-    results = run(engine, *(episode(engine, f"e{index}", search=search) for index in range(9)))
-    assert [len(turns) for turns in results] == [3] * 9
-    assert max(held) == 2
-    sampled = [sum(len(turn.token_ids) for turn in turns) for turns in results]
-    assert sum(fed) == sum(5 + 2 * 4 + count - 1 for count in sampled)
-
-
 def test_slow_search_holds_up_its_own_episode_only():
     engine = new_engine(tiny_model())
 
@@ -191,25 +170,6 @@ def test_logits_that_are_not_finite_are_an_error_and_not_the_caches_fault(caplog
     with pytest.raises(UserError):
         new_engine(model)
     assert "key-value cache" not in caplog.text
-
-
-def test_cancelling_everything_leaves_no_task_behind():
-    engine = new_engine(tiny_model(), max_num_seqs=2)
-
-    async def main():
-        tasks = [asyncio.create_task(episode(engine, f"e{i}", length=50)) for i in range(4)]
-        await ticks(20)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await ticks(20)
-        return asyncio.all_tasks() - {asyncio.current_task()}, [task.cancelled() for task in tasks]
-
-    left, cancelled = asyncio.run(main())
-    assert (left, cancelled) == (set(), [True] * 4)
-    assert not engine._open
-    assert not engine._row_of
-    assert len(run(engine, episode(engine, "e0"))[0]) == 3
 
 
 def test_turn_cancelled_at_its_last_token_may_be_asked_again():

@@ -76,7 +76,6 @@ class CachedForward(Forward):
         self.cache = SlotCache(slots, max_length, static=static)
         self._graphs = DecodeGraphs(self._step, model.device, spare=slots) if static else None
         self._in_place = in_place and not on_gpu
-        self._last_only = kept_logits(model, 1)
         self._head = head() if (head := getattr(model, "get_output_embeddings", None)) else None
 
     @property
@@ -120,9 +119,7 @@ class CachedForward(Forward):
     def _decode(self, inputs: Tensor, width: int, spans: Sequence[Span] = ()) -> Tensor:
         ids, positions, slots = inputs[:3].long()[:, :, None]  # (B, 1) each
         self.cache.access.set(slots, positions, slots[:, 0], width, width - 1, spans)
-        out = attempt(
-            self.model, lambda: self.model(input_ids=ids, **self._options(positions), **self._last_only)
-        )
+        out = attempt(self.model, lambda: self.model(input_ids=ids, **self._options(positions)))
         return out.logits[:, -1].float()
 
     def _options(self, positions: Tensor) -> dict[str, Any]:

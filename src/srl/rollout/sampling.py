@@ -17,8 +17,6 @@ from torch import Tensor
 
 BLOCK = 256
 """Tokens that are added up together in float32 when a large vocabulary is searched."""
-CANDIDATES = 1024
-"""Most likely tokens that are looked at first where top-p is below 1."""
 
 
 def turn_uniforms(key: Sequence[int | str], count: int) -> NDArray[np.float64]:
@@ -70,22 +68,10 @@ def _truncate(probs: Tensor, limit: Tensor) -> Tensor:
 
     Tokens as likely as the least likely of the set stay too, so the order of equals does not matter.
     """
-    ordered = _most_likely(probs, limit)
-    before = ordered.cumsum(-1, dtype=torch.float64) - ordered  # (B, K), mass of likelier tokens
+    ordered = torch.sort(probs, dim=-1, descending=True).values
+    before = ordered.cumsum(-1, dtype=torch.float64) - ordered  # (B, V), mass of likelier tokens
     least = ordered.masked_fill(before >= limit, torch.inf).amin(-1, keepdim=True)
     return torch.where((probs >= least) | (limit >= 1), probs, 0.0)
-
-
-def _most_likely(probs: Tensor, limit: Tensor) -> Tensor:
-    """The largest `probs` of each row in descending order, at least as many as reach the `limit`.
-
-    Where reading a result is free, sorting the whole vocabulary is avoided if a few tokens have the mass.
-    """
-    if probs.device.type == "cpu" and probs.shape[-1] > 4 * CANDIDATES:
-        largest = probs.topk(CANDIDATES, dim=-1).values
-        if ((largest.sum(-1, keepdim=True, dtype=torch.float64) >= limit) | (limit >= 1)).all():
-            return largest
-    return torch.sort(probs, dim=-1, descending=True).values
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -161,10 +161,25 @@ class TorchEngine(Engine):
         """Forget every episode, and take the adapter out of the weights."""
         self._fail(RuntimeError("the engine was reset while a turn was being generated"))
 
+    @torch.no_grad()
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the weights into the model. Raises SrlError, as `load_state`."""
+        """Copy the weights into the model, a tied one under any of its names.
+
+        Raises SrlError for names and shapes of another model, and for tied weights that differ.
+        """
         self.reset()
-        load_state(self.model, dict(weights))
+        own, sent, misfits = self.model.state_dict(), dict[int, Tensor](), set[str]()
+        for name, weight in weights:
+            if name not in own or own[name].shape != weight.shape:
+                misfits.add(name)
+            elif (tied := sent.setdefault(own[name].data_ptr(), weight)) is weight:
+                own[name].copy_(weight)
+            elif not torch.equal(tied, weight):
+                misfits.add(name)
+        misfits.update(name for name, weight in own.items() if weight.data_ptr() not in sent)
+        if misfits:
+            names = ", ".join(sorted(misfits)[:3])
+            raise SrlError(f"{len(misfits)} of the trainer's weights do not fit the rollout, such as {names}")
 
     def digests(self, sample: Sample) -> dict[str, str]:
         own = self.model.state_dict()
@@ -400,28 +415,3 @@ def make_cuda_deterministic() -> None:
 def _by_key(key: Sequence[int | str]) -> tuple[Any, ...]:
     """A sort key for tuples of numbers and strings: numbers come before strings."""
     return tuple((isinstance(part, str), part) for part in key)
-
-
-@torch.no_grad()
-def load_state(model: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy the weights `state` into `model`.
-
-    Raises SrlError and leaves the model unchanged unless names and shapes match, no weight is missing (a tied
-    one may have any of its names) and the values of tied weights are equal.
-    """
-    weights = model.state_dict()
-    misfits = [name for name in state if name not in weights or state[name].shape != weights[name].shape]
-    tensors = {weights[name].data_ptr(): tensor for name, tensor in state.items() if name not in misfits}
-    misfits += [name for name, tensor in weights.items() if tensor.data_ptr() not in tensors]
-    misfits += [
-        name
-        for name in state
-        if name not in misfits and not torch.equal(state[name], tensors[weights[name].data_ptr()])
-    ]
-    if misfits:
-        more = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
-        raise SrlError(
-            f"the trainer's weights do not fit the rollout: {', '.join(sorted(misfits)[:3])}{more}"
-        )
-    for name, tensor in state.items():
-        weights[name].copy_(tensor)
