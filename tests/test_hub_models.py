@@ -16,8 +16,8 @@ from tests.training import Said, config, train, write_setting
 import srl.store
 from srl.config import Config, load_config, load_saved, save_config
 from srl.errors import UserError
-from srl.models.hub import HubName, hub_name, local_copy
-from srl.models.load import load_model, load_tokenizer
+from srl.models.hub import HubName, hub_name
+from srl.models.load import load_model, load_tokenizer, named_directory
 from srl.models.weights import model_digest, save_model
 from srl.train.make_missing import with_local_models
 from srl.train.run import resume
@@ -141,7 +141,7 @@ def test_what_the_hub_does_not_have_is_one_line(hub, path):
     assert path in refused(path)
     assert not {file for file, _ in hub.ranges} & {"pytorch_model.bin"}
     with pytest.raises(UserError) as caught:
-        local_copy(path, trust_remote_code=False, setting="reward.rm.model")
+        named_directory(path, False, "reward.rm")
     assert caught.value.key == "reward.rm.model"
 
 

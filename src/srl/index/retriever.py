@@ -54,8 +54,6 @@ class RetrieverBase:
     the others beside them.
     """
 
-    name: str = ""
-    """The folder of an index in which the retriever keeps its files."""
     live: bool = False
     """It searches something outside and takes no corpus: `build` gets None for the passages, and may be
     missing. It is opened on no directory, or on that of an index without passages."""
@@ -66,7 +64,7 @@ class RetrieverBase:
 
     def build(self, passages: Iterable[Passage], directory: Path, progress: Report) -> None:
         """Write the index of `passages` into `directory`."""
-        raise NotImplementedError(f"{self.name or type(self).__name__} builds no index")
+        raise NotImplementedError(f"{type(self).__name__} builds no index")
 
     def open(self, directory: Path | None) -> RetrieverBase | None:
         """Make ready for search what `build` wrote into `directory`; None for a live retriever without index.
@@ -83,7 +81,7 @@ class RetrieverBase:
         `outcomes` instead, these are their hits, or the first Fault is raised.
         """
         if self.outcomes == MethodType(RetrieverBase.outcomes, self):
-            raise NotImplementedError(f"{self.name or type(self).__name__} has no search")
+            raise NotImplementedError(f"{type(self).__name__} has no search")
         hits = []
         for outcome in self.outcomes(queries, k):
             if isinstance(outcome, Fault):

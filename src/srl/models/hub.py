@@ -77,17 +77,6 @@ def cached(text: str) -> str:
     return text if snapshot is None else str(snapshot)
 
 
-def local_copy(model: str, trust_remote_code: bool, setting: str = "") -> Path:
-    """The directory `model`, or the hub's model of this name. Raises UserError naming the `setting`."""
-    name = HubName.parse(model)
-    if name is None:
-        return Path(model)
-    try:
-        return fetched(name, "model", trust_remote_code=trust_remote_code)
-    except UserError as error:
-        raise UserError(error, key=setting or None) from error
-
-
 def fetched(name: HubName, what: What, *, trust_remote_code: bool = False) -> Path:
     """The directory of a model on the hub, in the hub's cache, downloaded where it is not there.
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from srl.errors import UserError, error_line
 from srl.files import check_checkpoint
 from srl.models.check import check_merging, check_same
-from srl.models.hub import local_copy
+from srl.models.hub import HubName, fetched
 from srl.models.weights import Float32Head, add_lora, quietly, shapes
 from srl.protocol import TAGS
 
@@ -220,7 +220,11 @@ def named_directory(model: str, trust_remote_code: bool, plugin: str) -> Path:
 
     Raises UserError with the key below `plugin`, such as `retriever.e5`.
     """
-    directory = local_copy(model, trust_remote_code, f"{plugin}.model")
+    name = HubName.parse(model)
+    try:
+        directory = fetched(name, "model", trust_remote_code=trust_remote_code) if name else Path(model)
+    except UserError as error:
+        raise UserError(error, key=f"{plugin}.model") from error
     check_directory(directory, trust_remote_code, f"{plugin}.trust_remote_code")
     return directory
 

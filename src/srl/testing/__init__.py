@@ -10,26 +10,49 @@ Built-in plugins pass the same checks. `srl plugins check NAME` shows them one b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from srl.errors import CheckFailed
 from srl.plugins import manager
 from srl.plugins.import_path import options_model_of
 from srl.plugins.options import validated
-from srl.testing.checks import Check
 
-__all__ = [
-    "Check",
-    "check_algorithm",
-    "check_retriever",
-    "check_reward",
-    "check_tool",
-    "checks",
-    "conclude",
-]
+__all__ = ["Check", "check_algorithm", "check_retriever", "check_reward", "check_tool", "checks", "conclude"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check; `detail` says what was found where it failed."""
+
+    name: str
+    passed: bool
+    detail: str = ""
+
+
+def expect(condition: object, detail: str) -> None:
+    """Fail the running check with `detail`, what was found, unless `condition` holds."""
+    if not condition:
+        raise AssertionError(detail)
+
+
+def run(checks: Sequence[Callable[[T], None]], subject: T) -> list[Check]:
+    """Run each check on `subject`; one that raises any exception has failed."""
+    outcomes = []
+    for check in checks:
+        detail = ""
+        try:
+            check(subject)
+        except AssertionError as error:
+            detail = str(error) or "an assertion"
+        except Exception as error:
+            detail = f"raised {type(error).__name__}: {error}".partition("\n")[0]
+        outcomes.append(Check(check.__name__.strip("_").replace("_", " "), not detail, detail))
+    return outcomes
 
 
 def _check(kind: str, plugin: Any, options: Mapping[str, Any] | None = None) -> list[Check]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from srl.advantage import Advantages, Algorithm
-from srl.testing.checks import Check, expect, run
+from srl.testing import Check, expect, run
 
 Batch = dict[str, Any]
 COLUMNS = ("token_level_rewards", "response_mask", "values")

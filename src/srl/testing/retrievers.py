@@ -20,7 +20,7 @@ from srl.index.retriever import (
     open_retriever,
     outcomes_of,
 )
-from srl.testing.checks import Check, expect, run
+from srl.testing import Check, expect, run
 from srl.trajectory import Hit, Passage
 
 CORPUS = [
@@ -103,11 +103,6 @@ def _opens_without_a_directory(trial: Trial) -> None:
 
 def _builds_without_passages(trial: Trial) -> None:
     build_live(trial.make(), trial.directory, lambda count: None)
-
-
-def _has_a_name(trial: Trial) -> None:
-    name = trial.make().name
-    expect(isinstance(name, str) and name, f"attribute `name` is {name!r}")
 
 
 def _returns_passages_of_the_corpus_unchanged(trial: Trial) -> None:
@@ -201,7 +196,6 @@ def _answers_from_several_threads(trial: Trial) -> None:
 
 
 CHECKS = [
-    _has_a_name,
     _is_the_same_after_opening,
     _returns_passages_of_the_corpus_unchanged,
     _finds_a_passage_by_its_own_words,
@@ -218,7 +212,6 @@ CHECKS = [
 ]
 
 LIVE_CHECKS = [
-    _has_a_name,
     _builds_without_passages,
     _is_the_same_after_opening,
     _no_queries_give_no_answers,

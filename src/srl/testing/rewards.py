@@ -12,7 +12,7 @@ from typing import Any
 
 from srl.process import in_thread
 from srl.reward import LoadedReward
-from srl.testing.checks import Check, expect, run
+from srl.testing import Check, expect, run
 from srl.trajectory import EndReason, Hit, Passage, Question, Score, Search, Segment, Trajectory
 
 GOLD = "Genoa"

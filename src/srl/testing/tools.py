@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from srl.rollout.protocol import Tool
 from srl.rollout.tools import tools_of
-from srl.testing.checks import Check, expect, run
+from srl.testing import Check, expect, run
 from srl.trajectory import Hit, Passage, Search, SearchStatus
 
 PATIENCE_S = 60.0
