@@ -165,21 +165,20 @@ class TorchEngine(Engine):
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the weights into the model, a tied one under any of its names.
 
-        Raises SrlError for names and shapes of another model, and for tied weights that differ.
+        Raises SrlError, and changes nothing, for names and shapes of another model or tied weights that differ.
         """
         self.reset()
         own, sent, misfits = self.model.state_dict(), dict[int, Tensor](), set[str]()
         for name, weight in weights:
-            if name not in own or own[name].shape != weight.shape:
-                misfits.add(name)
-            elif (tied := sent.setdefault(own[name].data_ptr(), weight)) is weight:
-                own[name].copy_(weight)
-            elif not torch.equal(tied, weight):
+            fits = name in own and own[name].shape == weight.shape
+            if not (fits and torch.equal(sent.setdefault(own[name].data_ptr(), weight), weight)):
                 misfits.add(name)
         misfits.update(name for name, weight in own.items() if weight.data_ptr() not in sent)
         if misfits:
             names = ", ".join(sorted(misfits)[:3])
             raise SrlError(f"{len(misfits)} of the trainer's weights do not fit the rollout, such as {names}")
+        for weight in own.values():
+            weight.copy_(sent[weight.data_ptr()])
 
     def digests(self, sample: Sample) -> dict[str, str]:
         own = self.model.state_dict()
