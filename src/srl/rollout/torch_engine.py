@@ -165,7 +165,7 @@ class TorchEngine(Engine):
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the weights into the model, a tied one under any of its names.
 
-        Raises SrlError, and changes nothing, for names and shapes of another model or tied weights that differ.
+        Raises SrlError, and changes nothing, for weights of another model and tied ones that differ.
         """
         self.reset()
         own, sent, misfits = self.model.state_dict(), dict[int, Tensor](), set[str]()
