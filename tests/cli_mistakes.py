@@ -116,16 +116,6 @@ def train(place: Path, *arguments: object) -> tuple[object, ...]:
     return "-q", "train", "--config", place / "small.yaml", *arguments
 
 
-def fine_tune(place: Path, *arguments: object) -> tuple[object, ...]:
-    """Fine-tuning on demonstrations of the training questions."""
-    return train(place, "--algo", "sft", "--set", f"sft.train_files={place / 'shown.jsonl'}", *arguments)
-
-
-def evaluate(place: Path, *arguments: object) -> tuple[object, ...]:
-    given = ("--config", place / "small.yaml", "--index", place / "index", *arguments)
-    return "-q", "eval", "run", place / "model", *given
-
-
 def cut(file: Path) -> None:
     """The first half of a file."""
     content = file.read_bytes()

@@ -17,7 +17,6 @@ PAGES = [
 _COMMAND = re.compile(r"(srl|make|pip|pytest|python|source|hf|curl|git|export|[A-Z_]+=\S+)( \S|$)")
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _BLOCK = re.compile(rf"{_FENCED.pattern}|(?:^(?: {{4}}[^\n]*)?\n)+", re.DOTALL | re.MULTILINE)
-_INLINE = re.compile(r"`(srl [^`\n]*(?:\n[^`\n]+)?)`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,6 @@ def lines_of(page: str, text: str) -> Iterator[Line]:
 def blocks_of(text: str, language: str) -> list[str]:
     """The fenced blocks of a page in a language, such as `python` or `yaml`."""
     return [body for name, body in _FENCED.findall(text) if name == language]
-
-
-def mentions_of(text: str) -> list[str]:
-    """The `srl …` that stand in running text."""
-    return [" ".join(mention.split()) for mention in _INLINE.findall(_FENCED.sub("", text))]
 
 
 def all_lines() -> list[Line]:

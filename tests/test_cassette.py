@@ -9,19 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scripted_search import Scripted, ask, hit, ok
-from tests.scripts import rollout
-from tests.tiny_models import byte_level_tokenizer
+from tests.scripted_search import Scripted, ask, ok
 
 from srl.errors import UserError
-from srl.index.retriever import Fault
-from srl.protocol import TEMPLATES
-from srl.rollout.codec import Codec
-from srl.rollout.engine import ScriptedEngine
-from srl.rollout.episode import EpisodeOptions
-from srl.serve import LocalSearch
 from srl.serve.cassette import MissingFromCassette, Recorder, Replay, read_cassette
-from srl.trajectory import Hit, Passage, Question, Search, Trajectory, current_episode
+from srl.trajectory import Hit, Passage, Search, current_episode
 
 
 def test_an_episode_gets_what_it_got_whatever_the_order(tmp_path):
@@ -48,64 +40,10 @@ def test_a_resumed_run_goes_on_with_its_cassette(tmp_path, torn):
     assert found == [ok("a", "one"), ok("b", "one", "two"), ok("b", "one", "two")]
 
 
-QUESTIONS = [Question(f"q/{number}", f"Who is number {number}?", ("nobody",)) for number in range(4)]
-
-
-class Sick:
-    """An index that finds something else each time, and is too slow for some queries at first."""
-
-    digest = "s" * 32
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        raise NotImplementedError
-
-    def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
-        return [self.outcome(query, k) for query in queries]
-
-    def outcome(self, query: str, k: int) -> list[Hit] | Fault:
-        self.asked.append(query)
-        if query.endswith("/0") and self.asked.count(query) == 1:
-            return Fault("timed_out", "no answer within 3 s")
-        return [hit(f"{query} as number {len(self.asked)}", 1 / 3)] * k
-
-
-def say(request: str, turn: int) -> str:
-    """Two searches, of which the first is the same in all episodes, then an answer."""
-    if turn == 0:
-        return "<search>who is who</search>"
-    return f"<search>{request.rpartition('/')[0]}</search>" if turn == 1 else "<answer>nobody</answer>"
-
-
-def episodes(codec: Codec, search: Any, script: Any = say) -> list[Trajectory]:
-    return asyncio.run(
-        rollout(
-            QUESTIONS, ScriptedEngine(codec, script), search, codec=codec, template=TEMPLATES["search-r1"],
-            options=EpisodeOptions(max_turn_tokens=200), n=2,
-        )
-    )  # fmt: skip
-
-
-def test_episodes_repeat_from_the_cassette_alone_faults_and_all_and_ask_nothing_else(tmp_path):
-    codec = Codec(byte_level_tokenizer())
-    recorded = episodes(codec, Recorder(LocalSearch(Sick(), 2), tmp_path / "t", topk=2))
-    assert episodes(codec, Replay(tmp_path / "t", topk=2)) == recorded
-    assert {search.status for one in recorded for search in one.searches} == {"ok"}
-    assert [one.attempt for one in recorded] == [1, 0] * 4
-    done: list[str] = []
-
-    def other(request: str, turn: int) -> str:
-        done.append(request)
-        return "<search>what else</search>"
-
+def test_what_was_not_recorded_is_missing(tmp_path):
+    ask(Recorder(Scripted(a=[ok("a", "one")]), tmp_path / "t"), "a")
     with pytest.raises(MissingFromCassette):
-        episodes(codec, Replay(tmp_path / "t"), other)
-    assert not any(request.endswith("/1") for request in done), "no episode is sampled again"
-
-
-# The file
+        ask(Replay(tmp_path / "t"), "what else")
 
 
 def test_a_cassette_is_not_overwritten_and_goes_on_only_with_the_same_searches(tmp_path):

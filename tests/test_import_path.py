@@ -9,9 +9,7 @@ from textwrap import dedent
 import pytest
 from tests.plugin_site import forget_modules
 
-from srl.cli import main
 from srl.config import load_config, load_saved, located, save_config
-from srl.data.corpus import write_corpus
 from srl.errors import UserError
 from srl.index import build_index, open_index
 from srl.plugins import import_path, manager
@@ -151,40 +149,3 @@ def test_what_is_wrong_with_an_import_path_is_one_line_that_names_it(folder, nam
     for word in (name, *WRONG[name]):
         assert word.format(here=folder) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-RAISING = """
-    import json
-
-    class Raises:
-        def __init__(self):
-            json.loads("{")
-        def score(self, trajectories): ...
-        def search(self, queries, k): ...
-
-    class BuildRaises:
-        def build(self, passages, directory, progress):
-            raise KeyError("x")
-        def open(self, directory): ...
-        def search(self, queries, k): ...
-"""
-BUILD = ["index", "build", "--corpus", "corpus.jsonl", "--out", "made", "--retriever"]
-
-
-@pytest.mark.parametrize(
-    ("command", "error", "line"),
-    [
-        (["train", "--dry-run", "--algo", "mine:Raises"], "JSONDecodeError", 6),
-        (["plugins", "check", "mine:Raises"], "JSONDecodeError", 6),
-        ([*BUILD, "mine:Raises"], "JSONDecodeError", 6),
-        ([*BUILD, "mine:BuildRaises"], "KeyError: 'x'", 12),
-    ],
-)
-def test_plugin_that_raises_is_named_with_file_and_line(folder, capsys, command, error, line):
-    write(folder, "mine.py", RAISING)
-    write_corpus(folder / "corpus.jsonl", [Passage("p", '"T"\ntext')])
-    assert main(command) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert all(word in err for word in (f"'{command[-1]}' (mine ", error, f"{folder}/mine.py:{line}"))
-    assert not (folder / "made").exists()

@@ -74,37 +74,8 @@ PLUGIN = """
         def search(self, queries, k):
             return self.outcomes(queries, k)
 
-    class Reader:
-        "What `Split` opens: it searches, and has no more than that."
-
-        def __init__(self, store):
-            self.store = store
-
-        def search(self, queries, k):
-            return [[Hit(passage, 1.0) for passage in self.store if query in passage.contents][:k]
-                    for query in queries]
-
-    class Split:
-        "It only builds; what searches is another object."
-        name = "split"
-
-        def build(self, passages, directory, progress):
-            progress(len(keep_passages(passages, directory)))
-
-        def open(self, directory):
-            return Reader(PassageStore(directory / "passages"))
-
-    class LiveSplit:
-        name = "live-split"
-        live = True
-
-        def open(self, directory):
-            return Live()
-
     @hookimpl
     def srl_retrievers(register):
-        register("split", Split, "opens another object")
-        register("live-split", LiveSplit, "opens another object outside")
         register("shards", Shards, "resumable", options=Options)
         register("live", Live, "live")
 """
@@ -181,15 +152,6 @@ def test_a_live_retriever_takes_no_corpus_and_is_searched(plugin, corpus, tmp_pa
         loose.passage("u")
     with pytest.raises(UserError, match="shards"):
         live_index("shards")
-
-
-def test_what_open_returns_is_what_searches(plugin, corpus, tmp_path):
-    build_index(corpus, tmp_path / "out", "split")
-    opened = open_index(tmp_path / "out")
-    assert [hit.passage.id for hit in opened.search(["text 2"], 3)[0]] == ["p2"]
-    assert [hit.passage.id for hit in opened.outcomes(["text 1"], 3)[0]] == ["p1"]
-    (hits,) = live_index("live-split").search(["x"], 3)
-    assert hits[0].passage.contents == "x"
 
 
 def test_an_index_of_another_program_is_imported_with_its_corpus(plugin, corpus, tmp_path):

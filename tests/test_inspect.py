@@ -219,19 +219,6 @@ def test_sql_opens_and_writes_nothing_but_reads_the_log(srl, logs, workspace, tm
     assert target.read_text() == "step\n1\n2\n"
 
 
-VALUES = {
-    "DATE '2020-01-02'": ("2020-01-02",) * 2, "TIMETZ '01:02:03+05'": ("01:02:03+05",) * 2,
-    "TIMESTAMP '2020-01-02 03:04:05'": ("2020-01-02 03:04:05", "2020-01-02T03:04:05"),
-    "INTERVAL '1 month 2 days 3 hours'": ("1 month 2 days 03:00:00",) * 2,
-    "TIMESTAMPTZ 'infinity'": ("infinity",) * 2, r"'\xAA\x00b'::BLOB": (r"\xAA\x00b",) * 2,
-    "170141183460469231731687303715884105727::HUGEINT": (str(2**127 - 1), 2**127 - 1),
-    "1.50::DECIMAL(10, 2)": ("1.50",) * 2, 
-    "{'a': 1, 'b': [true]}": ('{"a": 1, "b": [true]}', {"a": 1, "b": [True]}),
-    "[INTERVAL '1 day']": ("[1 day]",) * 2, "[1, 2, NULL]": ("[1, 2, null]", [1, 2, None]),
-    "'a'::ENUM('a', 'b')": ("a",) * 2, "'nan'::DOUBLE": ("nan", None), "NULL": ("", None),
-}  # fmt: skip
-
-
 def test_text_of_others_acts_in_no_output(srl, logs):
     shows = [("show", logs[3]), ("show", logs[3], "--tokens"), ("show", logs[3], "--group")]
     for typed in (("trajectories",), *shows, ("sql", "FROM hits")):

@@ -83,18 +83,6 @@ def test_a_retriever_that_there_is_not_is_the_policys_own_mistake(codec):
     assert (trajectory.valid, trajectory.valid_actions, trajectory.valid_searches) == (True, 1, 0)
 
 
-def test_a_retriever_by_name_where_there_is_only_one_is_rejected(codec):
-    search = TableSearch()
-    trajectory = play(codec, [ASKS_WEB, ASKS, ANSWERS], search)
-    assert [(found.status, found.retriever) for found in trajectory.searches] == [
-        ("rejected", "web"),
-        ("ok", ""),
-    ]
-    assert trajectory.searches[0].error == "no search engine 'web': there is only the default"
-    assert search.queries == ["lighthouse"]
-    assert trajectory.segments[2].text == TEMPLATES["search-r1"].feedback
-
-
 def test_a_fault_of_one_retriever_fails_the_episode_and_says_which(codec):
     web = TableSearch(outcomes=[Search("lighthouse", status="timed_out", error="no answer")])
     trajectory = play(codec, [ASKS_WEB, ANSWERS], NamedRetrievers(TableSearch(), {"web": web}))

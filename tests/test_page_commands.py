@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.docs_page_lines import PAGES, ROOT, Line, all_lines, blocks_of, lines_of, mentions_of
+from tests.docs_page_lines import PAGES, ROOT, Line, all_lines, blocks_of, lines_of
 from tests.docs_page_place import write_place
 from tests.live_server import running
 
@@ -145,25 +145,9 @@ def test_srl_knows_the_options_and_the_settings(path: Path) -> None:
                 load_config(params["preset"], None, params["algo"], {}, sets)
 
 
-def check_mention(mention: str) -> None:
-    """Whether the commands and options that a text mentions exist; arguments may be missing."""
-    words, place = iter(shlex.split(mention)[1:]), command()
-    for word in words:
-        options = {name: option for option in place.params for name in (*option.opts, *option.secondary_opts)}
-        if word.startswith("-") and word != "--help":
-            assert word in options, f"{mention}: no {word}"
-            if not options[word].is_flag:
-                next(words, "")
-        elif hasattr(place, "get_command") and not word.startswith("-"):
-            place = place.get_command(place.context_class(place), word)
-            assert place is not None, f"{mention}: no {word}"
-
-
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_page_mentions_commands_settings_and_files_that_exist(path: Path, tmp_path: Path) -> None:
+def test_settings_of_a_page_are_read_and_its_links_lead_to_files(path: Path, tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    for mention in mentions_of(text):
-        check_mention(mention)
     for settings in blocks_of(text, "yaml"):
         if not settings.startswith("format:"):  # a manifest
             (tmp_path / "page.yaml").write_text(settings, encoding="utf-8")
@@ -171,23 +155,6 @@ def test_page_mentions_commands_settings_and_files_that_exist(path: Path, tmp_pa
     if path.suffix == ".md":
         links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
         assert [link for link in links if not (path.parent / link).exists()] == []
-
-
-def test_links_between_pages_name_a_heading() -> None:
-    anchors = {
-        path.resolve(): {
-            re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-            for heading in re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-        }
-        for path in PAGES
-    }
-    lost = [
-        f"{path.name}: {link}#{anchor}"
-        for path in PAGES
-        for link, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", path.read_text(encoding="utf-8"))
-        if anchor not in anchors.get((path.parent / link if link else path).resolve(), {anchor})
-    ]
-    assert lost == []
 
 
 PROGRAMS = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import threading
 from collections import Counter
 
 import pytest
@@ -177,47 +176,6 @@ def test_reward_that_scores_what_the_policy_only_read_is_found_out(kind):
 )
 def test_broken_reward_is_found_out(one, check):
     assert check in failed("reward", broken_reward(one))
-
-
-class Down(Matching):
-    def score(self, trajectories):
-        return [Score(0.0, error="down" * (episode.end == "truncated")) for episode in trajectories]
-
-
-class Late(Matching):
-    extra = 0.0
-
-    def load(self):
-        self.extra = 0.5
-
-    def one(self, trajectory):
-        return super().one(trajectory) + self.extra
-
-
-class Bound(Matching):
-    def __init__(self):
-        self.thread = threading.get_ident()
-
-    def one(self, trajectory):
-        return super().one(trajectory) if threading.get_ident() == self.thread else 0.0
-
-
-class ByTurn(Matching):
-    def score(self, trajectories):
-        return [Score(1.0, per_turn=(1.0,) * trajectory.turns) for trajectory in trajectories]
-
-
-@pytest.mark.parametrize(
-    ("reward", "check"),
-    [
-        (Down, "scores every episode"),
-        (Late, "scores alike once loaded and in another thread"),
-        (Bound, "scores alike once loaded and in another thread"),
-        (ByTurn, "scores by turn fit the turns"),
-    ],
-)
-def test_reward_that_breaks_one_promise_fails_that_check_alone(reward, check):
-    assert failed("reward", reward) == {check}
 
 
 class Async(Matching):

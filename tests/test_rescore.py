@@ -22,11 +22,6 @@ ANSWERS = ["Münchenbuchsee", "Bern", "in Münchenbuchsee", None]
 REWARDS = '''
 from srl.trajectory import Score
 
-class Words:
-    """The number of words of an answer."""
-    def score(self, trajectories):
-        return [Score(float(len((item.answer or "").split()))) for item in trajectories]
-
 class Down:
     """Cannot score one episode."""
     def score(self, trajectories):
@@ -120,15 +115,6 @@ def test_the_same_again_is_not_computed_twice(run, capsys):
 def own_rewards(tmp_path, monkeypatch):
     (tmp_path / "rescore_rewards.py").write_text(REWARDS)
     monkeypatch.chdir(tmp_path)
-
-
-def test_a_reward_of_the_current_directory_needs_no_package(run, own_rewards, capsys):
-    assert main(["eval", "rescore", NAME, "--reward", "rescore_rewards:Words", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["rewards"].startswith("rescore_rewards:Words (code ")
-    row = next(row for row in told["rows"] if (row["phase"], row["step"]) == ("val", 0))
-    assert row["measures"]["rescore_rewards:Words"] == {"mean": pytest.approx(6 / 7), "interval": None}
-    assert row["em"]["interval"] is not None
 
 
 @pytest.mark.parametrize(
