@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import duckdb
 import pytest
-from tests.store_builder import BERN, episode, new_log, question, record, write_step
+from tests.store_builder import BERN, episode, new_log, question, record
 
 import srl.store
-from srl.browse.curve import curve
 from srl.browse.filters import EVERY, Filter, condition, facets
 from srl.browse.listing import COLUMNS, neighbours, page
-from srl.browse.runs import runs
 from srl.browse.sql import sql
 from srl.errors import UserError
 
@@ -129,40 +127,6 @@ def test_counts_are_those_of_the_listing_with_another_value(many, chosen):
         listed = {value: len(listing(many, replace(chosen, **{name: value}))) for value in values}
         here = {value: count for value, count in counted.counts[name] if value is not None}
         assert here == {value: count for value, count in listed.items() if count}
-
-
-def test_runs_say_how_far_they_got_and_of_which_step_each_figure_is(tmp_path):
-    first, second = (new_log(tmp_path / name) for name in ("a", "b"))
-    for step in (1, 2, 3):
-        write_step(first, step)
-        write_step(first, step, "val")
-    write_step(second, 0, "test")
-    write_step(second, 5, "val")
-    second.finish()
-    with srl.store.open(tmp_path) as connection:
-        a, b = runs(connection)
-    assert (a["run_id"], a["status"], a["steps"], a["val_step"]) == ("a", "running", 3, 3)
-    assert (a["val_em"], a["best_val_em"], a["score"], a["test_em"]) == (0.15, 0.15, 0.3, None)
-    assert (b["status"], b["test_em"], b["test_step"], b["val_step"]) == ("finished", 0.0, 0, 5)
-
-
-def test_a_curve_has_a_series_for_each_run_and_phase(tmp_path):
-    for name in ("20250101T000000Z-tiny-grpo-s1-00aa", "20250101T000000Z-tiny-ppo-s1-00ab"):
-        log = new_log(tmp_path / name)
-        for step in (2, 1):
-            write_step(log, step, "val", **{"response_length/mean": 10.0 * step, "bad": float("nan")})
-        write_step(log, 3, **{"response_length/mean": 5.0})
-    with srl.store.open(tmp_path) as connection:
-        first, second = curve(connection)
-        assert (first.metric, first.label) == ("val/em", "tiny-grpo-s1-00aa")
-        assert (first.steps, first.values) == ((1, 2), (0.05, 0.1))
-        assert second.label == "tiny-ppo-s1-00ab"
-        labels = [one.label for one in curve(connection, "response_length/mean")]
-        assert labels[:2] == ["tiny-grpo-s1-00aa train", "tiny-grpo-s1-00aa val"]
-        for metric in ("val/en", "bad"):
-            with pytest.raises(UserError) as error:
-                curve(connection, metric)
-            assert error.value.key == "--metric"
 
 
 CONDITIONS_THAT_WRITE = [

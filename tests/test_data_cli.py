@@ -9,9 +9,6 @@ import pytest
 
 from srl.cli import main
 
-FIXTURES = Path(__file__).parent / "fixtures" / "data"
-NQ = f"nq={FIXTURES / 'nq-open.train.jsonl'}"
-
 
 @pytest.fixture
 def srl(capsys, monkeypatch, tmp_path):
@@ -25,17 +22,6 @@ def srl(capsys, monkeypatch, tmp_path):
         return code, out, err
 
     return run
-
-
-def test_show_prints_questions_passages_and_prompts(srl):
-    code, out, _ = srl("data", "show", FIXTURES / "flashrag-train.jsonl", "-n", 1)
-    assert code == 0
-    assert "question: which river runs past the lantern works\nanswers: the Osk | River Osk" in out
-    code, out, _ = srl("data", "show", FIXTURES / "corpus.jsonl", "-n", 2, "--json")
-    assert [row["id"] for row in json.loads(out)] == ["0", "1"]
-    srl("data", "prepare", NQ, "--out", "out")
-    code, out, _ = srl("data", "show", "out/train.parquet", "-n", 2)
-    assert (code, out.count("user: Answer the given question.")) == (0, 2)
 
 
 def test_a_command_does_not_overwrite_what_it_reads(srl, tmp_path):

@@ -39,10 +39,6 @@ def built(tmp_path: Path, corpus: Path) -> Path:
     return tmp_path / "built"
 
 
-def entries(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
 def test_the_digest_is_that_of_corpus_and_parameters_alone(tmp_path, corpus):
     zipped = write(tmp_path / "same.jsonl.gz", ROWS)
     turned = write(tmp_path / "turned.jsonl", ROWS[::-1])
@@ -58,18 +54,6 @@ def test_the_digest_is_that_of_corpus_and_parameters_alone(tmp_path, corpus):
         build_index(corpus, tmp_path / "6", options={"stemmer": "none"}),
     ]
     assert len({manifest.digest for manifest in [same[0], *others]}) == 4
-
-
-@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()])
-@pytest.mark.parametrize("stage", ["reading", "indexing"])
-def test_a_build_that_is_interrupted_leaves_nothing(tmp_path, corpus, error, stage):
-    def stop(now: str, done: int, total: int | None) -> None:
-        if now == stage and done == 2:
-            raise error
-
-    with pytest.raises(type(error)):
-        build_index(corpus, tmp_path / "out", progress=stop)
-    assert entries(tmp_path) == ["corpus.jsonl"]
 
 
 def test_what_is_not_ours_is_never_replaced(tmp_path, corpus, built):

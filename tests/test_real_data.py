@@ -19,13 +19,12 @@ from srl.cli import main
 from srl.data.corpus import read_corpus
 from srl.data.parquet import read_questions
 from srl.data.tokenizer import train_tokenizer
-from srl.index import open_index
 from srl.models.load import load_model, load_tokenizer
 from srl.models.new import new_model
 from srl.models.weights import save_model
 from srl.rollout.codec import Codec
 from srl.store import Record, read_records
-from srl.trajectory import FAULTS, Trajectory
+from srl.trajectory import Trajectory
 from srl.workspace import Workspace
 
 pytest.importorskip("srl_bm25")
@@ -145,20 +144,6 @@ def write_settings(place: Path) -> None:
 def whole_path(test: Any) -> Any:
     """Marks of the tests that need the trained model: about half a minute on one core, once for all."""
     return pytest.mark.slow(pytest.mark.must_run(test))
-
-
-@whole_path
-def test_policy_searches_and_no_search_fails(trained: Trained) -> None:
-    searches = trained.rows("SELECT phase, status, index_digest, hits FROM searches")
-    digest = open_index(trained.place / "wiki-index").digest
-    assert {"train", "test"} <= {row["phase"] for row in searches}
-    assert not {row["status"] for row in searches} & FAULTS
-    assert {row["index_digest"] for row in searches} == {digest}
-    assert {row["index_digest"] for row in trained.rows("SELECT * FROM trajectories WHERE searches > 0")} == {
-        digest
-    }
-    assert (trained.report["index_digest"], trained.report["trained_with"]) == (digest, digest)
-    assert trained.report["search"]["metrics"]["failed_share"] == 0
 
 
 @whole_path

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import unicodedata
+from importlib.util import find_spec
 from urllib.parse import quote
 
 import pytest
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from srl.safe import (
     HIDDEN,
     hidden,
-    keep_secret,
     one_line,
     quoted,
     safe,
@@ -107,31 +107,17 @@ UNITS = (
 )
 
 
-@pytest.mark.parametrize("reader", READERS)
-def test_a_megabyte_of_foreign_text_is_read_at_once(tmp_path, monkeypatch, reader):
+def test_a_megabyte_of_foreign_text_is_read_at_once(tmp_path, monkeypatch):
     """In a process of its own: a pattern that never ends also ends no test."""
-    if reader == "failures":
-        pytest.importorskip("ray")
+    readers = [code for name, code in READERS.items() if name != "failures" or find_spec("ray")]
     monkeypatch.setenv("SRL_SEARCH_TOKEN", "aaaaaaaaaaaaaaaaaaaaaaaaab")
     texts = f"[a + u * (1_000_000 // len(u)) + z for u in {UNITS!r} for a, z in (('', '://'), ('<', ''))]"
     code = (
         "import json\nfrom contextlib import suppress\nfrom pathlib import Path\n"
-        f"from srl.errors import UserError\n{READERS[reader]}\nfor text in {texts}:\n    read(text)"
+        f"from srl.errors import UserError\nfor reader in {readers!r}:\n"
+        f"    exec(reader)\n    for text in {texts}:\n        read(text)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
-
-
-def test_a_secret_is_hidden_before_foreign_text_is_cut(token):
-    assert quoted("x" * 95 + TOKEN, 105) == "x" * 95 + HIDDEN
-    assert "s3c" not in quoted(b"x" * 95 + TOKEN.encode(), 100)
-
-
-def test_a_variable_that_a_plugin_names_is_a_secret(monkeypatch):
-    monkeypatch.setattr("srl.safe._variables", set())
-    monkeypatch.setenv("SAFE_TEXT_ENGINE_ID", "0123456789:abc")
-    assert hidden("0123456789:abc") == "0123456789:abc"
-    keep_secret(["SAFE_TEXT_ENGINE_ID"])
-    assert hidden("0123456789:abc") == HIDDEN
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=tmp_path)
 
 
 def test_a_secret_is_what_srl_reads_as_one_and_no_other_variable(monkeypatch):

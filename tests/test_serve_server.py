@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 from srl.index import Fault, Index, RetrieverBase, build_index, open_index
 from srl.serve.server import create_app
@@ -26,28 +24,9 @@ DOGS = [
 ]
 
 
-class Client:
-    """Requests to an app, without a socket."""
-
-    def __init__(self, app: Starlette) -> None:
-        self.app = app
-
-    def request(self, method: str, path: str, **content: Any) -> httpx.Response:
-        async def once() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                return await client.request(method, path, **content)
-
-        return asyncio.run(once())
-
-    def get(self, path: str, **content: Any) -> httpx.Response:
-        return self.request("GET", path, **content)
-
-    def post(self, path: str, **content: Any) -> httpx.Response:
-        return self.request("POST", path, **content)
-
-    def hits(self, path: str = "/retrieve", **body: Any) -> list:
-        response = self.post(path, json=body)
+class Client(TestClient):
+    def hits(self, **body: Any) -> list:
+        response = self.post("/retrieve", json=body)
         assert response.status_code == 200, response.text
         return response.json()["result"]
 

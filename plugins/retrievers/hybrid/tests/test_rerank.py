@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hybrid_parts import PASSAGES, TEXTS, cross_encoder, tokenizer
-from transformers import BertForSequenceClassification, BertModel
+from transformers import BertForSequenceClassification
 
 from srl.errors import UserError
 from srl.index import build_index, open_index
@@ -118,21 +118,3 @@ def test_weights_are_part_of_an_index_and_their_place_is_not(options, tmp_path):
     cross_encoder(moved, seed=1)
     with pytest.raises(UserError, match="cross-encoder"):
         open_index(tmp_path / "one", {"model": str(moved)})
-
-
-def plain_bert(folder: Path) -> None:
-    BertModel.from_pretrained(folder).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-
-
-def relabelled(folder: Path) -> None:
-    cross_encoder(folder, labels=3)
-
-
-@pytest.mark.parametrize("harm", [plain_bert, relabelled])
-def test_what_is_no_cross_encoder_is_refused_before_anything_is_built(options, tmp_path, harm):
-    mine = shutil.copytree(options["model"], tmp_path / "mine")
-    harm(mine)
-    with pytest.raises(UserError):
-        build_index(PASSAGES, tmp_path / "one", "rerank", {**options, "model": str(mine)})
-    assert not list(tmp_path.glob("one*"))
