@@ -68,6 +68,8 @@ READ = {
         "hermes", CALL.replace("x", "</tool_call>"), False, [CLOSING], "",
     ),
     "no name": ("hermes", CALL.replace("name", "nom"), False, ["error"], ""),
+    "an empty name": ("hermes", CALL.replace("search", ""), False, ["error"], ""),
+    "XML with an empty name": ("qwen-xml", XML.replace("search", " "), False, ["error"], ""),
     "not an object": ("hermes", "<tool_call>[1]</tool_call>", False, ["error"], ""),
     "arguments as text": ("hermes", QUOTED, False, [X], ""),
     "a good call after a bad one": ("hermes", f"<tool_call>{{</tool_call>{CALL}", False, ["error", X], ""),

@@ -172,7 +172,7 @@ def _expect(closing: str, text: str, start: int) -> int:
 
 def _of_object(value: Any) -> ToolCall:
     """The call of a JSON object with a name and arguments, which may be JSON in a string."""
-    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or not name:
         raise Malformed("it has no name")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
@@ -207,7 +207,7 @@ def _parse_xml(text: str, start: int, tools: Sequence[str]) -> tuple[list[ToolCa
     while parameter := _PARAMETER.match(text, end):
         arguments[parameter[1].strip()], end = parameter[2], parameter.end()
     end = _expect("</tool_call>", text, _expect("</function>", text, end))
-    return [ToolCall(function[1].strip(), arguments)], end
+    return [_of_object({"name": function[1].strip(), "arguments": arguments})], end
 
 
 def _write_xml(calls: Sequence[ToolCall]) -> str:
