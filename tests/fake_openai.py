@@ -24,16 +24,15 @@ MODEL = "made-up"
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer; `cut` leaves out the end of the body and closes the connection."""
+    """An answer."""
 
     body: Any = b""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    cut: bool = False
 
     def encoded(self) -> bytes:
         body = self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
-        lines = [f"HTTP/1.1 {self.status} X", f"Content-Length: {len(body) + 100 * self.cut}"]
+        lines = [f"HTTP/1.1 {self.status} X", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         return "\r\n".join([*lines, "", ""]).encode() + body
 
@@ -104,8 +103,6 @@ class FakeServer:
                 reply = await self.app(head[0].split()[1].removeprefix("/v1/"), body, headers)
                 writer.write(reply.encoded())
                 await writer.drain()
-                if reply.cut:
-                    break
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -128,7 +125,7 @@ def completion(text: str, finish: str = "stop", **choice: Any) -> Reply:
 
 
 def torch_app(model: PreTrainedModel, codec: Codec, max_model_len: int = 96) -> App:
-    """Answers as vLLM does: token ids in and out, stop strings kept if asked for."""
+    """Answers as vLLM does: token ids in and out, the text without its stop string."""
     engine: list[TorchEngine] = []
     count = iter(range(10**6))
 
@@ -145,9 +142,8 @@ def torch_app(model: PreTrainedModel, codec: Codec, max_model_len: int = 96) -> 
         name = f"request {next(count)}"
         found = await engine[0].generate(name, ids, sampling)
         engine[0].finish(name)
-        keep = body.get("include_stop_str_in_output", False)
         return completion(
-            cut_text(codec.decode(found.token_ids), sampling.stop, keep),
+            cut_text(codec.decode(found.token_ids), sampling.stop),
             "length" if found.stop_reason == "length" else "stop",
             token_ids=list(found.token_ids), prompt_token_ids=list(ids),
             logprobs={"token_logprobs": list(found.logprobs)},
@@ -156,7 +152,6 @@ def torch_app(model: PreTrainedModel, codec: Codec, max_model_len: int = 96) -> 
     return app
 
 
-def cut_text(text: str, stops: Sequence[str], keep: bool) -> str:
-    """The text as vLLM returns it: up to a stop string, or through it."""
-    ends = [text.index(stop) + len(stop) * keep for stop in stops if stop in text]
-    return text[: min(ends)] if ends else text
+def cut_text(text: str, stops: Sequence[str]) -> str:
+    """The text up to the first stop string."""
+    return text[: min((text.index(stop) for stop in stops if stop in text), default=None)]

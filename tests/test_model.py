@@ -131,20 +131,6 @@ def test_a_generation_config_that_transformers_reads_and_does_not_write_is_saved
     assert {name: getattr(model.generation_config, name) for name in given} == given
 
 
-def test_a_directory_is_not_replaced_and_a_failed_save_leaves_nothing(saved, tmp_path):
-    def fail(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    before, tokenizer = model_digest(saved), copy.deepcopy(byte_level_tokenizer())
-    with pytest.raises(UserError):
-        save_model(tiny_model(seed=3), tokenizer, saved)
-    assert model_digest(saved) == before
-    tokenizer.save_pretrained = fail
-    with pytest.raises(KeyboardInterrupt):
-        save_model(tiny_model(), tokenizer, tmp_path / "other")
-    assert list(tmp_path.iterdir()) == [saved]
-
-
 def test_fresh_adapter_changes_nothing_and_is_all_that_trains(saved):
     model = load_model(saved, lora_rank=2, lora_target_modules=["q_proj", "v_proj"])
     assert has_lora(model)

@@ -7,16 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 from tests.rows import experience, gradients, trajectory
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from torch import Tensor
 from torch.testing import assert_close
 
 from srl.config import load_config
-from srl.errors import UserError
 from srl.models.new import new_model
 from srl.models.weights import add_lora
 from srl.rollout.codec import Codec
@@ -35,8 +31,6 @@ OPTIONS = (
     "seq_max_k2",
     "seq_max_k3",
 )
-seeds = st.integers(0, 2**31)
-quick = hypothesis_settings(max_examples=30, deadline=None)
 
 
 def random(seed: int, rows: int = 6, tokens: int = 9) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,20 +89,6 @@ def test_metrics_by_hand() -> None:
     }  # fmt: skip
     expected = {f"rollout_corr/{name}": value for name, value in expected.items()}
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
-
-
-@quick
-@given(seeds, st.sampled_from(LEVELS))
-def test_equal_log_probs_change_nothing(seed, level) -> None:
-    trainer, _, mask = random(seed)
-    rejections = tuple(Rejection(option, -1e-6, 1e-6) for option in OPTIONS)
-    chosen = RolloutCorrection(level, rejections=rejections)
-    assert_close(chosen.weights(trainer, trainer.clone(), mask), torch.ones_like(mask))
-    assert chosen.kept(trainer, trainer, mask).all()
-    found = chosen.metrics(trainer, trainer, mask)
-    assert found["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1.0)
-    for name in ("kl", "k3_kl", "log_ppl_abs_diff", "rollout_rs_masked_fraction"):
-        assert found[f"rollout_corr/{name}"] == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -170,20 +150,6 @@ def test_an_adapter_merged_in_less_than_float32_is_another_sampler(dtype, exact)
     adapted = tiny_model(dtype=dtype)
     add_lora(adapted, 2)
     assert samples_as_trained(TorchEngine(adapted, codec, **small), adapted) is exact
-
-
-@pytest.mark.parametrize(
-    "sets",
-    [
-        ["rollout_is=yes"], ["rollout_is_threshold=3_2"], ["rollout_rs=geo"], ["rollout_rs=token_k1"],
-        ["rollout_rs=token_k3", "rollout_rs_threshold=0.1_2"],
-    ],
-)  # fmt: skip
-def test_a_bad_correction_is_one_line(sets) -> None:
-    with pytest.raises(UserError) as refused:
-        correction(*sets)
-    assert KEY in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_old_log_probs_are_computed_beforehand_only_where_something_needs_them() -> None:

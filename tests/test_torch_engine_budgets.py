@@ -16,13 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from srl.errors import UserError
 from srl.models.new import new_model
-from srl.models.weights import add_lora
 from srl.rollout.attention import slot_attention
 from srl.rollout.cached_forward import CachedForward
 from srl.rollout.codec import Codec
 from srl.rollout.decode_graphs import DecodeGraphs
 from srl.rollout.engine import Sampling
-from srl.rollout.rollout_weights import MergedLora, onednn_linears
+from srl.rollout.rollout_weights import onednn_linears
 from srl.rollout.sampling import Draws
 from srl.rollout.slot_table import SlotTable
 from srl.rollout.torch_engine import TorchEngine
@@ -54,23 +53,6 @@ class Operations(TorchDispatchMode):
         return result
 
 
-def model_with(lora=False):
-    model = tiny_model("llama", layers=LAYERS)
-    if lora:
-        add_lora(model, 2)
-        shake(model)
-    return model
-
-
-def shake(model):
-    """Give the adapter something to add, which it has not at its start."""
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.normal_(std=0.3)
-
-
 def decoding(model, lengths=(20, 30, 25, 12, 22, 21), **options):
     """A forward and a table whose rows have been fed and have drawn one token each."""
     forward = CachedForward(model, len(lengths), 1200, **options)
@@ -90,20 +72,8 @@ def one_step(forward, table, rows) -> Operations:
     return operations
 
 
-def test_decode_step_has_its_budget_of_operations_and_an_adapter_costs_none():
-    plain = one_step(*decoding(model_with()))
-    model = model_with(lora=True)
-    parts = decoding(model)
-    apart = one_step(*parts).names.total()
-    lora = MergedLora(model)
-    lora.merge()
-    merged = one_step(*decoding(model)).names.total()
-    assert plain.names.total() <= 34 * LAYERS + 53  # 3 make one tensor of what is read
-    assert merged == plain.names.total() < apart
-
-
 def test_decode_step_copies_no_keys_and_values_and_reads_nothing_back():
-    operations = one_step(*decoding(model_with()))
+    operations = one_step(*decoding(tiny_model("llama", layers=LAYERS)))
     per_row = KV_HEADS * 16 * DIM  # keys of the shortest width that is read
     moved = [
         (name, shape)
