@@ -59,18 +59,23 @@ def parsing(what: object) -> Iterator[None]:
     try:
         yield
     except INPUT_ERRORS as error:
-        raise UserError(f"{what}: {in_words(error)}") from error
+        raise UserError(f"{what}: {error_line(error)}") from error
 
 
-def in_words(error: BaseException) -> str:
-    """What an error says, in one line, without the file that it is about."""
+def error_line(error: BaseException) -> str:
+    """What an error says, in one line, without the file that it is about.
+
+    Of several lines it is the first, or the second if the first only introduces it.
+    """
     if isinstance(error, UnicodeDecodeError):
         return f"expected text in UTF-8: {error.reason} at byte {error.start}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return f"no {error}" if isinstance(error, KeyError) else first_line(error)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    line = lines[1] if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return f"no {line}" if isinstance(error, KeyError) else re.sub(r"^\w+Error: ", "", line)
 
 
 def expected(error: Mapping[str, Any]) -> str:
@@ -106,10 +111,3 @@ def first_line(error: BaseException) -> str:
 def with_notes(error: BaseException, message: object = None) -> str:
     """What is `message` of an error, by default its message, and its notes, such as how to resume."""
     return "; ".join([str(error if message is None else message), *getattr(error, "__notes__", [])])
-
-
-def error_line(error: BaseException) -> str:
-    """A library's error as one line: its first line, or the second if the first only introduces it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    line = lines[1] if lines[0].endswith(":") and len(lines) > 1 else lines[0]
-    return f"unknown {line}" if isinstance(error, KeyError) else re.sub(r"^\w+Error: ", "", line)

@@ -21,8 +21,8 @@ from srl.errors import (
     EXIT_SIGNAL,
     EXIT_USER,
     SrlError,
+    error_line,
     first_line,
-    in_words,
     is_out_of_memory,
     with_notes,
 )
@@ -107,7 +107,7 @@ def _of_the_machine(error: BaseException) -> str:
 
     if is_out_of_memory(error):
         return f"{first_line(error)} Free the GPU, or lower rollout.max_num_seqs"
-    what = in_words(error) if isinstance(error, OSError) else ""
+    what = error_line(error) if isinstance(error, OSError) else ""
     if is_disk_full(error):
         what = "the disk is full"
     where = getattr(error, "filename", None)

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import tenacity
 
-from srl.errors import UserError, in_words
+from srl.errors import UserError, error_line
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, EngineFault, Sampling, check_turn, stop_reason
 from srl.safe import header_secret, quoted, refusal
@@ -126,7 +126,7 @@ class OpenAiServer:
 
     def _error(self, error: Exception) -> EngineFault | UserError:
         if not isinstance(error, httpx.HTTPStatusError):
-            message = f"{self.url}: no answer: {quoted(in_words(error), _QUOTED)}"
+            message = f"{self.url}: no answer: {quoted(error_line(error), _QUOTED)}"
             hint = f"; start the server, or correct {self.section}.url"
             return EngineFault(message) if self._is_there else UserError(message + hint)
         status = error.response.status_code
@@ -313,7 +313,7 @@ class OpenAiEngine(Engine):
                 raise ValueError("it was aborted")
             return (self._of_ids if self.token_ids else self._of_text)(text, choice, sampling)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            message = f"not a completion ({in_words(error)}): {quoted(json.dumps(answer), _QUOTED)}"
+            message = f"not a completion ({error_line(error)}): {quoted(json.dumps(answer), _QUOTED)}"
             raise EngineFault(f"{self.server.url}: {message}") from error
 
     def _of_text(self, text: str, choice: Mapping[str, Any], sampling: Sampling) -> Completion:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from srl.errors import in_words
+from srl.errors import error_line
 from srl.files import atomic_directory, discard, remove_leftovers
 from srl.store.schema import PARTS, PER_TOKEN
 
@@ -145,7 +145,7 @@ def footer_fault(file: Path, schema: pa.Schema) -> str:
     except (pa.ArrowException, OSError) as error:
         if not is_damage(error):
             raise
-        return f"{file}: {in_words(error)}"
+        return f"{file}: {error_line(error)}"
 
 
 def is_damage(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from srl.errors import UserError, in_words
+from srl.errors import UserError, error_line
 from srl.files import remove_leftovers
 from srl.process import Process
 from srl.safe import quoted
@@ -207,7 +207,7 @@ class LogWriter:
         except (pa.ArrowException, OSError) as error:
             if not is_damage(error):
                 raise
-            self._warn(f"the log of run {self._run.run_id} is not compacted: {in_words(error)}")
+            self._warn(f"the log of run {self._run.run_id} is not compacted: {error_line(error)}")
             self._single = 0
 
     def _clear_parts(self) -> None:
