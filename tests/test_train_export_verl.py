@@ -14,7 +14,7 @@ from tests.training import tokenizer
 
 from srl.models.new import new_model
 from srl.models.weights import save_model
-from srl.train.sharded_weights import merged
+from srl.train.export import merged
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]
 SCRIPT = Path(__file__).with_name("verl_shards.py")

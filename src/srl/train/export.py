@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import pickle
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from srl.config import load_saved
-from srl.errors import UserError, error_line
+from srl.errors import UserError, error_line, first_line, parsing
 from srl.files import (
     ABOUT,
     MANIFEST,
@@ -28,7 +31,6 @@ from srl.models.load import DTYPES, load_model, load_tokenizer
 from srl.models.weights import save_model
 from srl.train.protocol import read_card, stop_strings
 from srl.train.run_directory import RunRecord, checkpoints
-from srl.train.sharded_weights import merged, shard_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,8 +68,14 @@ def export(
     The weights are the actor's, as saved or converted to `dtype`. The directory appears whole or not at all.
     Raises UserError.
     """
-    backend, trust = RunRecord.read(run).backend, load_saved(run).model.trust_remote_code
-    step, checkpoint = _chosen(run, step, backend)
+    backend, section = RunRecord.read(run).backend, load_saved(run).model
+    whole = checkpoints(run, backend)  # half-written ones of verl are none
+    if not whole:
+        raise UserError(f"the run {run.name} has no complete checkpoint yet", hint="trainer.save_freq")
+    step = max(whole) if step is None else step
+    if step not in whole:
+        raise UserError(f"{run.name} has no checkpoint of step {step}; it has {', '.join(map(str, whole))}")
+    checkpoint = whole[step]
     check_checkpoint(checkpoint, leave_out=f"{_TRAINER}/")
     if out.is_dir() and any(out.iterdir()) and not overwrite:
         raise UserError(f"{out} exists already", hint="--overwrite, or another --out")
@@ -75,17 +83,18 @@ def export(
         if backend == "local" and dtype is None:
             _copy(checkpoint, folder)
         else:
-            source, tokenizer = checkpoint, checkpoint
+            source, tokenizer, shards = checkpoint, checkpoint, list[Path]()
             if backend == "verl":
                 actor, tokenizer = checkpoint / "actor", run / "tokenizer"
-                source = actor / ("huggingface" if shard_files(actor) else _MEGATRON)
-            if backend == "verl" and shard_files(actor):
+                shards = shard_files(actor)
+                source = actor / ("huggingface" if shards else _MEGATRON)
+                if section.lora_rank and not shards:
+                    what = "adapters trained with Megatron cannot be merged"
+                    raise UserError(what, key="cluster.strategy", hint="train with cluster.strategy=fsdp2")
+            trust, saved = section.trust_remote_code, "float32" if dtype else _dtype_of(source)
+            if shards:
                 model = with_weights(source, merged(actor), trust_remote_code=trust)
-            elif backend == "verl" and load_saved(run).model.lora_rank:
-                what = "adapters trained with Megatron cannot be merged"
-                raise UserError(what, key="cluster.strategy", hint="train with cluster.strategy=fsdp2")
             else:
-                saved = _dtype_of(source) if dtype is None else "float32"
                 model = load_model(source, dtype=saved, device="cpu", trust_remote_code=trust)
             model = model if dtype is None else in_dtype(model, DTYPES[dtype])
             stops = stop_strings(read_card(checkpoint))
@@ -100,18 +109,6 @@ def export(
         kept = _dtype_of(folder)
         write_manifest(folder, KIND, {"run": run.name, "step": step, "files": files_in(folder)})
     return Exported(out, run.name, backend, step, kept, str(read_card(out).get("vllm", "")))
-
-
-def _chosen(run: Path, step: int | None, backend: str) -> tuple[int, Path]:
-    """The checkpoint of a step, or the newest; half-written ones of verl are none. Raises UserError."""
-    found = checkpoints(run, "verl" if backend == "verl" else "local")
-    if not found:
-        raise UserError(f"the run {run.name} has no complete checkpoint yet", hint="trainer.save_freq")
-    if step is None:
-        return list(found.items())[-1]
-    if step not in found:
-        raise UserError(f"{run.name} has no checkpoint of step {step}; it has {', '.join(map(str, found))}")
-    return step, found[step]
 
 
 def _dtype_of(model: Path) -> str:
@@ -168,3 +165,82 @@ def with_weights(
     if (described / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(described, local_files_only=True)
     return model.eval()
+
+
+# ---- Shards: FSDP and FSDP2 save one file per process, whose tensors know which rows they are. Files are
+# read as data only, so that they cannot run code, which verl's own merger would let them.
+
+_PEFT = "base_model.model."
+_A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """The file of each process in order; empty if `folder` is not a complete FSDP checkpoint."""
+    file = folder / "fsdp_config.json"
+    if not file.is_file():
+        return []
+    size = int(json.loads(file.read_text(encoding="utf-8"))["world_size"])
+    files = [folder / f"model_world_size_{size}_rank_{rank}.pt" for rank in range(size)]
+    return files if all(path.is_file() for path in files) else []
+
+
+def merged(folder: Path) -> dict[str, Tensor]:
+    """The merged weights of the checkpoint in `folder`, with any LoRA adapter added. Raises UserError."""
+    logger = logging.getLogger("torch.distributed.device_mesh")
+    before = logger.level
+    logger.setLevel(logging.ERROR)  # it says for every tensor that there are no process groups
+    try:
+        shards = [
+            dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+            for file in shard_files(folder)
+        ]
+        state = {name: _whole(name, [shard.pop(name) for shard in shards]) for name in list(shards[0])}
+    except (OSError, ValueError, RuntimeError, EOFError, LookupError, pickle.UnpicklingError) as error:
+        raise UserError(f"{folder} cannot be read as weights alone: {first_line(error)}") from error
+    finally:
+        logger.setLevel(before)
+    return _without_adapter(state, folder)
+
+
+def _whole(name: str, parts: list[Tensor]) -> Tensor:
+    """The whole weight, of which process i saved `parts[i]`. Of several groups of processes that hold copies,
+    the first counts."""
+    first = parts[0]
+    if not isinstance(first, DTensor):
+        if any(not torch.equal(first, part) for part in parts[1:]):
+            raise UserError(f"{name} is not sharded, but differs between the processes")
+        return first
+    placements = dict(enumerate(first.placements))
+    shards: dict[int, Any] = {axis: each for axis, each in placements.items() if each.is_shard()}
+    if len(shards) > 1 or not all(each.is_shard() or each.is_replicate() for each in placements.values()):
+        raise UserError(f"{name} is sharded in a way that is not supported: {first.placements}")
+    group = tuple(slice(None) if axis in shards else 0 for axis in placements)
+    ranks = first.device_mesh.mesh[group].reshape(-1).tolist()
+    pieces = [parts[rank].to_local() for rank in ranks]  # type: ignore[attr-defined,unused-ignore]
+    tensor = torch.cat(pieces, dim=next(iter(shards.values())).dim) if shards else pieces[0]
+    if tensor.shape != first.shape:
+        raise UserError(f"{name} has the shape {tuple(first.shape)}, its shards {tuple(tensor.shape)}")
+    return tensor
+
+
+def _without_adapter(state: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """`state` under the plain model's names, with W + alpha/rank · BA for each weight W with an adapter."""
+    adapted = sorted(name.removesuffix(_A) for name in state if name.endswith(_A))
+    plain = {_plain_name(name): tensor for name, tensor in state.items() if ".lora_" not in name}
+    if len(plain) + 2 * len(adapted) != len(state):
+        raise UserError(f"{folder} has an adapter of an unsupported kind; LoRA on linear layers is supported")
+    file = folder / "lora_train_meta.json"
+    with parsing(f"{file}, the adapter's rank and alpha"):
+        adapter = json.loads(file.read_text(encoding="utf-8")) if adapted else {"lora_alpha": 1, "r": 1}
+        scale = float(adapter["lora_alpha"]) / float(adapter["r"])
+    for name in adapted:
+        weight = plain.get(target := f"{_plain_name(name)}.weight")
+        if weight is None or f"{name}{_B}" not in state:
+            raise UserError(f"{folder} contains an adapter without the weights that it was trained on")
+        change = state[f"{name}{_B}"].float() @ state[f"{name}{_A}"].float()
+        plain[target] = (weight.float() + scale * change).to(weight.dtype)
+    return plain
+
+
+def _plain_name(name: str) -> str:
+    return name.removeprefix(_PEFT).replace(".base_layer.", ".")

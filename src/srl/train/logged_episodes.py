@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import duckdb
 
 from srl.browse.sql import sql
-from srl.config import Config, load_saved
+from srl.config import load_saved
 from srl.data.demonstration_file import Demonstrations, save_demonstrations, turns_of
 from srl.errors import UserError
 from srl.rollout.codec import Codec
@@ -83,7 +83,7 @@ def select_episodes(
 
     `condition` is SQL over the columns of `trajectories`. Of episodes of one question with the same tokens of
     the policy one is kept, and of more than `per_question` distinct ones a random choice. Raises UserError
-    for a path without exactly one log, and for a condition that DuckDB does not take.
+    for a path without exactly one log, for a condition that DuckDB does not take, and where nothing is left.
     """
     if len(logs := find_logs(log)) != 1:
         problem = f"{len(logs)} logs" if logs else "no log"
@@ -97,8 +97,13 @@ def select_episodes(
         return len(sampled), [record.trajectory for record in records]
 
     sampled, passed = reading([log], read)
+    if not passed:
+        what = f"none of {sampled:,} training episodes of {log} satisfies the filter '{quoted(condition)}'"
+        raise UserError(what, key="sft.filter", hint="loosen it, or sample more")
     passed.sort(key=lambda episode: (episode.step, episode.question.id, episode.sample))
-    distinct = _distinct(passed, _policy_ids)
+    distinct = _distinct(
+        passed, lambda episode: tuple(each.token_ids for each in episode.segments if each.is_policy)
+    )
     return Selection(_at_most(distinct, per_question, seed), sampled, len(passed), len(distinct))
 
 
@@ -116,15 +121,6 @@ def _distinct(episodes: Sequence[Trajectory], key: Callable[[Trajectory], Hashab
     for episode in episodes:
         first.setdefault((episode.question.id, key(episode)), episode)
     return list(first.values())
-
-
-def _policy_ids(episode: Trajectory) -> Hashable:
-    return tuple(segment.token_ids for segment in episode.segments if segment.is_policy)
-
-
-def _queries(episode: Trajectory) -> Hashable:
-    """The queries as they are compared: without case and additional spaces."""
-    return tuple(" ".join(search.query.casefold().split()) for search in episode.searches)
 
 
 def _at_most(episodes: list[Trajectory], per_question: int | None, seed: int) -> list[Trajectory]:
@@ -158,7 +154,10 @@ def write_logged_demonstrations(
 
     left_out, passed = reading([log], read)
     passed.sort(key=lambda episode: (episode.question.id, episode.step, episode.sample))
-    episodes = _at_most(_distinct(passed, _queries), per_question, seed=0)
+    distinct = _distinct(
+        passed, lambda episode: tuple(" ".join(each.query.casefold().split()) for each in episode.searches)
+    )
+    episodes = _at_most(distinct, per_question, seed=0)
     left_out.subtract((episode.question.data_source, _LEFT_OUT) for episode in episodes)
     questions = [
         replace(episode.question, metadata={**episode.question.metadata, "turns": turns_of(episode)})
@@ -191,26 +190,6 @@ def passing(connection: duckdb.DuckDBPyConnection, condition: str) -> set[str]:
     except UserError as error:
         what = f"the filter '{quoted(condition)}' is not a condition on trajectories"
         raise UserError(f"{what}: {error}") from error
-
-
-def episodes_of_log(config: Config) -> Selection:
-    """The episodes that `sft.log` and `sft.filter` name. Raises UserError where none are left."""
-    sft = config.sft
-    assert sft.log is not None, "asked only where sft.log is set"
-    selection = select_episodes(Path(sft.log), sft.filter, sft.max_per_question, config.trainer.seed)
-    if not selection.sampled:
-        raise UserError(f"{sft.log} has no training episodes, and others are never trained on")
-    check_kept(selection, sft.filter)
-    return selection
-
-
-def check_kept(selection: Selection, condition: str) -> None:
-    """Raises UserError where no episode is left."""
-    if not selection.episodes:
-        raise UserError(
-            f"none of {selection.sampled:,} training episodes satisfies the filter '{quoted(condition)}'; "
-            "loosen it, or sample more"
-        )
 
 
 def check_tokens(episodes: Sequence[Trajectory], codec: Codec, where: str) -> None:

@@ -178,7 +178,7 @@ class QuestionOrder:
 
     Questions at the end of an epoch that do not fill a batch are left out. A data set smaller than a batch
     makes smaller batches. With a `mix` a batch has shares of data sources or hops (`_mixed`). Raises
-    UserError, naming the keys `key` and `smaller`, where that does not fit the questions.
+    UserError, naming `key`, where that does not fit the questions.
 
     With dynamic sampling a training step may ask for more than a batch (`further`), and the next one goes on
     after that: a batch of this order is then not a step of training.
@@ -187,14 +187,13 @@ class QuestionOrder:
     def __init__(
         self, questions: Sequence[Question], batch_size: int, seed: int,
         mix: Mapping[str, float] | None = None, *, key: str = "data.mix",
-        smaller: str = "data.train_batch_size",
     ) -> None:  # fmt: skip
         self.questions = list(questions)
         if mix:
             pools = _pools(questions, mix, key)
             self.questions = [question for pool in pools.values() for question in pool]
             shares = [mix[name] / sum(mix[name] for name in pools) for name in pools]
-            _check_sizes(pools, shares, batch_size, key, smaller)
+            _check_sizes(pools, shares, batch_size, key)
         self.batch_size = min(batch_size, len(self.questions))
         self._questions_so_far: list[Question] = []
         self._batches = (
@@ -238,8 +237,7 @@ def order_of(
     Raises UserError where `data.mix` does not fit them.
     """
     size = (rounds.questions or len(questions)) if rounds else data.train_batch_size
-    smaller = "set a smaller rft.questions" if rounds else "data.train_batch_size"
-    return QuestionOrder(questions, size, seed, data.mix, smaller=smaller)
+    return QuestionOrder(questions, size, seed, data.mix)
 
 
 def _epochs(questions: Sequence[Question], seed: int) -> Iterator[list[Question]]:
@@ -313,7 +311,7 @@ def _pools(questions: Sequence[Question], mix: Mapping[str, float], key: str) ->
 
 
 def _check_sizes(
-    pools: Mapping[str, Sequence[Question]], shares: Sequence[float], size: int, key: str, smaller: str
+    pools: Mapping[str, Sequence[Question]], shares: Sequence[float], size: int, key: str
 ) -> None:
     """Raises UserError where a pool has too few questions for its share of a batch and what can come on top
     (`_mixed`): 1/2 + … + 1/n from below before it, and 1 − 1/n above after it."""
@@ -322,5 +320,5 @@ def _check_sizes(
         if len(pool) < (smallest := floor(share * size + most_on_top)):
             raise UserError(
                 f"{key} needs at least {smallest} questions of {name!r} for batches of {size}, and "
-                f"there are {len(pool)}: lower its share or {smaller}"
+                f"there are {len(pool)}: lower its share or the size of batches"
             )

@@ -34,7 +34,7 @@ from srl.rollout.environment import Environment, Key
 from srl.rollout.protocol import Protocol
 from srl.train.learning_rate import sft_factor
 from srl.train.load_components import LoadedModel
-from srl.train.logged_episodes import check_tokens, episodes_of_log
+from srl.train.logged_episodes import check_tokens, select_episodes
 from srl.train.loop import Loop
 from srl.train.make_missing import Note, demonstration_file
 from srl.train.protocol import prompts
@@ -104,8 +104,9 @@ def episodes_to_learn(
         raise UserError("sft.patience counts validations, and there are none: data.val_files is not set")
     counts = dict[str, float]()
     if config.sft.log is not None:
-        selection = episodes_of_log(config)
-        check_tokens(selection.episodes, policy.codec, config.sft.log)
+        sft, log = config.sft, config.sft.log
+        selection = select_episodes(Path(log), sft.filter, sft.max_per_question, config.trainer.seed)
+        check_tokens(selection.episodes, policy.codec, log)
         for line in selection.lines():
             note(line)
         episodes, counts = selection.episodes, selection.metrics()
@@ -282,9 +283,7 @@ def batches(trajectories: Sequence[Trajectory], sft: Sft, seed: int) -> Iterator
             for place, trajectory in enumerate(trajectories, 1)
         }
         questions = [replace(trajectory.question, id=name) for name, trajectory in by_name.items()]
-        order = QuestionOrder(
-            questions, sft.batch_size, seed, mix=sft.mix, key="sft.mix", smaller="sft.batch_size"
-        )
+        order = QuestionOrder(questions, sft.batch_size, seed, mix=sft.mix, key="sft.mix")
         question_batches = map(order.batch, range(1, sft.steps + 1))
         return ([by_name[question.id] for question in batch] for batch in question_batches)
     return _shuffled(trajectories, sft, random.Random(seed))
