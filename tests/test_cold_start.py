@@ -28,73 +28,35 @@ from srl.trajectory import Passage
 from srl.workspace import Workspace
 
 SETTINGS = {
-    "model.path": None,
-    "model.dtype": "auto",
-    "search.topk": 3,
-    "data.max_prompt_length": 64,
-    "rollout.max_turn_tokens": 64,
-    "rollout.max_obs_length": 128,
-    "data.max_response_length": 256,
-    "sft.steps": 2,
-    "sft.batch_size": 2,
-}
+    "model.path": None, "model.dtype": "auto", "search.topk": 3, "data.max_prompt_length": 64,
+    "rollout.max_turn_tokens": 64, "rollout.max_obs_length": 128, "data.max_response_length": 256,
+    "sft.steps": 2, "sft.batch_size": 2,
+}  # fmt: skip
 NAMED = {"other": {"index": "other", "description": "another one"}}
 
 OF_THE_MODEL: dict[str, object] = {
-    "model.dtype": "bfloat16",
-    "model.lora_rank": 4,
-    "model.attn_implementation": "eager",
-    "model.cast_lm_head_to_fp32": True,
-    "model.chat_template_kwargs": {"enable_thinking": False},
-    "model.tokenizer": Path("tokenizer"),
-    "data.corpus": Path("other.jsonl"),
-    "data.template": "search-r1",
-    "data.max_prompt_length": 63,
-    "data.max_response_length": 255,
-    "search.index": Path("other"),
-    "search.retrievers": NAMED,
-    "search.topk": 2,
-    "retriever.bm25": {"k1": 1.5},
-    "rollout.max_turns": 3,
-    "rollout.max_turn_tokens": 63,
-    "rollout.max_obs_length": 127,
-    "rollout.search": False,
-    "rollout.protocol": "native",
-    "actor.ppo_max_token_len": 300,
-    "data.world": "tiny-hard",
-    "sft.train_files": Path("others.jsonl"),
-    "sft.steps": 3,
-    "sft.mix": {"hotpotqa": 1},
-    "sft.epochs": 0.5,
-    "sft.batch_size": 3,
-    "sft.optim.lr": 3e-5,
-    "sft.optim.betas": (0.9, 0.98),
-    "sft.optim.weight_decay": 0.5,
-    "sft.optim.lr_warmup_steps": 1,
-    "sft.optim.lr_warmup_steps_ratio": 0.5,
-    "sft.optim.lr_scheduler_type": "linear",
-    "trainer.seed": 1,
-}
+    "model.dtype": "bfloat16", "model.lora_rank": 4, "model.attn_implementation": "eager",
+    "model.cast_lm_head_to_fp32": True, "model.chat_template_kwargs": {"enable_thinking": False},
+    "model.tokenizer": Path("tokenizer"), "data.corpus": Path("other.jsonl"), "data.template": "search-r1",
+    "data.max_prompt_length": 63, "data.max_response_length": 255, "search.index": Path("other"),
+    "search.retrievers": NAMED, "search.topk": 2, "retriever.bm25": {"k1": 1.5}, "rollout.max_turns": 3,
+    "rollout.max_turn_tokens": 63, "rollout.max_obs_length": 127, "rollout.search": False,
+    "rollout.protocol": "native", "actor.ppo_max_token_len": 300, "data.world": "tiny-hard",
+    "sft.train_files": Path("others.jsonl"), "sft.steps": 3, "sft.mix": {"hotpotqa": 1}, "sft.epochs": 0.5,
+    "sft.batch_size": 3, "sft.optim.lr": 3e-5, "sft.optim.betas": (0.9, 0.98),
+    "sft.optim.weight_decay": 0.5, "sft.optim.lr_warmup_steps": 1, "sft.optim.lr_warmup_steps_ratio": 0.5,
+    "sft.optim.lr_scheduler_type": "linear", "trainer.seed": 1,
+}  # fmt: skip
 """Every key that the cold-started model depends on, with a value other than the usual one."""
 
 OF_THE_RUN: dict[str, object] = {
-    "model.lora_target_modules": ("q_proj",),
-    "model.gradient_checkpointing": True,
-    "data.train_files": ("others.parquet",),
-    "data.train_batch_size": 2,
-    "search.cassette": "record run.cassette",
-    "search.timeout_s": 7.0,
-    "rollout.temperature": 0.5,
-    "rollout.n": 3,
-    "rollout.call_format": "hermes",
-    "reward.weights": {"em": 2.0},
-    "algorithm.name": "ppo",
-    "actor.optim.lr": 1e-5,
-    "sft.patience": 2,
-    "sft.filter": "true",
-    "trainer.total_training_steps": 7,
+    "model.lora_target_modules": ("q_proj",), "model.gradient_checkpointing": True,
+    "data.train_files": ("others.parquet",), "data.train_batch_size": 2,
+    "search.cassette": "record run.cassette", "search.timeout_s": 7.0, "rollout.temperature": 0.5,
+    "rollout.n": 3, "rollout.call_format": "hermes", "reward.weights": {"em": 2.0}, "algorithm.name": "ppo",
+    "actor.optim.lr": 1e-5, "sft.patience": 2, "sft.filter": "true", "trainer.total_training_steps": 7,
     "watch.actions": {"kl": "stop"},
-}
+}  # fmt: skip
 """Keys that it does not depend on."""
 
 

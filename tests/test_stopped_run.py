@@ -25,13 +25,9 @@ __all__ = ["setting"]
 
 STEPS = 4
 SETTINGS = {
-    "rollout.deterministic": True,
-    "trainer.total_training_steps": STEPS,
-    "trainer.save_freq": STEPS,
-    "trainer.test_freq": 2,
-    "algorithm.kl_ctrl.type": "adaptive",
-    "algorithm.kl_ctrl.horizon": 40,
-}
+    "rollout.deterministic": True, "trainer.total_training_steps": STEPS, "trainer.save_freq": STEPS,
+    "trainer.test_freq": 2, "algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.horizon": 40,
+}  # fmt: skip
 
 
 def chosen(setting: Path, algo: str, **changed: object) -> Config:
@@ -79,19 +75,11 @@ def breaks_call(patch: pytest.MonkeyPatch, name: str, call: int, error: BaseExce
 @pytest.mark.parametrize(
     ("algo", "breaks", "error"),
     [
-        pytest.param(
-            "ppo",
-            partial(breaks_call, name="update_critic", call=3),
-            KeyboardInterrupt(),
-            id="the KL has moved",
-        ),
-        pytest.param(
-            "grpo", partial(breaks_call, name="update_actor", call=3), UserError("gone"), id="questions drawn"
-        ),
-        pytest.param(
-            "grpo", partial(breaks_scoring, phase="val", step=2), KeyboardInterrupt(), id="in a validation"
-        ),
+        ("ppo", partial(breaks_call, name="update_critic", call=3), KeyboardInterrupt()),
+        ("grpo", partial(breaks_call, name="update_actor", call=3), UserError("gone")),
+        ("grpo", partial(breaks_scoring, phase="val", step=2), KeyboardInterrupt()),
     ],
+    ids=["the KL has moved", "questions drawn", "in a validation"],
 )
 def test_it_goes_on_bit_for_bit_from_the_step_before(
     setting: Path, workspace: Path, whole: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
@@ -134,10 +122,10 @@ def test_a_gpu_without_memory_loses_only_the_step_under_way_and_says_what_takes_
 @pytest.mark.parametrize(
     ("settings", "name", "call"),
     [
-        pytest.param({}, "update_actor", 3, id="weights have changed in the step"),
-        pytest.param({"trainer.save_freq": 0}, "update_critic", 3, id="checkpoints are off"),
+        ({}, "update_actor", 3), ({"trainer.save_freq": 0}, "update_critic", 3),
     ],
-)
+    ids=["weights have changed in the step", "checkpoints are off"],
+)  # fmt: skip
 def test_there_is_nothing_to_save(
     setting: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], name: str,
     call: int,
