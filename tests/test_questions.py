@@ -1,4 +1,4 @@
-"""Which questions a run asks: a sample of a file, less what is excluded, in an order by seed and step alone."""
+"""Which questions a run asks: a sample of a file, less what is excluded, ordered by seed and step alone."""
 
 from __future__ import annotations
 
