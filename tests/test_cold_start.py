@@ -16,12 +16,11 @@ from srl.config import Config
 from srl.config.sections import Model
 from srl.data.corpus import write_corpus
 from srl.models.weights import model_digest
-from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.train import cold_start, make_missing
 from srl.train.cold_start import cold_started
-from srl.train.load_components import episode_options, load_policy
-from srl.train.protocol import load_native, load_template, read_card, with_base_tokenizer
+from srl.train.load_components import episode_options, load_environment, load_policy
+from srl.train.protocol import read_card, with_base_tokenizer
 from srl.train.search import find_or_build_index, load_search
 from srl.train.sft import demonstrated
 from srl.trajectory import Passage
@@ -135,10 +134,7 @@ def test_the_base_of_the_made_up_world_is_taught_calls_in_a_native_run(place, tm
     card = read_card(taught)
     codec = load_policy(Model(path=str(taught)), lambda text: None).codec
     search = load_search(config, Workspace(tmp_path), lambda text: None)
-    environment = Environment(
-        codec, load_template(config), episode_options(config), search,
-        native=load_native(config, codec, search, lambda text: None),
-    )  # fmt: skip
+    environment = load_environment(config, codec, search, lambda text: None)
     episodes = demonstrated(place / "demos.jsonl", environment)
     assert card["protocol"] == "native"
     assert {(episode.protocol, episode.malformed) for episode in episodes} == {("hermes", 0)}

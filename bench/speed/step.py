@@ -197,12 +197,14 @@ def trl_parts(config: Any, options: Options) -> tuple[SearchRollout, list[float]
     from srl.train.load_components import load_environment, load_policy
     from srl.train.make_missing import with_data
     from srl.train.questions import load_questions, order_of
+    from srl.train.search import load_search
     from srl.workspace import Workspace
 
     workspace = Workspace(Path(options.cache) / "bench-workspace")
     config = with_data(config, workspace, lambda text: None)
     codec = load_policy(config.model, lambda text: None).codec
-    place = load_environment(config, workspace, codec, lambda text: None)
+    search = load_search(config, workspace, lambda text: None)
+    place = load_environment(config, codec, search, lambda text: None)
     questions = load_questions(config.data.train_files, config, codec, lambda text: None)
     order = order_of(questions, config.data, config.trainer.seed)
     ordered = [question for step in range(1, 17) for question in order.batch(step)]

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from srl import process
@@ -14,10 +14,10 @@ from srl.config import Config
 from srl.rollout.environment import Environment, Key
 from srl.rollout.episode import OnProgress
 from srl.serve.named_retrievers import aclose, connect
-from srl.train.load_components import Generation, episode_options, load_generation
+from srl.train.load_components import Generation, load_environment, load_generation
 from srl.train.make_missing import Note
 from srl.train.model_settings import trained_with
-from srl.train.protocol import load_native, load_template, prompts
+from srl.train.protocol import load_template, prompts
 from srl.train.search import ChangedIndex, changed_indexes, index_digests, load_search
 from srl.trajectory import Question, Trajectory
 from srl.workspace import Workspace
@@ -57,17 +57,16 @@ def conversation(config: Config, workspace: Workspace, note: Note) -> Iterator[C
 
     Sampling is that of an evaluation. Raises UserError.
     """
-    template = load_template(config)
+    load_template(config)  # raises before the model is loaded
     search = load_search(config, workspace, note)
     loaded = load_generation(config.with_settings({"rollout.max_num_seqs": 1}), note)
     changed = changed_indexes(index_digests(search), trained_with(config))
-    options = episode_options(config).for_evaluation(config.eval.temperature)
     with asyncio.Runner() as runner:
         try:
             process.run_async(connect(search), runner)
             loaded.start()
-            native = load_native(config, loaded.codec, search, note, loaded.engine)
-            environment = Environment(loaded.codec, template, options, search, attempts=1, native=native)
+            environment = load_environment(config, loaded.codec, search, note, loaded.engine)
+            environment = replace(environment.for_evaluation(config.eval.temperature), attempts=1)
             yield Conversation(loaded, environment, config.trainer.seed, changed, runner)
         finally:
             loaded.engine.close()

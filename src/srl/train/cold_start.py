@@ -12,15 +12,13 @@ from srl.config.sections import Model, NamedRetriever, Search, Sft
 from srl.files import ABOUT, atomic_directory, digest_path, digest_text
 from srl.models.load import pick_device, pick_dtype
 from srl.models.weights import save_model
-from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
-from srl.train.load_components import episode_options, load_policy
+from srl.train.load_components import episode_options, load_environment, load_policy
 from srl.train.make_missing import Note, demonstration_file, make_if_missing, start_of
 from srl.train.model_check import check_model
 from srl.train.protocol import (
     declared_tools,
     is_native,
-    load_native,
     load_template,
     model_card,
     stop_strings,
@@ -82,8 +80,7 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
         policy = load_policy(model.model_copy(update=paths), lambda text: None)
         set_threads(policy.model, config)
         check_model(policy.model, options.max_prompt_length + options.max_response_length, note)
-        native = load_native(config, policy.codec, search, note)
-        environment = Environment(policy.codec, template, options, search, native=native)
+        environment = replace(load_environment(config, policy.codec, search, note), options=options)
         demonstrations = demonstrated(file, environment, note)
         torch.manual_seed(seed)
         what = "fine-tuning steps"

@@ -27,10 +27,10 @@ from srl.rollout.environment import Environment, Key
 from srl.serve.named_retrievers import aclose, connect
 from srl.store import QUESTION_DIGEST, LogWriter, Record, RunInfo, find_logs, question_digest, reading
 from srl.train.baselines import CLOSED_BOOK, baseline_config
-from srl.train.load_components import Generation, episode_options, load_generation
+from srl.train.load_components import Generation, load_environment, load_generation
 from srl.train.make_missing import Note
 from srl.train.model_settings import trained_with
-from srl.train.protocol import load_native, load_template, warn_about_unlisted_retrievers
+from srl.train.protocol import load_template, warn_about_unlisted_retrievers
 from srl.train.questions import check_some_left, load_questions
 from srl.train.run_directory import LOG, RECORD, BackendName, RunRecord
 from srl.train.search import (
@@ -310,10 +310,8 @@ def _evaluated(
     note(f"evaluation {run.name}" + (f": its log has {len(done):,} of {len(episodes):,}" if done else ""))
     if not wanted:
         return Evaluation.read(runs, questions, n, 0)
-    environment = Environment(
-        loaded.codec, load_template(config), episode_options(config), search,
-        native=load_native(config, loaded.codec, search, note, loaded.engine),
-    ).for_evaluation(config.eval.temperature)  # fmt: skip
+    environment = load_environment(config, loaded.codec, search, note, loaded.engine)
+    environment = environment.for_evaluation(config.eval.temperature)
     loaded.start()
     loaded.engine.reset()
     info = RunInfo(

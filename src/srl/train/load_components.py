@@ -28,9 +28,8 @@ from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.train.make_missing import Note
 from srl.train.protocol import generation_eos, load_codec, load_native, load_template
-from srl.train.search import load_search
 from srl.train.threads import set_threads
-from srl.workspace import Workspace
+from srl.trajectory import SearchTool
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,10 +77,11 @@ def episode_options(config: Config) -> EpisodeOptions:
     )
 
 
-def load_environment(config: Config, workspace: Workspace, codec: Codec, note: Note) -> Environment:
-    """Search, template and limits of a run's episodes."""
-    search = load_search(config, workspace, note)
-    native = load_native(config, codec, search, note)
+def load_environment(
+    config: Config, codec: Codec, search: SearchTool | None, note: Note, engine: Engine | None = None
+) -> Environment:
+    """What a run's episodes play in: protocol, template and limits around `search`. Raises UserError."""
+    native = load_native(config, codec, search, note, engine)
     return Environment(codec, load_template(config), episode_options(config), search, native=native)
 
 

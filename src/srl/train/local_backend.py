@@ -37,7 +37,7 @@ from srl.train.rl import (
     samples_as_trained,
 )
 from srl.train.run_directory import RFT, SFT
-from srl.train.search import as_inputs, index_digests
+from srl.train.search import as_inputs, index_digests, load_search
 from srl.train.sft import (
     FineTuning,
     batches,
@@ -71,7 +71,8 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     threads = set_threads(actor, config)
     where = f"{threads} thread{'' if threads == 1 else 's'}"
     splits = load_splits(config, policy.codec, terminal.note, algo)
-    environment = load_environment(config, workspace, policy.codec, terminal.note)
+    search = load_search(config, workspace, terminal.note)
+    environment = load_environment(config, policy.codec, search, terminal.note)
     reward = load_rewards(config)
     for line in reward.without_effect(splits.train):
         terminal.note(f"warning: {line}")
@@ -84,7 +85,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             "ids; set rollout.engine=torch"
         )
     check_model(actor, longest, terminal.note)
-    inputs = as_inputs(index_digests(environment.search), environment.protocol)
+    inputs = as_inputs(index_digests(search), environment.protocol)
     if config.model.lora_rank > 0:
         inputs["base"] = model_digest(str(config.model.path))
     loaded: dict[str, Any] = {

@@ -15,6 +15,7 @@ from srl.rollout.environment import Environment, Key
 from srl.store import Record
 from srl.train.load_components import load_environment, load_rewards
 from srl.train.protocol import load_codec
+from srl.train.search import load_search
 from srl.train.verl.dataset import TRAIN, read_row
 from srl.train.verl.engine import VerlEngine, eos_ids
 from srl.train.verl.failures import failed_episode
@@ -53,7 +54,8 @@ async def worker_state() -> WorkerState:
 def _load_state() -> WorkerState:
     run = this_run()
     codec = load_codec(run.config.model, eos_ids(run.config), lambda text: None)
-    environment = load_environment(run.config, Workspace.resolve(), codec, lambda text: None)
+    search = load_search(run.config, Workspace.resolve(), lambda text: None)
+    environment = load_environment(run.config, codec, search, lambda text: None)
     reward = load_rewards(run.config)
     reward.load()
     return WorkerState(run.config, environment, reward, log_actor_of(run.directory))

@@ -23,7 +23,7 @@ from srl.train.questions import Splits, load_splits
 from srl.train.report import Terminal, reporters
 from srl.train.rl import reference_digest
 from srl.train.run_directory import Progress, checkpoint_path
-from srl.train.search import as_inputs, index_digests
+from srl.train.search import as_inputs, index_digests, load_search
 from srl.train.verl.config_check import check_supported, validated
 from srl.train.verl.engine import eos_ids
 from srl.train.verl.follow import PATIENCE_S, RayLog, RayTraining, follow
@@ -98,7 +98,8 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             hint="lower it",
         )  # fmt: skip
     check_start_on_verl(config, job_of(config, Path()), terminal.note)
-    environment = load_environment(config, workspace, codec, terminal.note)
+    search = load_search(config, workspace, terminal.note)
+    environment = load_environment(config, codec, search, terminal.note)
     for line in load_rewards(config).without_effect(splits.train):
         terminal.note(f"warning: {line}")
     if config.rollout.search and config.search.url is None and not config.search.replays:
@@ -106,7 +107,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             "warning: search.url is not set, so each process that runs episodes opens the index for itself; "
             "one `srl serve retriever` can answer all of them"
         )
-    digests = index_digests(environment.search)
+    digests = index_digests(search)
     inputs = as_inputs(digests, environment.protocol) | {"reference": reference_digest(config)}
     return VerlRun(config, workspace, terminal, splits, environment.protocol, digests, inputs)
 
