@@ -108,42 +108,37 @@ TWO_HOPS = asks(
 )  # fmt: skip
 
 
-def test_triples_become_a_search_each_and_thoughts_that_say_what_was_read(index):
-    chain = chain_of(TWO_HOPS, index)
-    assert chain.queries == ["The Silver Pass director", "Arno Rusk date of birth"]
-    assert answer_of(chain) == "24 August 1886"
-    thoughts = [turn.partition("</think>")[0] for turn in chain.turns]
-    assert chain.turns[0] == "<search> The Silver Pass director </search>", "nothing was read before"
-    assert "Arno Rusk" in thoughts[1]
-    assert "24 August 1886" not in thoughts[1]
-    assert "Doc 1" in thoughts[2]
-
-
-def test_titles_alone_are_followed_by_the_names_that_passages_say(index):
-    question = asks(
-        "Who is the mayor of the town where the director Arno Rusk died?",
-        "Mira Oswin",
-        "Arno Rusk",
-        "Quenton",
-    )
-    chain = chain_of(question, index)
-    assert chain.queries == ["Arno Rusk", "Quenton"]
-    assert "He died in Quenton" in chain.turns[1]
-    assert answer_of(chain) == "Mira Oswin"
-
-
-def test_decomposition_asks_its_parts_with_the_answers_so_far(index):
-    steps = [
+TITLES = asks(
+    "Who is the mayor of the town where the director Arno Rusk died?", "Mira Oswin", "Arno Rusk", "Quenton"
+)
+STEPS = asks(
+    "Where did the director of The Silver Pass die?", "Quenton", "The Silver Pass", "Arno Rusk",
+    question_decomposition=[
         {"question": "The Silver Pass >> director", "answer": "Arno Rusk", "id": IDS["The Silver Pass"]},
         {"question": "Where did #1 die?", "answer": "Quenton", "id": IDS["Arno Rusk"]},
-    ]
-    question = asks(
-        "Where did the director of The Silver Pass die?", "Quenton", "The Silver Pass", "Arno Rusk",
-        question_decomposition=steps,
-    )  # fmt: skip
+    ],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("question", "queries", "read"),
+    [
+        (TWO_HOPS, ["The Silver Pass director", "Arno Rusk date of birth"], "Arno Rusk"),
+        (TITLES, ["Arno Rusk", "Quenton"], "He died in Quenton"),
+        (STEPS, ["The Silver Pass director", "Where did Arno Rusk die"], "Arno Rusk"),
+    ],
+    ids=["triples", "titles", "decomposition"],
+)
+def test_facts_become_a_search_each_and_thoughts_that_say_what_was_read(index, question, queries, read):
+    """Each name is known from the question or from what was read before."""
     chain = chain_of(question, index)
-    assert chain.queries == ["The Silver Pass director", "Where did Arno Rusk die"]
-    assert answer_of(chain) == "Quenton"
+    assert chain.queries == queries
+    assert answer_of(chain) == question.golden_answers[0]
+    thoughts = [turn.partition("</think>")[0] for turn in chain.turns]
+    assert chain.turns[0] == f"<search> {queries[0]} </search>", "nothing was read before"
+    assert read in thoughts[1]
+    assert question.golden_answers[0] not in thoughts[1] or question is STEPS
+    assert "Doc 1" in thoughts[2]
 
 
 def test_search_that_misses_is_reworded_and_with_recovery_kept_as_it_was(index):
@@ -205,16 +200,10 @@ def asked(tmp_path: Path, index: Path) -> Path:
 
 def test_command_writes_demonstrations_and_says_what_became_of_the_questions(shell: Shell, asked, index):  # noqa: F811
     typed = (
-        "data",
-        "demonstrations",
-        "--from",
-        "facts",
-        "--data",
+        *["data", "demonstrations", "--from", "facts", "--out", "d.jsonl", "--data"],
         asked,
         "--index",
         index,
-        "--out",
-        "d.jsonl",
     )
     code, out, err = shell.typed(*typed)
     assert code == 0, err
@@ -234,10 +223,8 @@ def test_a_chain_whose_episode_shows_less_is_left_out(asked, index, tmp_path):
     search, seen, rooms = LocalSearch(open_index(index), 3), set[tuple[Any, ...]](), list[int]()
     lengths = ("rollout.max_turn_tokens=80", "rollout.max_obs_length=130")
     for room in range(80, 410, 20):
-        config, file = (
-            settings(index, f"data.max_response_length={room}", *lengths),
-            tmp_path / f"{room}.jsonl",
-        )
+        config = settings(index, f"data.max_response_length={room}", *lengths)
+        file = tmp_path / f"{room}.jsonl"
         with suppress(CheckFailed):
             make_demonstrations(config, "facts", [str(asked)], file, Workspace(tmp_path))
             for item in read_demonstrations(file):
@@ -279,13 +266,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Demonstratio
     prepare(inputs, folder / "data", limit=60)
     build_index(folder / "data" / "corpus.jsonl", folder / "index", "bm25", {})
     config = settings(folder / "index")
-    written = make_demonstrations(
-        config,
-        "facts",
-        [str(folder / "data" / "train.parquet")],
-        folder / "d.jsonl",
-        Workspace(folder),
-    )
+    files = [str(folder / "data" / "train.parquet")]
+    written = make_demonstrations(config, "facts", files, folder / "d.jsonl", Workspace(folder))
     return config, written, {item.id: item for item in read_questions(folder / "data" / "train.parquet")}
 
 

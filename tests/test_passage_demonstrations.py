@@ -90,12 +90,8 @@ def test_native_demonstrations_fit_as_calls(asked, index, tmp_path, longest, wri
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [
-        "rollout.max_turn_tokens=16",
-        "rollout.max_turn_tokens=50 data.max_response_length=60",
-    ],
-)  # fmt: skip
+    "setting", ["rollout.max_turn_tokens=16", "rollout.max_turn_tokens=50 data.max_response_length=60"]
+)
 def test_question_that_an_episode_cannot_hold_is_left_out(asked, index, tmp_path, setting):
     out = tmp_path / "out.jsonl"
     overlong = settings(index, *setting.split(), "data.filter_overlong_prompts=true")
@@ -104,30 +100,24 @@ def test_question_that_an_episode_cannot_hold_is_left_out(asked, index, tmp_path
     assert not out.exists()
 
 
-def test_failed_search_is_one_line_and_nothing_is_written(asked, index, tmp_path, monkeypatch):
-    def fail(retriever: object, queries: list[str], topk: int) -> list[Fault]:
-        return [Fault("failed", "the disk is gone") for _ in queries]
-
-    monkeypatch.setattr(in_process, "outcomes_of", fail)
-    with pytest.raises(UserError, match="the disk is gone"):
-        make_demonstrations(
-            settings(index), "passages", [str(asked)], tmp_path / "out.jsonl", Workspace(tmp_path)
-        )
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_a_failed_search_costs_its_question(asked, index, tmp_path, monkeypatch):
-    real = in_process.outcomes_of
+@pytest.mark.parametrize("lost", [1, 5])
+def test_a_failed_search_costs_its_question_and_too_many_write_nothing(
+    asked, index, tmp_path, monkeypatch, lost
+):
+    real, names = in_process.outcomes_of, [text for text, _ in list(ASKED.values())[:lost]]
 
     def failing(retriever: object, queries: list[str], topk: int) -> list[object]:
         hits = real(retriever, queries, topk)
-        return [
-            Fault("timed_out", "no answer") if query == ASKED["first"][0] else found
-            for query, found in zip(queries, hits, strict=True)
-        ]
+        fault = Fault("timed_out", "no answer")
+        return [fault if query in names else found for query, found in zip(queries, hits, strict=True)]
 
     monkeypatch.setattr(in_process, "outcomes_of", failing)
     out, allowed = tmp_path / "out.jsonl", settings(index, "eval.max_failed=0.2")
+    if lost > 1:
+        with pytest.raises(UserError, match="no answer"):
+            make_demonstrations(allowed, "passages", [str(asked)], out, Workspace(tmp_path))
+        assert not out.exists()
+        return
     made = make_demonstrations(allowed, "passages", [str(asked)], out, Workspace(tmp_path))
     assert set(turns_of(out)) == {"second"}
     assert made.left_out["made", "a search failed"] == 1
