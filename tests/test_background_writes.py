@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,26 +59,6 @@ def test_failed_write_ends_the_next_step_and_nothing_is_written_after_it():
     with pytest.raises(OSError, match="the disk is full"):
         run.wait_for_log()
     assert [step for step, *_ in log.written] == [1]
-
-
-def test_an_engine_that_fails_to_close_leaves_no_write_search_or_event_loop_open():
-    log, closed = Log(1), []
-
-    class Closing:
-        def close(self) -> None:
-            closed.append("engine")
-            raise OSError("the engine died")
-
-        async def aclose(self) -> None:
-            closed.append("search")
-
-    run = run_with(log, SimpleNamespace(search=Closing()), Closing())
-    run.record(1, "train", [], {})
-    with pytest.raises(OSError, match="the engine died"):
-        run.close()
-    assert (log.written, closed) == ([(1, "train", {})], ["engine", "search"])
-    with pytest.raises(RuntimeError, match="closed"):
-        run.event_loop.get_loop()
 
 
 def test_checkpoint_is_saved_when_the_log_has_every_step_before_it(tmp_path, monkeypatch):

@@ -132,26 +132,6 @@ def test_the_first_checkpoint_of_a_run_that_is_not_the_trained_model_is_refused(
     assert path.is_dir()
 
 
-@pytest.mark.parametrize(
-    ("broken", "error"), [("save_model", KeyboardInterrupt), ("write_json", RuntimeError)]
-)
-def test_a_checkpoint_that_was_not_finished_is_not_there(tmp_path, monkeypatch, broken, error):
-    them = learner()
-    those = optimisers(them)
-    older = save(tmp_path, them, those, step=2)
-
-    def breaking(*arguments, **named):
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, broken, breaking)
-        with pytest.raises(error):
-            save(tmp_path, them, those, step=3)
-    assert list(checkpoints(tmp_path).values()) == [older]
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000002"]
-    load_checkpoint(older, learner(), optimisers(learner()))
-
-
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     them, adapted, alone = learner(), learner(lora=4), learner(critic=False)
     path, without = save(tmp_path, them, optimisers(them)), save(tmp_path, alone, optimisers(alone), step=4)
@@ -169,14 +149,7 @@ def spoil(file):
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "trainer/actor-optimiser.pt",
-        "model.safetensors",
-        "trainer/state.json",
-    ],
-)
+@pytest.mark.parametrize("name", ["trainer/actor-optimiser.pt", "model.safetensors", "trainer/state.json"])
 def test_no_file_of_a_checkpoint_is_damaged_unnoticed(tmp_path, name):
     them, again = learner(), learner()
     those = optimisers(them)

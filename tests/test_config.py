@@ -76,13 +76,6 @@ def test_set_values_are_yaml():
     assert config.ref.path is None
 
 
-def test_weights_are_replaced_by_a_mapping_and_extended_by_a_key(tmp_path):
-    file = write(tmp_path, "reward: {weights: {f1: 1}}")
-    assert load_config(file=file).config.reward.weights == {"f1": 1.0}
-    assert load_config(sets=["reward.weights.f1=.5"]).config.reward.weights == {"em": 1.0, "f1": 0.5}
-    assert load_config(file=file, sets=["reward.weights={em: 2}"]).config.reward.weights == {"em": 2}
-
-
 # What a file stands on
 
 
@@ -213,18 +206,12 @@ def test_values_that_do_not_fit_are_refused_with_key_and_origin(sets, key):
     assert "--set" in str(error)
 
 
-SECRETS = (
-    "https://me:secret@h/", "https://secret@h/", "[http://h/, 'https://h/retrieve?k=secret']",
-    "https://h/#secret", "http://h/;secret", "http://h/a;secret/b", "127.0.0.1:18703/retrieve?api_key=secret",
-    "http://[::1",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("url", SECRETS)
+@pytest.mark.parametrize(
+    "url", ["https://me:secret@h/", "https://h/#secret", "127.0.0.1:1/retrieve?key=secret"]
+)
 def test_a_url_that_may_hold_a_secret_is_refused_without_it(url):
-    one = url.strip("[]")
-    judge, server = [f"reward.judge.url={one}", "reward.weights.judge=1"], [f"rollout.openai.url={one}"]
-    for sets in ([f"search.url={url}"], judge, server):
+    judge = [f"reward.judge.url={url}", "reward.weights.judge=1"]
+    for sets in ([f"search.url={url}"], judge, [f"rollout.openai.url={url}"]):
         assert "secret" not in str(refused(sets=sets))
 
 

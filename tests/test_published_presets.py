@@ -28,15 +28,6 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-@pytest.mark.parametrize("preset", NAMES)
-def test_mini_batches_divide_over_every_worker(preset, algo):
-    config = load_config(preset, algo=algo).config
-    workers = config.cluster.nnodes * (config.cluster.n_gpus_per_node or 1)
-    assert config.actor.ppo_mini_batch_size * config.rollout.n % workers == 0
-    assert config.data.train_batch_size * config.rollout.n % workers == 0
-
-
 @pytest.mark.parametrize(("preset", "model"), MODELS)
 def test_the_longest_episode_fits_the_model(preset, model):
     config = load_config(preset, algo="grpo", flags={"model.path": model}).config

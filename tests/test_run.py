@@ -13,7 +13,6 @@ from srl.errors import UserError
 from srl.files import CHECKPOINT, write_manifest
 from srl.store import RunInfo
 from srl.train import run as runs
-from srl.train.report import reporters
 from srl.train.run_directory import LOG, Progress, RunRecord, checkpoint_path
 from srl.train.search import as_inputs
 from srl.workspace import Workspace
@@ -147,21 +146,3 @@ def test_another_reference_index_or_chat_template_is_noticed_on_resume(backend, 
     backend.inputs["reference"] = "456"
     with pytest.raises(UserError, match=r"expected digest 123, found 456"):
         runs.resume(run, workspace=Workspace(tmp_path), terminal=Said())
-
-
-def test_external_loggers_are_closed_however_a_run_ends(tmp_path, monkeypatch):
-    closed = []
-
-    class Logger:
-        def __init__(self, directory: Path, resumed_from: int | None) -> None:
-            self.directory = directory
-
-        def close(self) -> None:
-            closed.append(self.directory)
-
-    monkeypatch.setattr("srl.train.report._TensorBoard", Logger)
-    config = load_config("tiny", None, "grpo", {"trainer.logger": ("tensorboard",)}).config
-    ending = ValueError("stop")
-    with pytest.raises(ValueError, match="stop"), reporters(config, tmp_path):
-        raise ending
-    assert closed == [tmp_path / "tensorboard"]

@@ -133,9 +133,6 @@ def test_actions_are_those_of_the_watch_or_of_all():
     assert Watcher(off).courses == {}
     with pytest.raises(UserError):
         load_config("tiny", None, "ppo", sets=["watch.thresholds.entropy=1"])
-
-
-def test_thresholds_and_patience_are_set_by_name():
     sets = ["watch.thresholds.entropy_high=0.1", "watch.patience.entropy_high=1"]
     watcher = Watcher(load_config("tiny", None, "ppo", sets=sets).config)
     assert [(fired.watch, fired.step) for fired in seen(watcher, [HEALTHY])] == [("entropy_high", 1)]
