@@ -161,6 +161,7 @@ def rollout_parts(shape: Shape, config: Config, layout: Layout) -> list[Part]:
         tokens * longest * (1 + size) + tokens * 2 * shape.width * size + inner
     )  # mask, states, what is in it
     buffers = max(sampling, layer) if layout.cpu else sampling + layer
+    buffers += shape.body * size if shape.adapter and layout.cpu else 0  # aside, while an adapter is merged
     cached = cache_bytes(shape, slots, longest)
     small = cached if layout.cpu and cached <= SMALL_CACHE else 0
     return [
@@ -207,7 +208,9 @@ def pass_parts(shape: Shape, config: Config, layout: Layout, section: Actor | Cr
         layer_size, root = shape.body // shape.layers, shape.parameters - shape.body
         gathered = (root + 2 * layer_size) * size
         gathered += 0 if shape.adapter else (root + layer_size) * (size + FLOAT32)
-    mask = 0 if _packs(shape, layout) else config.data.max_episode_tokens * (1 + size)
+    kept = 1 if checkpointed else shape.layers  # eager attention keeps its weights, in float32 and as used
+    weights = kept * shape.heads * (FLOAT32 + size) if shape.attention == "eager" else 0
+    mask = 0 if _packs(shape, layout) else config.data.max_episode_tokens * (1 + size + weights)
     token_bytes = shape.layers * (shape.width * size if checkpointed else layer_kept)
     token_bytes += shape.width * (4 + 2 * size) + mask
     who = f"{'policy' if is_actor else 'critic'}, {tokens:,} tokens × {token_bytes:,} bytes"
