@@ -110,9 +110,6 @@ def test_a_watcher_that_looks_back_on_a_log_goes_on_the_same(tmp_path):
     [
         pytest.param([{"env/number_of_valid_search": 0.0}] * 20, {}, id="never searched"),
         pytest.param(
-            [{}] * 10 + [BAD["searches_low"]] * 10, {"rollout.search": False}, id="no search"
-        ),
-        pytest.param(
             [{"env/equal_groups_share": 1.0, "train/em": 1.0}] * 20, {}, id="groups that are right"
         ),
         pytest.param(

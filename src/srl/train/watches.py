@@ -64,18 +64,13 @@ def _skipped(metrics: Metrics, config: Config) -> float:
     return float(sum(not math.isfinite(norm) for norm in norms))
 
 
-def _searched(metrics: Metrics, config: Config) -> float | None:
-    """Searches per question, where the policy may search."""
-    return metrics[_SEARCHES] if config.rollout.search and config.rollout.max_turns else None
-
-
 def _share_of_longest(metrics: Metrics, config: Config) -> float:
     """The tokens that the policy writes, of the most that an episode allows."""
     turns = (config.rollout.max_turns + 1) * config.rollout.max_turn_tokens
     return metrics[_LENGTH] / min(turns, config.data.max_response_length)
 
 
-_SEARCHES, _LENGTH = "env/number_of_valid_search", "response_length/mean"
+_LENGTH = "response_length/mean"
 _FALLS: Any = {"above": False, "compared_with": "highest"}
 RULES: dict[WatchName, Rule] = {
     "entropy_low": Rule("actor/entropy", 0.001, 5, above=False),
@@ -84,7 +79,7 @@ RULES: dict[WatchName, Rule] = {
     "sampler_mismatch": Rule("rollout/logprob_diff/mean", 0.1),
     "grad_norm": Rule("actor/grad_norm", 10.0, compared_with="median"),
     "skipped_steps": Rule("actor/skipped_steps", 0.0, value=_skipped),
-    "searches_low": Rule(_SEARCHES, 0.25, value=_searched, **_FALLS),
+    "searches_low": Rule("env/number_of_valid_search", 0.25, **_FALLS),
     "valid_actions": Rule("env/ratio_of_valid_action", 0.7, **_FALLS),
     "repetition": Rule("env/repetition", 0.5),
     "length_low": Rule(_LENGTH, 0.25, **_FALLS),
