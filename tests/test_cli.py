@@ -24,7 +24,7 @@ from srl.errors import CheckFailed, UserError
 
 __all__ = ["site"]
 
-MOST_OPTIONS = 190
+MOST_OPTIONS = 170
 HEAVY = {"torch", "transformers", "numpy", "duckdb", "pyarrow", "fastapi", "httpx", "rich", "yaml"}
 
 

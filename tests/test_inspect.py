@@ -93,7 +93,7 @@ def test_runs_are_listed_with_how_they_stand(srl, logs):
 def test_trajectories_by_conditions_of_a_run_by_its_end(srl, logs):
     _, *rows = srl("trajectories", "-n", 5)[1].splitlines()
     assert [row.split()[0] for row in rows[:4]] == logs
-    _, out, _ = srl("trajectories", "01ab", "--steps", "2", "--em", "<1", "--sort", "-hops", "--json")
+    _, out, _ = srl("trajectories", "01ab", "--em", "<1", "--where", "step = 2", "--sort", "-hops", "--json")
     assert [row["id"] for row in lines(out)] == [logs[1], logs[2], logs[3]]
     assert srl("trajectories", GRPO, "--phase", "test")[:2] == (0, "")
     assert {row["run_id"] for row in lines(srl("trajectories", "all", "--json")[1])} == {GRPO, PPO}

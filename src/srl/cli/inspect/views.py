@@ -17,6 +17,7 @@ from srl.cli.inspect.shared import (
     Sort,
     Steps,
     Trajectory,
+    Where,
     app,
     of_run,
     paths,
@@ -59,17 +60,12 @@ def trajectories(
     run: Run = "last",
     steps: Steps = None,
     phase: OfPhase = None,
-    source: Annotated[str | None, typer.Option(help="Only this data source.")] = None,
-    hops: Annotated[int | None, typer.Option(help="Only questions with this many hops.")] = None,
-    question: Annotated[str | None, typer.Option(help="Only this question id.")] = None,
     em: Annotated[str | None, typer.Option(metavar="X", help="Exact match: 0, 1, or '<1'.")] = None,
-    reward: Annotated[str | None, typer.Option(metavar="X", help="Reward: a number, or '>0.5'.")] = None,
-    searches: Annotated[str | None, typer.Option(metavar="X", help="Searches: 0, or '>=2'.")] = None,
-    end: Annotated[str | None, typer.Option(help="answered, unanswered, truncated or failed.")] = None,
     verdict: Annotated[str | None, typer.Option(help="correct, reader, retriever, no search, …")] = None,
     contains: Annotated[
         str | None, typer.Option(help="Only if the question, the text or a query contains this.")
     ] = None,
+    where: Where = None,
     sort: Sort = "-step",
     limit: Limit = 20,
     json: Json = False,
@@ -78,13 +74,15 @@ def trajectories(
 
     \b
     Example:
-      srl inspect trajectories last --phase val --em 0 --searches '>=2' --sort -searches
+      srl inspect trajectories last --phase val --em 0 --where "searches >= 2" --sort -searches
     """
-    from srl.browse.filters import Filter
+    from srl.browse.filters import Filter, condition
     from srl.browse.listing import HEADINGS, page
 
-    conditions = Filter(steps, phase, source, hops, question, em, reward, searches, end, verdict, contains)
-    table = read(paths([run]), lambda log: page(log, conditions.where(), sort, limit or None)).rows
+    chosen, values = Filter(steps=steps, phase=phase, em=em, verdict=verdict, contains=contains).where()
+    more, _ = condition(where)
+    conditions = f"{chosen} AND {more}", values
+    table = read(paths([run]), lambda log: page(log, conditions, sort, limit or None)).rows
     if not table:
         output.note("no matching trajectory; try fewer filters")
         return
