@@ -74,7 +74,7 @@ def trajectories(
 
     \b
     Example:
-      srl inspect trajectories last --phase val --em 0 --where "searches >= 2" --sort -searches
+      srl inspect trajectories last --phase val --em 0 --where "hops = 2" --sort -searches
     """
     from srl.browse.filters import Filter, condition
     from srl.browse.listing import HEADINGS, page
