@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 from tests.store_builder import episode, new_log, record
@@ -42,11 +42,13 @@ def compared(runs, *chosen, phase=None):
 
 def test_questions_that_flipped_are_counted_and_the_falls_come_first(runs):
     result = compared(runs, (A, 1), (A, 2))
-    whole = result.whole
-    assert (result.a.phase, whole.questions, result.only_a, result.only_b) == ("val", 5, 0, 1)
-    assert (whole.em_a, whole.em_b) == (0.4, 0.6)
+    [(before, after)] = result.rows
+    assert (result.a.phase, result.questions, result.only_a, result.only_b) == ("val", 5, 0, 1)
+    assert (before.value, after.value) == (0.4, 0.6)
     assert (result.worse[0], result.better[0], result.other_queries) == (1, 2, 1)
-    assert whole.test == paired_test([1, 1, 0, 0, 0], [1, 0, 1, 0, 1], [(f"nq-{n}",) for n in range(5)])
+    assert (after.difference, after.difference_interval, after.p) == astuple(
+        paired_test([1, 1, 0, 0, 0], [1, 0, 1, 0, 1], [(f"nq-{n}",) for n in range(5)])
+    )
     assert [(row["change"], row["question_id"], row["queries_changed"]) for row in result.changes] == [
         ("right→wrong", "nq-1", False), ("wrong→right", "nq-2", False), ("wrong→right", "nq-4", False),
         ("same", "nq-3", True),
@@ -58,7 +60,7 @@ def test_questions_that_flipped_are_counted_and_the_falls_come_first(runs):
 def test_without_a_step_it_is_the_last_one_that_both_have(runs):
     result = compared(runs, (A, None), (B, None))
     assert [(side.phase, side.step) for side in (result.a, result.b)] == [("val", 2), ("val", 7)]
-    assert (result.whole.questions, result.only_a, result.whole.em_b, result.other_queries) == (3, 3, 0.0, 0)
+    assert (result.questions, result.only_a, result.rows[0][1].value, result.other_queries) == (3, 3, 0.0, 0)
 
 
 def test_failed_episodes_count_as_wrong_and_samples_as_their_mean(tmp_path):
@@ -67,7 +69,7 @@ def test_failed_episodes_count_as_wrong_and_samples_as_their_mean(tmp_path):
         made = [episode(0, step=step, phase="val", answer=RIGHT, **one) for one in samples]
         new_log(tmp_path).write(step, "val", [record(one) for one in made], {})
     result = compared(tmp_path, (tmp_path.name, 1), (tmp_path.name, 2))
-    assert (result.whole.em_a, result.whole.em_b) == (1.0, 0.5)
+    assert tuple(side.value for side in result.rows[0]) == (1.0, 0.5)
     assert [row["change"] for row in result.changes] == ["worse"]
 
 

@@ -234,8 +234,8 @@ def test_a_comparison_opens_on_what_differs_with_interval_and_test(get, workspac
     path = {"a": GRPO, "b": GRPO, "step_a": "1", "step_b": "2", "phase": "val"}
     page = get("/compare", params=path).text
     assert page == get("/compare", params={"a": GRPO, "b": GRPO}).text
-    [row] = re.findall(r"<tr><td>all</td>.*?</tr>", page)
-    cells = ["all", "2", "0.000", "0.500", "+0.500", "-1.000 to +1.000", "1"]
+    [row] = re.findall(r"<tr><td>nq</td>.*?</tr>", page)
+    cells = ["nq", "2", "0.000", "0.500", "+0.500", "-1.000 to +1.000", "1"]
     assert re.findall(r">([^<>]+)</td>", row) == cells
     for text in ("other score: 1", "worse in b: 0", "better in b: 1", "other queries: 1", "painter 0 born?"):
         assert text in page

@@ -12,8 +12,9 @@ from typing import Any
 import duckdb
 
 from srl.errors import UserError
+from srl.evaluate.comparison import Measured, groups, measured
 from srl.evaluate.intervals import Interval, interval
-from srl.evaluate.paired_tests import PairedTest, paired_test
+from srl.evaluate.question_sets import MEASURES
 from srl.evaluate.retrieval_metrics import document_of
 from srl.store import rows
 from srl.workspace import split_at_step
@@ -35,34 +36,21 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class SetDiff:
-    """The common questions of a data set, or of all: how many, the mean EM of both sides, the test of B - A.
-
-    The test has no interval where the questions come from too few documents.
-    """
-
-    data_source: str
-    questions: int
-    em_a: float
-    em_b: float
-    test: PairedTest
-
-
-@dataclass(frozen=True, slots=True)
 class Diff:
-    """Side B beside side A on their common questions: of all of them `whole`, of each data set one of `sets`.
+    """Side B beside side A on their common questions.
 
-    `changes` has a row for each question on which the mean EM of its samples or the queries differ, the
-    largest fall first. `worse` and `better` count questions, with the interval of their share (None: too few
-    independent questions).
+    `rows` has the exact match of A and of B for each data set, and for all if there are several. `changes`
+    has a row for each question on which the mean EM of its samples or the queries differ, the largest fall
+    first. `worse` and `better` count questions, with the interval of their share (None: too few independent
+    questions).
     """
 
     a: Side
     b: Side
     only_a: int
     only_b: int
-    whole: SetDiff
-    sets: list[SetDiff]
+    questions: int
+    rows: list[tuple[Measured, Measured]]
     worse: tuple[int, Interval | None]
     better: tuple[int, Interval | None]
     other_queries: int
@@ -121,17 +109,16 @@ def diff(connection: duckdb.DuckDBPyConnection, a: Side, b: Side) -> Diff:
             "both sides have no question with golden answers in common; training steps ask different ones",
             hint="compare validations: --phase val",
         )
-    by_source: dict[str, list[tuple[Question, Question]]] = defaultdict(list)
-    for pair in pairs:
-        by_source[pair[0]["data_source"]].append(pair)
     clusters = [before["cluster"] for before, _ in pairs]
     worse, better = ([sign * (after["em"] - before["em"]) > 0 for before, after in pairs] for sign in (-1, 1))
     changes = [
         _change(*pair) for pair in pairs if any(pair[0][name] != pair[1][name] for name in ("em", "asks"))
     ]
+    by_id = {before["id"]: (before, after) for before, after in pairs}
+    parts = groups({name: before["data_source"] for name, (before, _) in by_id.items()})
     return Diff(
-        a, b, len(left) - len(pairs), len(right) - len(pairs), _set_diff("all", pairs),
-        [_set_diff(name, by_source[name]) for name in sorted(by_source)],
+        a, b, len(left) - len(pairs), len(right) - len(pairs), len(pairs),
+        [_row(source, [by_id[name] for name in names]) for source, names in parts.items()],
         (sum(worse), interval([float(flag) for flag in worse], clusters)),
         (sum(better), interval([float(flag) for flag in better], clusters)),
         sum(before["asks"] != after["asks"] for before, after in pairs),
@@ -165,10 +152,10 @@ def _questions(connection: duckdb.DuckDBPyConnection, side: Side) -> dict[tuple[
     }  # fmt: skip
 
 
-def _set_diff(name: str, pairs: Sequence[tuple[Question, Question]]) -> SetDiff:
-    before, after = [first["em"] for first, _ in pairs], [second["em"] for _, second in pairs]
-    test = paired_test(before, after, [first["cluster"] for first, _ in pairs])
-    return SetDiff(name, len(pairs), sum(before) / len(pairs), sum(after) / len(pairs), test)
+def _row(source: str, pairs: Sequence[tuple[Question, Question]]) -> tuple[Measured, Measured]:
+    values = {side: [pair[place]["em"] for pair in pairs] for place, side in enumerate("AB")}
+    a, b = measured(source, MEASURES["em"], values, [before["cluster"] for before, _ in pairs])
+    return a, b
 
 
 def _change(before: Question, after: Question) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -120,20 +120,23 @@ def compare(runs: Sequence[Evaluated]) -> Comparison:
         if changed := [name for name in common if run.asked[name] != runs[0].asked[name]]:
             what = f"{changed[0]} has another source, text or golden answers in {name_of(number)} than in A"
             raise UserError(f"question {what}", hint=_SAME_DATA)
-    groups = _groups(runs, common)
-    table = [
-        row
-        for source, names in groups.items()
-        for measure in MEASURES
-        for row in _rows(runs, source, names, measure)
-    ]
+    parts = groups({name: runs[0].asked[name][0] for name in common})
+    table = []
+    for source, names in parts.items():
+        documents = [runs[0].samples[name][0].cluster for name in names]
+        for field, measure in MEASURES.items():
+            values = {
+                run.run: [fmean(getattr(sample, field) for sample in run.samples[name]) for name in names]
+                for run in runs
+            }
+            table += measured(source, measure, values, documents)
     ps = iter(holm([row.p for row in table if row.p is not None]))
     table = [
         row if row.p is None else replace(row, p_corrected=(p := next(ps)), significant=p <= LEVEL)
         for row in table
     ]
     left_out = [len(run.samples) - len(common) for run in runs]
-    return Comparison(runs, len(common), left_out, table, _notes(runs, common, groups))
+    return Comparison(runs, len(common), left_out, table, _notes(runs, common, parts))
 
 
 def name_of(run: int) -> str:
@@ -141,33 +144,28 @@ def name_of(run: int) -> str:
     return chr(ord("A") + run)
 
 
-def _groups(runs: Sequence[Evaluated], common: Sequence[str]) -> dict[str, list[str]]:
-    """The questions of each source, and of all where there are several."""
-    sources = defaultdict(list)
-    for name in common:
-        sources[runs[0].asked[name][0]].append(name)
-    groups = {source: sources[source] for source in sorted(sources)}
-    if len(groups) > 1:
-        groups[ALL] = list(common)
-    return groups
+def groups(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """Questions by their source, given by `sources` for each, and of all where there are several."""
+    by_source = defaultdict(list)
+    for name, source in sources.items():
+        by_source[source].append(name)
+    parts = {source: by_source[source] for source in sorted(by_source)}
+    return parts | ({ALL: list(sources)} if len(parts) > 1 else {})
 
 
-def _rows(runs: Sequence[Evaluated], source: str, names: Sequence[str], measure: str) -> list[Measured]:
-    """One measure of every run on these questions."""
-    documents = [runs[0].samples[name][0].cluster for name in names]
-    table, baseline = list[Measured](), list[float]()
-    for run in runs:
-        values = [fmean(getattr(sample, measure) for sample in run.samples[name]) for name in names]
-        test = astuple(paired_test(baseline, values, documents)) if baseline else ()
-        baseline = baseline or values
-        about = (source, len(names), MEASURES[measure], run.run)
-        table.append(Measured(*about, fmean(values), interval(values, documents), *test))
+def measured(
+    source: str, measure: str, values: Mapping[str, Sequence[float]], documents: Sequence[Hashable]
+) -> list[Measured]:
+    """One measure of every run on the same questions, from the values by run; the first is the baseline."""
+    table, baseline = list[Measured](), next(iter(values.values()))
+    for run, own in values.items():
+        test = astuple(paired_test(baseline, own, documents)) if table else ()
+        about = (source, len(own), measure, run, fmean(own), interval(own, documents))
+        table.append(Measured(*about, *test))
     return table
 
 
-def _notes(
-    runs: Sequence[Evaluated], common: Sequence[str], groups: Mapping[str, Sequence[str]]
-) -> list[str]:
+def _notes(runs: Sequence[Evaluated], common: Sequence[str], parts: Mapping[str, Sequence[str]]) -> list[str]:
     """What a reader of the table has to know about the runs."""
     notes = []
     for number, run in enumerate(runs):
@@ -181,7 +179,7 @@ def _notes(
         if all(digests) and digests[0] != digests[1]:
             pair = f"{name_of(first)} and {name_of(second)}"
             notes.append(f"{pair} searched different indexes: {digests[0]:.12}, {digests[1]:.12}")
-    for source, names in groups.items():
+    for source, names in parts.items():
         if too_few := too_few_clusters([runs[0].samples[name][0].cluster for name in names]):
             notes.append(f"{source} has no intervals: {too_few}")
     return notes

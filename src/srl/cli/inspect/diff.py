@@ -71,7 +71,7 @@ _CHANGES = {
 def _print_summary(result: Diff) -> None:
     from srl.evaluate.intervals import in_words
 
-    n = result.whole.questions
+    n = result.questions
     for letter, side in (("A", result.a), ("B", result.b)):
         output.line(f"{letter}  {side.run_id} {side.phase} step {side.step}")
     output.line(f"{n} questions in both; {result.only_a} only in A, {result.only_b} only in B")
@@ -79,11 +79,10 @@ def _print_summary(result: Diff) -> None:
         bounds = "" if interval is None else f", {interval.low:.1%} to {interval.high:.1%}"
         output.line(f"{name}: {count} ({count / n:.1%}{bounds})")
     output.line(f"other queries: {result.other_queries} ({result.other_queries / n:.1%})\n")
-    several = result.sets if len(result.sets) > 1 else []
     rows = [
-        (row.data_source, row.questions, f"{row.em_a:.3f}", f"{row.em_b:.3f}", f"{row.test.difference:+.3f}",
-         in_words(row.test.interval, sign="+"), f"{row.test.p:.3g}")
-        for row in (*several, result.whole)
+        (a.source, a.questions, f"{a.value:.3f}", f"{b.value:.3f}", f"{b.difference:+.3f}",
+         in_words(b.difference_interval, sign="+"), f"{b.p:.3g}")
+        for a, b in result.rows
     ]  # fmt: skip
     output.table(("source", "questions", "EM of A", "EM of B", "B - A", "95% interval", "p"), rows)
 
