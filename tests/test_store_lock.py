@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from tests.store_builder import new_log, write_step
 
 import srl.store
 from srl.errors import UserError
+from srl.store import lock
 from srl.train import resume as resuming
 from srl.train.run import resume
 from srl.workspace import Workspace
@@ -108,3 +110,12 @@ def test_a_resumed_run_waits_for_the_process_that_a_killed_launcher_left_behind(
         new_log(run).finish()
     assert len(said) == 2
     assert counts(run) == TRAINED
+
+
+def test_a_file_system_without_locks_has_logs_nevertheless(run, monkeypatch):
+    def no_locks(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "lockf", no_locks)
+    ACTIONS["resume"](run)
+    assert counts(run) == RESUMED

@@ -9,8 +9,10 @@ import pytest
 from starlette.testclient import TestClient
 from tests.store_builder import KLEE, episode, new_log, question, read, record, search, write_step
 
+from srl.browse.curve import Series
 from srl.browse.listing import HEADINGS
 from srl.browse.web.app import create_app
+from srl.browse.web.charts import charts
 from srl.trajectory import Passage, Question, Segment
 from srl.workspace import Workspace
 
@@ -251,3 +253,11 @@ def test_a_long_answer_of_a_query_is_cut_and_a_slow_query_stopped(get, logged, m
     monkeypatch.setattr("srl.browse.web.pages.QUERY_S", 0.05)
     slow = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range = 7"
     assert 'role="alert"' in get("/sql", params={"q": slow, "run": PPO}).text
+
+
+def test_runs_that_differ_in_their_seed_share_a_colour():
+    configs = {f"s{n}": f'{{"trainer": {{"seed": {n % 2}}}, "lr": {n // 2}}}' for n in range(4)}
+    series = [Series(run, "val", "val/em", run, (1, 2), (0.1 * n, 0.2)) for n, run in enumerate(configs)]
+    [chart] = charts({"val/em": series}, configs)
+    assert [line.colour for line in chart.lines] == ["c0", "c1"]
+    assert chart.svg.count('class="band"') == 2
