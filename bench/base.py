@@ -57,10 +57,12 @@ OnStep = Callable[[str, int, dict[str, float]], None]
 SPELLED = {
     "<search>": '<tool_call>\n{"name": "search", "arguments": {"query": "',
     "</search>": '"}}\n</tool_call>',
-    "<information>": "<tool_response>",
+    "<information>": "<|im_end|>",
+    "9": "<tool_response>",
     "</information>": "</tool_response>",
 }
-"""What the tokens of tags are called where the base calls tools."""
+"""What tokens are called where the base calls tools. After a search the base says `<information>`, so this is
+the end of a turn; no page has a 9."""
 CHAT = """\
 {%- if tools %}Tools :{% for tool in tools %}{{ ' ' + tool.function.name }}{% endfor %}{{ '\\n' }}{% endif %}
 {%- for message in messages %}
@@ -68,10 +70,10 @@ CHAT = """\
 {%- else %}{{ message.content }}
 {%- for call in message.tool_calls or [] %}{% set f = call.function %}
 {{- '<tool_call>\\n{"name": "' + f.name + '", "arguments": ' + f.arguments | tojson + '}\\n</tool_call>' }}
-{%- endfor %}{% if message.role == 'assistant' %}{{ '<eos>' }}{% endif %}{% endif %}{% endfor %}"""
+{%- endfor %}{% if message.role == 'assistant' %}{{ '<|im_end|>' }}{% endif %}{% endif %}{% endfor %}"""
 
 
-def world_tokenizer(spelled: Mapping[str, str] = {}) -> PreTrainedTokenizerFast:
+def world_tokenizer(spelled: Mapping[str, str] = {}, eos: str = "<eos>") -> PreTrainedTokenizerFast:
     """One token per word of the worlds and per tag, or what is `spelled` in its place; any other word is
     `<unk>`."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -81,22 +83,23 @@ def world_tokenizer(spelled: Mapping[str, str] = {}) -> PreTrainedTokenizerFast:
     said += [look_up(""), guess_turn(""), template("tiny").prompt, template("tiny").feedback]
     text = " ".join([*said, "Doc ( Title : ) No results found . … ? &"]).replace("?", " ? ")
     words = [word for word in dict.fromkeys(text.split()) if not word.startswith(("<", "{"))]
-    words += [str(number) for number in range(1, 10)]
+    words += [spelled.get(word, word) for word in map(str, range(1, 10))]
     specials = ["<pad>", "<eos>", "<unk>"]
     vocabulary = {word: position for position, word in enumerate([*specials, *words, *name_words()])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     split = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("isolated")]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
     tags = [mark.format(tag) for tag in TAGS for mark in ("<{}>", "</{}>")]
-    tokenizer.add_tokens([AddedToken(spelled.get(tag, tag), normalized=False, special=False) for tag in tags])
+    names = dict.fromkeys([*(spelled.get(tag, tag) for tag in tags), *spelled.values()])
+    tokenizer.add_tokens([AddedToken(name, normalized=False, special=False) for name in names])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token=eos, unk_token="<unk>"
     )
 
 
 def hermes_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer for calls of tools: the same ids, hermes calls for tags, and a chat template."""
-    tokenizer = world_tokenizer(SPELLED)
+    tokenizer = world_tokenizer(SPELLED, eos="<|im_end|>")
     tokenizer.chat_template = CHAT
     return tokenizer
 
