@@ -41,8 +41,16 @@ def portable(config: Config, workspace: Path | None) -> Config:
     """
     paths = (config.model.path, config.model.tokenizer, config.ref.path)
     hub_names = {key: name for key, path in zip(_MODELS, paths, strict=True) if (name := hub_name(path))}
-    mapped = _mapped(config, lambda text: _inside(text, workspace) if workspace else text)
-    return mapped.with_settings(hub_names)
+
+    def relative(path: str) -> str:
+        """Below the workspace as it is written, or with links resolved."""
+        for whole in (os.path.abspath, os.path.realpath):
+            root = whole(workspace) if workspace else ""
+            if root and Path(whole(path)).is_relative_to(root) and whole(path) != root:
+                return f"{WORKSPACE}/{os.path.relpath(whole(path), root)}"
+        return path
+
+    return _mapped(config, relative).with_settings(hub_names)
 
 
 def workspace_of(file: Path) -> Path | None:
@@ -66,7 +74,7 @@ def restored(path: KeyPath, value: Any, workspace: Path) -> Any:
 def _mapped(config: Config, change: Callable[[str], str]) -> Config:
     """`config` with every path made absolute and passed through `change`."""
     tree = config.model_dump()
-    on_disk = [(path, False) for path, _ in flat(tree) if _is_path(path)]
+    on_disk = [(path, False) for path, _ in flat(tree) if (field := place(path)[1]) and _is_marked(field)]
     for path, is_sure in [*on_disk, *_options(config)]:
         node: dict[str, Any] = reduce(lambda below, part: below[part], path[:-1], tree)
         node[path[-1]] = _changed(path, node[path[-1]], is_sure, change)
@@ -86,22 +94,11 @@ def _changed(path: KeyPath, value: Any, is_sure: bool, change: Callable[[str], s
     return change(os.path.abspath(value)) if is_sure or os.path.exists(value) else value
 
 
-def _inside(path: str, workspace: Path) -> str:
-    """`path` relative to the workspace if it is in it, as written or with links resolved."""
-    for whole in (os.path.abspath, os.path.realpath):
-        if Path(whole(path)).is_relative_to(root := whole(workspace)) and whole(path) != root:
-            return f"{WORKSPACE}/{os.path.relpath(whole(path), root)}"
-    return path
-
-
-def _is_path(path: KeyPath) -> bool:
-    field = place(path)[1]
-    return field is not None and _is_marked(field.annotation, field.metadata)
-
-
-def _is_marked(annotation: Any, metadata: Any = ()) -> bool:
-    own = (*metadata, *getattr(annotation, "__metadata__", ()))
-    return any(isinstance(each, OnDisk) for each in own) or any(map(_is_marked, get_args(annotation)))
+def _is_marked(kind: Any) -> bool:
+    """Whether a field, or a part of its type, is `OnDisk`."""
+    marks = (*getattr(kind, "metadata", ()), *getattr(kind, "__metadata__", ()))
+    inner = getattr(kind, "annotation", kind)
+    return any(isinstance(mark, OnDisk) for mark in marks) or any(map(_is_marked, get_args(inner)))
 
 
 Paths = Iterator[tuple[KeyPath, bool]]
