@@ -126,6 +126,15 @@ def test_a_validation_set_shares_no_paragraph_where_long_passages_are_split(tmp_
     assert len(held) == 8, "whole paragraphs, so one more"
 
 
+def test_a_row_says_its_split_in_any_usual_way_or_is_refused(tmp_path):
+    rows = [asked(f"q{n}", split=split) for n, split in enumerate(["dev", "Test", "train", "VALIDATION"])]
+    passages = [{"id": "p", "contents": "red"}]
+    made = prepare(own_files(tmp_path, rows, passages), tmp_path / "out")
+    assert made.questions == {"train": 1, "validation": 2, "test": 1}
+    with pytest.raises(UserError):
+        prepare(own_files(tmp_path, [asked("q9", split="held-out")], passages), tmp_path / "other")
+
+
 @settings(deadline=None)
 @given(
     st.lists(

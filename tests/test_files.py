@@ -186,3 +186,11 @@ def test_a_manifest_round_trips_and_is_of_one_kind(tmp_path):
     for place, kind in ((tmp_path, "world"), (tmp_path / "absent", "index"), (tmp_path / "empty", "index")):
         with pytest.raises(UserError, match=str(place)):
             files.read_manifest(place, kind)
+
+
+def test_a_lock_is_held_until_it_is_given_back(tmp_path):
+    with files.locked(tmp_path):
+        with pytest.raises(UserError), files.locked(tmp_path, "taken"):
+            pass
+    with files.locked(tmp_path, "taken"):
+        pass

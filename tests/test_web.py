@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from html import unescape
 
 import pytest
@@ -43,10 +44,10 @@ def get(workspace):
     return client(workspace).get
 
 
-@pytest.fixture
-def logged(workspace):
-    """A finished run and one that is being written; gives the ids of the later one's step 2."""
-    runs = workspace / "runs"
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A finished run and one that is being written; with the ids of the later one's step 2."""
+    runs = tmp_path_factory.mktemp("written") / "runs"
     with new_log(runs / GRPO) as log:
         for step in (1, 2, 3):
             write_step(log, step, "val")
@@ -59,7 +60,15 @@ def logged(workspace):
     ]
     made[0].segments[2] = read("observation", f"<information>{KLEE.text}</information>", 0)
     log.write(2, "train", [record(one) for one in made], {"train/em": 0.25})
-    return [one.id for one in made]
+    return runs, [one.id for one in made]
+
+
+@pytest.fixture
+def logged(workspace, written):
+    """The two runs in the workspace of this test; gives the ids."""
+    runs, ids = written
+    shutil.copytree(runs, workspace / "runs")
+    return ids
 
 
 def hostile(text):

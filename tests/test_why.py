@@ -24,10 +24,8 @@ def steps(values, first=0):
     return dict(enumerate(values, start=first))
 
 
-@pytest.mark.parametrize(
-    "cause",
-    [pytest.param(one, marks=() if one == "failed search" else pytest.mark.slow) for one in sorted(BROKEN)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", sorted(BROKEN))
 def test_the_cause_of_a_broken_run_is_named(tmp_path, cause):
     write_broken(tmp_path / RUN, cause)
     result = reason(tmp_path / RUN)

@@ -8,6 +8,7 @@ import pytest
 
 from srl.testing import check_retriever
 from srl.trajectory import Passage
+from srl_bm25 import retriever
 from srl_bm25.options import Options
 from srl_bm25.retriever import BM25Retriever
 
@@ -37,3 +38,9 @@ def test_scores_are_those_worked_out_by_hand(tmp_path):
 
 def test_conforms_to_the_retriever_seam():
     check_retriever("bm25")
+
+
+def test_a_corpus_past_memory_is_said_before_it_is_built(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(retriever, "free_memory", lambda: 10)
+    BM25Retriever().build([Passage("a", "red fox")], tmp_path, lambda done: None)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
