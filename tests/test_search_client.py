@@ -290,6 +290,22 @@ def test_what_is_no_url_is_refused(typed):
         HttpSearch(typed)
 
 
+def test_a_proxy_is_for_the_servers_elsewhere_alone(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+    def pool(found: httpx.AsyncClient, host: str) -> str:
+        return type(found._transport_for_url(httpx.URL(f"http://{host}:8000/"))._pool).__name__
+
+    hosts = ["127.0.0.1", "[::1]", "node2"]
+    both, here = (
+        http.new_client([f"http://{host}:8000" for host in some], "") for some in (hosts, hosts[:2])
+    )
+    assert [pool(both, host) for host in hosts] == [*["AsyncConnectionPool"] * 2, "AsyncHTTPProxy"]
+    assert {pool(here, host) for host in hosts[:2]} == {"AsyncConnectionPool"}
+
+
 @pytest.mark.parametrize(
     ("target", "arrives"),
     [("http://one/elsewhere", True), ("http://two/retrieve", False), ("http://one:81/retrieve", False)],
