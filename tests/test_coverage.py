@@ -61,6 +61,16 @@ def test_a_yes_or_no_is_in_every_corpus_and_so_is_not_looked_for():
     assert [each.answerable for each in found.values()] == [True, False, None, False]
 
 
+def test_ids_of_another_corpus_give_way_to_titles_with_a_note():
+    coverages, notes = cover(
+        ask("a", "Iro Bann", supporting_ids=["wiki/17"], supporting_titles=["Velmar"]),
+        ask("b", "Iro Bann", supporting_ids=["wiki/18"], supporting_titles=["Velmar", "Genoa"]),
+    )
+    assert coverages["a"] == Coverage(True, True, True)
+    assert coverages["b"] == Coverage(False, True, True, ("Genoa",))
+    assert len(notes) == 1
+
+
 # Answers: the same meaning as contains_answer
 
 SOME = ["the", "A", "an", "of", "new", "New", "york", "York's", "U.S.", "–", "Røros", "1,961", "a-b"]
