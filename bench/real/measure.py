@@ -278,7 +278,8 @@ def is_learned(before: EpisodeResult, after: EpisodeResult) -> bool:
 
 def episode(bench: Bench, run: Path, question: str) -> dict[str, Any]:
     """An episode of an evaluation: its question, and who wrote what; passages shortened."""
-    listed = bench.srl(bench.evaluations, "inspect", "trajectories", run, "--question", question, "--json")
+    same = f"question_id = '{question}'"
+    listed = bench.srl(bench.evaluations, "inspect", "trajectories", run, "--where", same, "--json")
     name = json.loads(listed.splitlines()[0])["id"]
     found = json.loads(bench.srl(bench.evaluations, "inspect", "show", name, "--run", run, "--json"))
     said = [
