@@ -10,6 +10,8 @@ import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path, PurePath
 from typing import Any, get_args
 
@@ -245,7 +247,8 @@ def read_value(text: str, name: str = "value") -> Any:
 
 
 def _resolve(theirs: Conversion, path: Path, names: Mapping[str, str]) -> None:
-    """Put in references. What only a shell can tell is refused where it matters, else named."""
+    """Put in references. What only a shell can tell is refused where it matters, else named. What verl has by
+    default says nothing, where it is not a key of ours."""
     settings, theirs.settings = theirs.settings, {}
     for key, value in settings.items():
         if MARK in str(value):
@@ -253,26 +256,41 @@ def _resolve(theirs: Conversion, path: Path, names: Mapping[str, str]) -> None:
             if key in names:
                 raise UserError(f"{path}: {said}", key=key, hint=f"write it, or {ECHO}")
             theirs.notes.append(f"not read, {said}")
-            continue
-        try:
-            theirs.settings[key] = resolved(value, settings)
-        except LookupError as error:
-            theirs.notes.append(f"ignored, {error.args[0]} is not defined: {key}")
+        elif key in names or verls_defaults().get(key, MARK) != value:
+            try:
+                theirs.settings[key] = resolved(value, verls_defaults() | settings)
+            except LookupError as error:
+                theirs.settings[key] = None
+                if key in names:
+                    theirs.notes.append(f"ignored, {error.args[0]} is not defined: {key}")
 
 
 def resolved(value: Any, settings: Mapping[str, Any]) -> Any:
-    """`value` with each `${a.b}` put in. Raises LookupError with one that leads nowhere, or in a circle."""
+    """`value` with each `${a.b}` and `${oc.select:a.b,otherwise}` put in.
+
+    Raises LookupError with one that leads nowhere, or in a circle.
+    """
     if isinstance(value, list):
         return [resolved(part, settings) for part in value]
     for _ in range(10):  # references behind references; a circle has no end
         if not isinstance(value, str) or len(value) > 2**14 or "${" not in value:
             return value
-        reference = re.search(r"\$\{([\w./-]+)\}", value)
-        if reference is None or reference[1] not in settings:
+        reference = re.search(r"\$\{(?:oc\.select:)?([\w./-]+)(?:, *([^${}]*))?\}", value)
+        if reference is None or (reference[1] not in settings and reference[2] is None):
             break
-        held = settings[reference[1]]
+        held = settings[reference[1]] if reference[1] in settings else read_value(reference[2])
         value = held if reference[0] == value else value.replace(reference[0], str(held))
     raise LookupError(value[:60])
+
+
+@cache
+def verls_defaults() -> dict[str, Any]:
+    """The default configuration in the verl package, references unresolved; empty without verl."""
+    try:
+        file = distribution("verl").locate_file("verl/trainer/config/_generated_ppo_trainer.yaml")
+        return _flat(parse(Path(str(file)).read_text(encoding="utf-8"), "verl"))
+    except (PackageNotFoundError, OSError, UserError):
+        return {}
 
 
 # What no single key says
@@ -354,7 +372,11 @@ def _both(theirs: Conversion) -> None:
 def _other_keys(theirs: Conversion) -> None:
     """Name each key that nothing has read, and those apart that are named like one that is."""
     alike = {name.rpartition(".")[2]: name for name in (*names_of(VERL), *ONLY_SEARCH_R1)}
-    unread = {key: alike.get(key.rpartition(".")[2]) for key in theirs.settings if key not in theirs.used}
+    unread = {
+        key: None if key in verls_defaults() else alike.get(key.rpartition(".")[2])
+        for key in theirs.settings
+        if key not in theirs.used
+    }
     if rest := [key for key, name in unread.items() if not name]:
         theirs.notes.append(f"not read (verl: in the file takes keys of verl's alone): {', '.join(rest)}")
     if foreign := [f"{key} ({name})" for key, name in unread.items() if name]:
