@@ -9,12 +9,21 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from srl.models.new import new_model
 from srl.trajectory import Question, Segment, SegmentKind, Trajectory
 from srl.update.actor import Experience
 from srl.update.batch import Batch, collate
 
+SPECS = ("ppaaoaa", "paaa", "ppppafffa", "ppaaaoooaaaaa")
+"""Rows of different lengths, some with something that the policy only read."""
 KINDS: dict[str, SegmentKind] = {"p": "prompt", "a": "policy", "o": "observation", "f": "feedback"}
+
+
+def policy(seed: int = 0) -> PreTrainedModel:
+    """A small model that has the ids of these trajectories."""
+    return new_model("qwen2", vocab_size=40, layers=1, width=16, heads=2, ffn=16, max_length=64, seed=seed)
 
 
 def trajectory(

@@ -8,12 +8,12 @@ from typing import get_args
 
 import pytest
 import torch
-from tests.rows import experience, gradients, trajectory
+from tests.rows import SPECS, experience, gradients, trajectory
+from tests.rows import policy as small_policy
 from tests.training import config, write_setting
 from torch import nn
 
 from srl.config import sections
-from srl.models.new import new_model
 from srl.train.rl import Learner, update
 from srl.update import losses
 from srl.update.actor import ActorLoss, accumulate_actor, actor_loss, update_actor
@@ -21,14 +21,12 @@ from srl.update.logprobs import TokenStats, batched_stats
 from srl.update.losses import count_for
 from srl.update.optimiser import Optimiser
 
-SPECS = ("ppaaoaa", "paaa", "ppppafffa", "ppaaaoooaaaaa")
 FULL = ActorLoss(temperature=0.8, entropy_coeff=0.1, kl_loss_coef=0.2)
 MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant")
 
 
-def policy(seed=0, dtype=torch.float64):
-    made = new_model("qwen2", vocab_size=40, layers=1, width=16, heads=2, ffn=16, max_length=64, seed=seed)
-    return made.to(dtype)
+def policy(dtype=torch.float64):
+    return small_policy().to(dtype)
 
 
 def rows(specs=SPECS, **changes):

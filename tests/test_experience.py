@@ -6,12 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.rows import trajectory
+from tests.rows import policy, trajectory
 from tests.training import SETTINGS
 
 from srl.advantage import Advantages, Algorithm
 from srl.config import load_config
-from srl.models.new import new_model
 from srl.models.weights import add_lora
 from srl.plugins import manager
 from srl.train.compute_advantages import compute_advantages, token_rewards
@@ -27,10 +26,6 @@ SPECS = ("ppaaooaa", "paafa", "paaa", "ppaoaaa")
 NAMES = ("x", "y", "x", "z")
 SCORES = (1.0, 0.5, 0.0, -1.0)
 CORRECTION = "algorithm__rollout_correction"
-
-
-def policy(seed=0):
-    return new_model("qwen2", vocab_size=40, layers=1, width=16, heads=2, ffn=16, max_length=64, seed=seed)
 
 
 class Recorder:

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.rows import experience, gradients, trajectory
+from tests.rows import experience, gradients, policy, trajectory
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from torch import Tensor
 from torch.testing import assert_close
 
 from srl.config import load_config
-from srl.models.new import new_model
 from srl.models.weights import add_lora
 from srl.rollout.codec import Codec
 from srl.rollout.torch_engine import TorchEngine
@@ -171,9 +170,8 @@ SPECS = ("ppaaooaa", "paafa", "paaa", "ppaoaaa")
 
 
 def made(seed: int = 0, **changes: object) -> tuple[torch.nn.Module, Experience]:
-    model = new_model("qwen2", vocab_size=40, layers=1, width=16, heads=2, ffn=16, max_length=64, seed=seed)
     trajectories = [trajectory(spec, seed=n, question=f"q{n // 2}") for n, spec in enumerate(SPECS)]
-    return model, experience(trajectories, **changes)
+    return policy(seed), experience(trajectories, **changes)
 
 
 @pytest.mark.parametrize("observed", [False, True])
