@@ -40,39 +40,26 @@ CHAT = (
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 SMALL = {
-    "model.lora_rank": 4,
-    "data.train_batch_size": 2,
-    "data.max_prompt_length": 560,
-    "data.max_response_length": 160,
-    "rollout.n": 8,
-    "rollout.max_turns": 1,
-    "rollout.max_turn_tokens": 40,
-    "rollout.max_obs_length": 80,
-    "rollout.max_num_seqs": 16,
-    "rollout.deterministic": True,
-    "actor.ppo_mini_batch_size": 1,
-    "actor.ppo_max_token_len": 4096,
-    "actor.optim.lr": 2e-3,
-    "actor.optim.lr_warmup_steps": 0,
-    "trainer.total_training_steps": 2,
-    "trainer.save_freq": 1,
-    "trainer.test_freq": 0,
-    "trainer.val_before_train": False,
-}
+    "model.lora_rank": 4, "data.train_batch_size": 2, "data.max_prompt_length": 560,
+    "data.max_response_length": 160, "rollout.n": 8, "rollout.max_turns": 1, "rollout.max_turn_tokens": 40,
+    "rollout.max_obs_length": 80, "rollout.max_num_seqs": 16, "rollout.deterministic": True,
+    "actor.ppo_mini_batch_size": 1, "actor.ppo_max_token_len": 4096, "actor.optim.lr": 2e-3,
+    "actor.optim.lr_warmup_steps": 0, "trainer.total_training_steps": 2, "trainer.save_freq": 1,
+    "trainer.test_freq": 0, "trainer.val_before_train": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Own:
-    """What a user brings: a model's directory, questions, a corpus."""
+    """A user's own model, questions and corpus."""
 
     model: Path
     questions: Path
     corpus: Path
 
     def config(self, **settings: object) -> Config:
-        given = {name.replace("__", "."): value for name, value in settings.items()}
         paths = {"model.path": self.model, "data.train_files": [self.questions], "data.corpus": self.corpus}
-        return load_config("one-gpu", None, None, {**SMALL, **paths, **given}).config
+        return load_config("one-gpu", None, None, {**SMALL, **paths, **settings}).config
 
 
 def tokenizer(lacks: str = "") -> PreTrainedTokenizerFast:
@@ -121,9 +108,9 @@ def bring(folder: Path, kind: str, lacks: str = "") -> Own:
     return Own(folder / "model", folder / "train.jsonl", folder / "corpus.jsonl")
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Own:
-    return bring(tmp_path_factory.mktemp("own") / "qwen2", "qwen2")
+@pytest.fixture
+def own(tmp_path: Path) -> Own:
+    return bring(tmp_path / "qwen2", "qwen2")
 
 
 def train(config: Config, root: Path, terminal: Said | None = None) -> Path:
@@ -149,34 +136,24 @@ def same(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool
     return all(torch.equal(some[name], others[name]) for name in some.keys() | others.keys())
 
 
-@pytest.fixture(scope="module")
-def finished(own: Own, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run in bfloat16: the preset as it is, but small."""
-    return train(own.config(), tmp_path_factory.mktemp("finished"))
-
-
-def test_adapter_learns_and_the_weights_under_it_stay(own, finished):
+def test_adapter_learns_and_a_checkpoint_is_the_merged_model(own, tmp_path):
+    """In bfloat16: the preset as it is, but small."""
     before = model_digest(own.model)
-    first, second = adapter(finished, 1), adapter(finished, 2)
-    assert all("lora" in name for name in first)
-    assert {value.dtype for value in first.values()} == {torch.bfloat16}
-    assert any(value.any() for name, value in first.items() if "lora_B" in name)
+    run = train(own.config(), tmp_path)
+    first, second = adapter(run, 1), adapter(run, 2)
+    assert all("lora" in name and value.dtype == torch.bfloat16 for name, value in first.items())
     assert not same(first, second)
     assert model_digest(own.model) == before
-
-
-def test_checkpoint_is_the_merged_model(own, finished):
-    checkpoint = finished / "checkpoints" / "step-000002"
+    checkpoint = run / "checkpoints" / "step-000002"
     merged = AutoModelForCausalLM.from_pretrained(checkpoint)
-    start, trained = AutoModelForCausalLM.from_pretrained(own.model), adapter(finished, 2)
+    start = AutoModelForCausalLM.from_pretrained(own.model)
     assert not any("lora" in name for name in merged.state_dict())
     name = "model.layers.0.mlp.up_proj"
-    down, up = (trained[f"{name}.lora_{part}.default.weight"].float() for part in "AB")
+    down, up = (second[f"{name}.lora_{part}.default.weight"].float() for part in "AB")
     scale = 32 / SMALL["model.lora_rank"]
-    wanted = start.state_dict()[f"{name}.weight"].bfloat16().float() + scale * up @ down
-    torch.testing.assert_close(
-        merged.state_dict()[f"{name}.weight"].float(), wanted, rtol=2**-7, atol=1e-3
-    )  # bfloat16 holds eight bits
+    expected = start.state_dict()[f"{name}.weight"].bfloat16().float() + scale * up @ down
+    weight = merged.state_dict()[f"{name}.weight"].float()
+    torch.testing.assert_close(weight, expected, rtol=2**-7, atol=1e-3)  # bfloat16 holds eight bits
     assert merged.generation_config.stop_strings == ["</search>", "</answer>"]
     assert (checkpoint / "adapter" / "adapter_model.safetensors").is_file()
 
@@ -185,7 +162,7 @@ def test_checkpoint_is_the_merged_model(own, finished):
 def test_model_with_less_trains_too(tmp_path, kind, lacks):
     """In float32 trainer and sampler agree; without EOS a turn ends at a stop string or its cap."""
     said = Said()
-    config = bring(tmp_path / "own", kind, lacks).config(model__dtype="float32")
+    config = bring(tmp_path / "own", kind, lacks).config(**{"model.dtype": "float32"})
     run = train(config, tmp_path / "workspace", said)
     for metrics in metrics_of(run):
         assert metrics["rollout/logprob_diff/max"] < 1e-3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -119,26 +118,27 @@ def test_rejected_episodes_leave_both_masks_that_verl_reads_and_keep_their_place
 def test_episode_without_a_score_or_a_turn_reaches_verl_without_a_mask():
     from srl.train.verl.agent_loop import to_output
 
-    class Down:
-        def score(self, trajectories):
-            return [Score(1.0, error="it is down" * item.sample) for item in trajectories]
-
-    mix, engine = RewardMix({"judge": 1.0}, plugins={"judge": Down()}), SimpleNamespace(steps=[], seconds=0.0)
-    sent = []
-    for sample in (0, 1):
-        trajectory = replace(episode(0), sample=sample)
+    engine = SimpleNamespace(steps=[], seconds=0.0)
+    outputs = []
+    for error in ("", "it is down"):
+        trajectory = episode(0)
+        mix = RewardMix(
+            {"judge": 1.0},
+            plugins={"judge": SimpleNamespace(score=lambda _, error=error: [Score(1.0, error=error)])},
+        )
         [score] = asyncio.run(mix.score([trajectory]))
-        sent.append(to_output(trajectory, score, engine))
-    assert [output.reward_score for output in sent] == [1, 0]
-    assert [sum(output.response_mask) > 0 for output in sent] == [True, False]
-    assert [output.extra_fields["srl_valid"] for output in sent] == [True, False]
-
-    made = episode(0, passages=None)
-    made.segments, made.end = made.segments[:1], "failed"
-    output = to_output(made, Score(0.0), engine)
-    assert (output.response_ids, output.response_mask) == ([made.token_ids[-1]], [0])
-    assert output.response_logprobs == [0.0]
-    assert (output.extra_fields["srl_valid"], output.extra_fields["srl_turn_ends"]) == (False, [])
+        outputs.append(to_output(trajectory, score, engine))
+    failed = episode(0, passages=None)
+    failed.segments, failed.end = failed.segments[:1], "failed"
+    outputs.append(to_output(failed, Score(0.0), engine))
+    assert [output.reward_score for output in outputs] == [1, 0, 0]
+    assert [output.extra_fields["srl_valid"] for output in outputs] == [True, False, False]
+    assert [sum(output.response_mask) > 0 for output in outputs] == [True, False, False]
+    last = outputs[-1]
+    assert (last.response_ids, last.response_logprobs) == ([failed.token_ids[-1]], [0.0]), (
+        "verl needs a token"
+    )
+    assert last.extra_fields["srl_turn_ends"] == []
 
 
 def shuffled(questions=8, samples=4, seed=0):
@@ -225,12 +225,12 @@ def test_each_server_is_asked_in_its_own_words_and_only_ours_gets_a_key():
         assert not [name for name in params if "seed" in name or "key" in name]
 
 
-@pytest.mark.parametrize("given", [None, [], [-1.0]])
-def test_a_turn_without_its_log_probs_is_an_error(given):
+@pytest.mark.parametrize("logprobs", [None, [], [-1.0]])
+def test_a_turn_without_its_log_probs_is_an_error(logprobs):
     """With log-probs of 0 in their place the weights would be those of a sampler that is always certain."""
 
-    async def generate(**asked):
-        return SimpleNamespace(token_ids=[5, 6], log_probs=given, stop_reason="stop", extra_fields={})
+    async def generate(**request):
+        return SimpleNamespace(token_ids=[5, 6], log_probs=logprobs, stop_reason="stop", extra_fields={})
 
     engine = VerlEngine(generate, Codec(byte_level_tokenizer()), "vllm")
     with pytest.raises(RuntimeError):
