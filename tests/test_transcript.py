@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -98,6 +99,18 @@ def test_a_group_is_the_samples_of_one_question_with_their_advantages(tmp_path):
     assert "0.792, standard deviation 0.471" in in_words(samples)
     by_turn = {"lowest_advantage": 0.0, "highest_advantage": 0.5, "reward": 1.0}
     assert "advantages are 0" not in in_words([row | by_turn for row in samples])
+
+
+@pytest.mark.parametrize(
+    ("scores", "advantages", "text"),
+    [((1.0, 1.0), (0.0, 0.0), "advantages are 0"), ((1.0, 1.0), (0.5, -0.25), "rewards are equal")],
+)
+def test_a_group_has_no_gradient_where_its_advantages_are_0(tmp_path, scores, advantages, text):
+    """Not where its rewards agree: with rewards for turns, or another baseline, these have advantages."""
+    ids = write_group(tmp_path, scores, advantages)
+    with srl.store.open(tmp_path) as log:
+        words = in_words([summary(one) for one in group_of(log, ids[0])])
+    assert [each for each in ("advantages are 0", "rewards are equal") if each in words] == [text]
 
 
 def test_tokens_have_their_mask_and_the_numbers_of_sampler_and_trainer(tmp_path):
