@@ -184,3 +184,10 @@ def test_plugins_check_ends_with_1_where_a_plugin_breaks_a_promise(tmp_path, mon
     result = json.loads(capsys.readouterr().out)
     assert result["kind"] == "reward"
     assert not all(check["passed"] for check in result["checks"])
+
+
+def test_telemetry_of_the_libraries_is_off_unless_the_user_says_otherwise(monkeypatch) -> None:
+    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY")
+    monkeypatch.setenv("DO_NOT_TRACK", "0")
+    assert main(["--version"]) == 0
+    assert [os.environ[name] for name in ("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")] == ["1", "0"]
