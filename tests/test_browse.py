@@ -10,6 +10,7 @@ from tests.store_builder import BERN, episode, new_log, question, record
 
 import srl.store
 from srl.browse.filters import EVERY, Filter, condition, facets
+from srl.browse.formatting import json_line
 from srl.browse.listing import COLUMNS, neighbours, page
 from srl.browse.sql import sql
 from srl.errors import UserError
@@ -148,3 +149,7 @@ def test_a_condition_in_sql_chooses_trajectories_and_can_do_no_more(log, tmp_pat
         with pytest.raises(duckdb.Error):
             page(log, condition(text.format(tmp_path / "written")))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_json_says_null_where_a_number_is_missing():
+    assert json_line({"a": [float("nan"), float("inf"), 1.5]}) == '{"a": [null, null, 1.5]}'
