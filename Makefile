@@ -37,7 +37,8 @@ VLLM_ENV := .venv-vllm$(VLLM:0.28.0=)
 
 test-vllm: $(VLLM_ENV)/.ready
 	CI=true SRL_CI_VLLM=1 timeout 3600 $(VLLM_ENV)/bin/python -m pytest -q -m slow --durations=20 \
-		tests/test_vllm_engine.py tests/test_vllm_server.py tests/test_verl_vllm.py
+		tests/test_vllm_engine.py tests/test_vllm_server.py tests/test_native_vllm.py \
+		tests/test_verl_vllm.py
 
 lint: .venv/.ready-dev
 	$(BIN)/ruff check .

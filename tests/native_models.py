@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tests.scripts import RecordingEngine, TableSearch
@@ -15,6 +16,9 @@ from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.rollout.native import Native
 from srl.rollout.protocol import SearchCall
+
+HERMES_FILE = Path(__file__).parents[1] / "examples" / "hermes.jinja"
+"""A template for a model that has none with tools."""
 
 SPECIAL = [
     "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>",
@@ -149,6 +153,9 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2": Family(
         chatml(**LFM), "pythonic", "\n<|im_start|>tool\n<|tool_response_start|>",
         f"<|tool_response_end|><|im_end|>\n{_ASSISTANT}",
+    ),
+    "given a template": Family(
+        HERMES_FILE.read_text(encoding="utf-8"), "hermes", *_OF_QWEN, vocabulary=ADDED
     ),
     "lfm2.5": Family(
         chatml(**LFM | {"OPEN": r"<|im_start|>tool\n", "CLOSE": r"<|im_end|>\n"}), "pythonic",

@@ -259,7 +259,7 @@ def test_command_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert main(["train", "export", "last@10", "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert said.out == f"{out}  step 10 of {NAME}, float32\n"
-    assert f"vllm serve '{out}'" in said.err
+    assert f"--model '{out}'" in said.err
     assert f"srl --workspace {run.parent.parent} eval run '{out}' --config {run / 'config.yaml'}" in said.err
     assert main(["train", "export", "00ff", "--out", str(out), "--overwrite", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -280,7 +280,7 @@ def test_command_says_how_to_serve_a_model_that_calls_tools_in_its_own_way(
     out = tmp_path / "model"
     assert main(["train", "export", "last@10", "--out", str(out)]) == 0
     options = f"--enable-auto-tool-choice --tool-call-parser {PARSERS[family]}"
-    assert f"vllm serve {out} {options} --host" in capsys.readouterr().err
+    assert f"--model {out} {options} --host" in capsys.readouterr().err
     assert json.loads((out / "srl.json").read_text())["vllm"] == options
 
 

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -32,12 +31,12 @@ ENVIRONMENT = {
 
 
 class Server:
-    """`vllm serve` of a directory on a free port, started where it does not run."""
+    """A command that serves a model, on a free port; started where it does not run."""
 
     process: subprocess.Popen[str] | None = None
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, *command: str) -> None:
+        self.command = command
         self.port = 0
 
     def url(self) -> str:
@@ -48,12 +47,7 @@ class Server:
     def _start(self) -> None:
         self.port = free_port()
         self.process = subprocess.Popen(
-            [
-                sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.directory),
-                "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(self.port),
-                "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "4",
-                "--enforce-eager", "--logprobs-mode", "processed_logprobs",
-            ],
+            [*self.command, "--port", str(self.port), "--dtype", "float32", "--enforce-eager"],
             env={**os.environ, **ENVIRONMENT}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -76,7 +70,11 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("served") / "model"
     save_model(TestVllmServer().model(), byte_level_tokenizer(), directory)
-    made = Server(directory)
+    made = Server(
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory),
+        "--served-model-name", MODEL, "--host", "127.0.0.1", "--max-model-len", str(MAX_MODEL_LEN),
+        "--max-num-seqs", "4", "--logprobs-mode", "processed_logprobs",
+    )  # fmt: skip
     yield made
     made.stop()
 

@@ -25,7 +25,7 @@ ENDS, OTHERS = 1500, 400
 BASELINES = ("closed-book", "few-shot")
 CURVES = (
     "response_length/mean", "env/number_of_valid_search", "env/ratio_of_valid_action", "critic/score/mean",
-    "train/em", "val/em",
+    "env/malformed_calls", "train/em", "val/em",
 )  # fmt: skip
 KINDS = ("rows", "compared", "curves", "transcript")
 """What is measured, each by name and seed."""

