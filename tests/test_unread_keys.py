@@ -3,19 +3,165 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from tests.cli_mistakes import place
+from tests.cli_mistakes import place, train
 
-from srl.config import load_config, load_saved, save_config
+import srl.config
+from srl.cli import main
+from srl.config import Config, load_config, load_saved, save_config
 from srl.config.cross_checks import algorithm_plugin
-from srl.config.keys import facts, keys, value_of
+from srl.config.keys import facts, keys, named_section_of, section_of, value_of
 from srl.config.load import typed_keys, with_changes
+from srl.config.sections import Section
 from srl.config.unread import KINDS, Backend, Kind, unread
 from srl.errors import UserError
+from srl.train import model_settings
 
 __all__ = ["place"]
 KEYS = [key.name for key in keys()]
+
+
+def prefixes(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[type[Section], str]]:
+    """Every class of sections, with what its keys begin with; each is in one place."""
+    yield section, prefix
+    for name, field in section.model_fields.items():
+        if inner := section_of(field):
+            yield from prefixes(inner, f"{prefix}{name}.")
+        elif inner := named_section_of(field):
+            yield from prefixes(inner, f"{prefix}{name}.<name>.")
+
+
+PREFIXES = dict(prefixes())
+
+
+def declared(kind: Kind, key: str) -> bool:
+    """Whether the table says that such a run reads the key."""
+    return kind in facts(key).read_by.split()
+
+
+@pytest.fixture(scope="module")
+def accessed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, set[str]]:
+    """The keys that a tiny run of each kind has looked at, once its configuration was loaded."""
+    seen = set[str]()
+    original = Section.__getattribute__
+
+    def look(section: Section, name: str) -> object:
+        if name in type(section).model_fields and type(section) in PREFIXES:
+            seen.add(PREFIXES[type(section)] + name)
+        return original(section, name)
+
+    def then_clear(load: Callable[..., object]) -> Callable[..., object]:
+        def loaded(*arguments: object, **keywords: object) -> object:
+            resolved = load(*arguments, **keywords)
+            seen.clear()
+            return resolved
+
+        return loaded
+
+    out = tmp_path_factory.mktemp("runs")
+    shown = ("--data", place / "train.parquet", "--index", place / "index", "--config", place / "small.yaml")
+    written = ("-q", "--workspace", out, "data", "demonstrations", place / "model", *shown, "--out")
+    ways: list[tuple[Kind, int, tuple[object, ...]]] = [
+        ("rl", 0, train(place, "--set", "algorithm.use_kl_in_reward=true", "--algo", "ppo")),
+        ("rl", 0, train(place, "--set", "actor.use_kl_loss=true", "--set", "rollout.n=2", "--algo", "grpo")),
+        (
+            "sft",
+            0,
+            train(place, "--algo", "sft", "--set", f"sft.train_files={place / 'shown.jsonl'}", "--steps", 2),
+        ),
+        ("rft", 0, train(place, "--algo", "rft", "--set", "sft.filter='true'", "--set", "sft.steps=1")),
+        (
+            "sft",
+            0,
+            train(place, "--algo", "sft", "--set", "sft.log=…", "--steps", 1, "--set", "sft.filter='true'"),
+        ),
+        (
+            "eval",
+            0,
+            (
+                "-q",
+                "eval",
+                "run",
+                place / "model",
+                "--config",
+                place / "small.yaml",
+                "--index",
+                place / "index",
+                "--data",
+                place / "test.parquet",
+            ),
+        ),
+        ("ask", 0, ("-q", "ask", "last", "what flag has velmar", "--index", place / "index")),
+        ("made", 0, (*written, out / "made.jsonl", "--from", "passages")),
+    ]
+    seen_by: dict[Kind, set[str]] = {kind: set() for kind in KINDS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(out)
+        patch.setenv("SRL_WORKSPACE", str(out))
+        patch.setattr(Section, "__getattribute__", look)
+        patch.setattr(srl.config, "load_config", then_clear(srl.config.load_config))
+        patch.setattr(model_settings, "local_settings", then_clear(model_settings.local_settings))
+        for kind, code, arguments in ways:
+            seen.clear()
+            logs = sorted(out.glob("runs/*-rft-*"))
+            typed = [str(each).replace("…", str(logs[-1]) if logs else "") for each in arguments]
+            assert main(typed) == code, typed
+            seen_by[kind] |= seen
+    return seen_by
+
+
+LOOKED_AT_IN_VAIN = {
+    "rollout.temperature": "validations and evaluations replace it in the options of an episode",
+    "rollout.top_p": "as well",
+    "rollout.max_num_seqs": "`srl ask` replaces it by 1",
+    "ref.path": "a model that may have to be fetched",
+    "algorithm.use_kl_in_reward": "whether it has",
+    "actor.use_kl_loss": "as well",
+    "trainer.save_freq": "the dry run and the room on the disk; --algo rft saves after each round",
+    "trainer.test_freq": "as well",
+    "model.gradient_checkpointing": "the keywords of load_model; nothing is trained",
+    "model.lora_rank": "as well",
+    "model.lora_alpha": "as well",
+    "model.lora_target_modules": "as well",
+}
+"""Keys that a run looks at though nothing depends on them there, and why."""
+
+NOT_LOOKED_AT = {
+    ("rl", "algorithm.filter_groups."): "off",
+    ("rl", "sft."): "a cold start; these runs start from a model",
+    ("rl", "cluster."): "--backend verl",
+    ("eval", "cluster."): "--backend verl",
+    ("rl", "verl"): "--backend verl",
+    ("eval", "verl"): "--backend verl",
+    ("rft", "algorithm.name"): "decides defaults as the configuration is loaded",
+    ("made", "trainer.seed"): "--from facts",
+    ("", "trainer.plugin_path"): "looked at as the configuration is loaded",
+    ("", "data.filter_overlong_prompts"): "no prompt is too long",
+    ("", "data.world"): "the files are given",
+    ("", "retriever.name"): "an index says it",
+    ("", "rollout.max_calls"): "tags",
+    ("", "rollout.call_format"): "tags",
+    ("", "rollout.tools"): "tags",
+    ("", "rollout.gpu_memory_utilization"): "vLLM",
+    ("", "rollout.openai."): "a server generates",
+    ("", "search.max_failed"): "no search failed",
+    ("", "search.timeout_s"): "a server searches",
+    ("", "search.retries"): "a server searches",
+    ("", "search.retrievers.<name>."): "several retrievers",
+}
+"""Keys that a run depends on, though not these tiny ones: the kind of run (empty: any), key, and why."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_run_looks_at_and_what_the_table_says_it_reads_are_the_same(accessed, kind):
+    says = {key for key in KEYS if declared(kind, key)}
+    looks = accessed[kind] & set(KEYS)
+    assert looks - says <= set(LOOKED_AT_IN_VAIN)
+    elsewhere = [name for who, name in NOT_LOOKED_AT if who in ("", kind)]
+    assert [key for key in says - looks if not key.startswith(tuple(elsewhere))] == []
 
 
 def test_every_key_is_read_by_a_kind_of_run_that_there_is():

@@ -10,6 +10,7 @@ from tests.training import Said, config, only_run, setting, train
 import srl.store
 from srl.cli import main
 from srl.errors import UserError
+from srl.models.check import OutputsNotFinite
 from srl.rollout.engine import LogitsNotFinite
 from srl.train.report import reporters
 from srl.train.run_directory import checkpoints
@@ -60,15 +61,11 @@ def test_a_watch_that_fires_on_a_validation_leaves_no_checkpoint_of_its_step(set
     assert list(checkpoints(only_run(workspace))) == [1]
 
 
-def test_a_policy_that_cannot_be_sampled_ends_the_run_with_what_to_type(setting, workspace):
-    sets = [
-        "actor.optim.lr=1e30",
-        "trainer.test_freq=0",
-        "trainer.val_before_train=false",
-        "trainer.save_freq=0",
-    ]
-    with pytest.raises(LogitsNotFinite) as caught:
-        train(config(setting, "grpo", sets), workspace)
+@pytest.mark.parametrize(("save_freq", "error"), [(0, LogitsNotFinite), (1, OutputsNotFinite)])
+def test_a_policy_that_diverged_ends_the_run_with_what_to_type(setting, workspace, save_freq, error):
+    quick = ["trainer.test_freq=0", "trainer.val_before_train=false", f"trainer.save_freq={save_freq}"]
+    with pytest.raises(error) as caught:
+        train(config(setting, "grpo", ["actor.optim.lr=1e30", *quick]), workspace)
     [note] = caught.value.__notes__
     assert "config.yaml --set actor.optim.lr=5e+29" in note
 

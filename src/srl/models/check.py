@@ -32,6 +32,10 @@ MERGED = 0.2
 """The same where a merged adapter is rounded to fewer bits than 32."""
 
 
+class OutputsNotFinite(UserError):  # noqa: N818 - what is wrong, as in LogitsNotFinite
+    """What a model says of random tokens is NaN or infinite."""
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """Rows of random ids, and the outputs at their ends; two of the rows begin alike.
@@ -70,7 +74,7 @@ def probe(model: nn.Module, longest: int) -> Probe:
     whole, *row_ends = attempt(model, lambda: [_outputs(model, *each) for each in pairs])
     ends, name = torch.stack([whole[len(shared) :], *row_ends]), type(model).__name__
     if not bool(ends.isfinite().all()):
-        raise UserError(f"{name}: its outputs for random tokens are not finite (NaN or infinite)")
+        raise OutputsNotFinite(f"{name}: its outputs for random tokens are not finite (NaN or infinite)")
     result = Probe(rows, ends, TOLERANCE.get(next(model.parameters()).dtype, TOLERANCE[torch.bfloat16]))
     if why := result.wrong(ends[1, : len(shared)], whole[: len(shared)]):
         raise UserError(

@@ -26,6 +26,7 @@ from srl.models.weights import merged_weights
 from srl.progress import counted
 from srl.reward import RewardMix
 from srl.rollout.delivery import NotDelivered, check_held, sampled
+from srl.models.check import OutputsNotFinite
 from srl.rollout.engine import Engine, LogitsNotFinite
 from srl.rollout.environment import Environment, Key
 from srl.serve.named_retrievers import aclose
@@ -179,7 +180,7 @@ class Loop:
                     f"stopped at step {self.progress.step}: validation EM has not risen since step {best}"
                 )
             self._test()
-        except LogitsNotFinite as error:
+        except (LogitsNotFinite, OutputsNotFinite) as error:
             if self.progress.step:
                 error.add_note(self._how_to_start_again(self.progress.step))
             raise
