@@ -22,11 +22,11 @@ from srl import process
 from srl.config import Config
 from srl.errors import UserError, first_line
 from srl.evaluate import summarise
+from srl.models.check import OutputsNotFinite
 from srl.models.weights import merged_weights
 from srl.progress import counted
 from srl.reward import RewardMix
 from srl.rollout.delivery import NotDelivered, check_held, sampled
-from srl.models.check import OutputsNotFinite
 from srl.rollout.engine import Engine, LogitsNotFinite
 from srl.rollout.environment import Environment, Key
 from srl.serve.named_retrievers import aclose
