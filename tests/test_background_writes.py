@@ -12,7 +12,6 @@ from tests.training import config, train, write_setting
 import srl.store
 from srl.store import LogWriter
 from srl.train import loop
-from srl.train.background_writes import BackgroundWrites
 from srl.train.loop import Loop
 from srl.train.run_directory import LOG
 from srl.workspace import Workspace
@@ -63,15 +62,15 @@ def test_failed_write_ends_the_next_step_and_nothing_is_written_after_it():
 
 def test_checkpoint_is_saved_when_the_log_has_every_step_before_it(tmp_path, monkeypatch):
     write_setting(tmp_path)
-    may, real_write, real_wait, seen = Event(), LogWriter.write, BackgroundWrites.wait, []
+    may, real_write, real_wait, seen = Event(), LogWriter.write, Loop.wait_for_log, []
 
     def write(log: LogWriter, *arguments: object) -> None:
         assert may.wait(60)
         real_write(log, *arguments)  # type: ignore[arg-type]
 
-    def wait(writes: BackgroundWrites) -> None:
+    def wait(run: Loop) -> None:
         may.set()
-        real_wait(writes)
+        real_wait(run)
         may.clear()
 
     def saved(path: Path, *rest: object, **named: object) -> None:
@@ -80,7 +79,7 @@ def test_checkpoint_is_saved_when_the_log_has_every_step_before_it(tmp_path, mon
         seen.append((path.name, [step for (step,) in steps]))
 
     monkeypatch.setattr(LogWriter, "write", write)
-    monkeypatch.setattr(BackgroundWrites, "wait", wait)
+    monkeypatch.setattr(Loop, "wait_for_log", wait)
     monkeypatch.setattr(loop, "save_checkpoint", saved)
     few = {"trainer.total_training_steps": 3, "trainer.val_before_train": False, "trainer.test_freq": 0}
     train(config(tmp_path, "grpo", **few), tmp_path / "workspace", "grpo")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,6 @@ from srl.rollout.engine import Engine, LogitsNotFinite
 from srl.rollout.environment import Environment, Key
 from srl.serve.named_retrievers import aclose
 from srl.store import LogWriter, Record, RunInfo
-from srl.train.background_writes import BackgroundWrites
 from srl.train.checkpoint import delete_checkpoints, load_checkpoint, save_checkpoint
 from srl.train.protocol import card_of_run
 from srl.train.questions import Splits
@@ -85,7 +85,9 @@ class Loop:
     """The episodes that have ended since the last call of `roll_out`."""
     event_loop: asyncio.Runner = field(default_factory=asyncio.Runner)
     _reporters: Sequence[Reporter] = ()
-    _writes: BackgroundWrites = field(default_factory=BackgroundWrites)
+    _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
+    _written: Future[None] | None = None
+    """The step that is being written to the log, or was last."""
     _scoring: dict[int, asyncio.Task[list[Score]]] = field(default_factory=dict)
     """The scores of episodes that have ended, by the identity of the trajectory."""
     _warned: bool = False
@@ -147,7 +149,7 @@ class Loop:
             last.callback(self.event_loop.close)
             last.callback(lambda: process.run_async(aclose(self.environment.search), self.event_loop))
             last.callback(self.engine.close)
-            last.callback(self._writes.close)
+            last.callback(self._writer.shutdown)
 
     def resume(self, step: int) -> None:
         """Load the checkpoint of `step`, and drop from the log what came after it."""
@@ -306,7 +308,7 @@ class Loop:
         The log is written while training goes on, one step at a time. Raises the error of an earlier write.
         """
         self.wait_for_log()
-        self._writes.do(self.log.write, step, phase, records, dict(metrics))
+        self._written = self._writer.submit(self.log.write, step, phase, records, dict(metrics))
         for reporter in self._reporters:
             reporter.metrics(step, metrics)
 
@@ -315,7 +317,8 @@ class Loop:
 
         Raises the error of a failed write.
         """
-        self._writes.wait()
+        if self._written is not None:
+            self._written.result()
 
     # The engine, which has the memory while the weights do not change.
 

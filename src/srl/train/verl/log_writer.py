@@ -20,9 +20,9 @@ from srl.errors import SrlError, UserError
 from srl.evaluate import step_metrics, summarise
 from srl.process import Process
 from srl.store import LogWriter, Record, RunInfo
-from srl.train.background_writes import BackgroundWrites
 from srl.train.report import SAMPLES
 from srl.train.run_directory import LOG, Progress
+from srl.train.verl.background_writes import BackgroundWrites
 from srl.train.watches import Watcher, to_act_on
 from srl.trajectory import FailedEpisodes, Phase, failed_episodes
 
