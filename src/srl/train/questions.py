@@ -188,19 +188,14 @@ class QuestionOrder:
         self, questions: Sequence[Question], batch_size: int, seed: int,
         mix: Mapping[str, float] | None = None, *, key: str = "data.mix",
     ) -> None:  # fmt: skip
-        self.questions = list(questions)
-        if mix:
-            pools = _pools(questions, mix, key)
-            self.questions = [question for pool in pools.values() for question in pool]
-            shares = [mix[name] / sum(mix[name] for name in pools) for name in pools]
-            _check_sizes(pools, shares, batch_size, key)
+        pools, shares = _pools(questions, mix, batch_size, key) if mix else ([list(questions)], [])
+        self.questions = [question for pool in pools for question in pool]
         self.batch_size = min(batch_size, len(self.questions))
         self._questions_so_far: list[Question] = []
-        self._batches = (
-            _mixed(list(pools.values()), shares, self.batch_size, seed)
-            if mix
-            else _shuffled(self.questions, self.batch_size, seed)
-        )
+        if mix:
+            self._batches = _mixed(pools, shares, self.batch_size, seed)
+        else:
+            self._batches = _shuffled(self.questions, self.batch_size, seed)
 
     def batch(self, step: int) -> list[Question]:
         """The questions of a step, counted from 1."""
@@ -278,47 +273,38 @@ def _mixed(
         yield [next(queues[number]) for number in slots]
 
 
-_NO_HOPS = "unknown"
-"""The name, in a mix by hops, of questions whose hops are not known."""
-
-
-def _pools(questions: Sequence[Question], mix: Mapping[str, float], key: str) -> dict[str, list[Question]]:
+def _pools(
+    questions: Sequence[Question], mix: Mapping[str, float], size: int, key: str
+) -> tuple[list[list[Question]], list[float]]:
     """The questions of each name in `mix` that has a share, in its order: of each number of hops where the
-    names are numbers (`unknown` may be among them, and alone is a data source), else of each data source.
-    Raises UserError."""
-    is_hops = [name.isdecimal() for name in mix]
-    by_hops = any(is_hops) and all(
-        is_number or name == _NO_HOPS for is_number, name in zip(is_hops, mix, strict=True)
-    )
+    names are numbers (`unknown` may be among them, and alone is a data source), else of each data source. And
+    the shares.
+
+    A pool needs questions for its share of a batch and for what can come on top (`_mixed`): 1/2 + … + 1/n
+    from below before it, and 1 − 1/n above after it. Raises UserError.
+    """
+    words = {name for name in mix if not name.isdecimal()}
+    by_hops = len(words) < len(mix) and words <= {"unknown"}
     kind = "number of hops" if by_hops else "data source"
     pools: dict[str, list[Question]] = {name: [] for name in mix}
     for question in questions:
-        name = question.data_source
-        if by_hops:
-            name = _NO_HOPS if question.hops is None else str(question.hops)
+        hops = "unknown" if question.hops is None else str(question.hops)
+        name = hops if by_hops else question.data_source
         if name not in pools:
             raise UserError(
                 f"{key} has no share for the {kind} {name!r} of question {question.id}; add it, with 0 to "
                 f"leave such questions out{nearest(name, list(mix))}"
             )
         pools[name].append(question)
-    used = [name for name in mix if mix[name]]
-    if not used:
+    pools = {name: pool for name, pool in pools.items() if mix[name]}
+    if not pools:
         raise UserError(f"{key} has only shares of 0; give a share to what is to be trained on")
-    if empty := [name for name in used if not pools[name]]:
-        raise UserError(f"{key} names the {kind} {empty[0]!r}, which no training question has; remove it")
-    return {name: pools[name] for name in used}
-
-
-def _check_sizes(
-    pools: Mapping[str, Sequence[Question]], shares: Sequence[float], size: int, key: str
-) -> None:
-    """Raises UserError where a pool has too few questions for its share of a batch and what can come on top
-    (`_mixed`): 1/2 + … + 1/n from below before it, and 1 − 1/n above after it."""
+    shares = [mix[name] / sum(mix[name] for name in pools) for name in pools]
     most_on_top = sum(1 / place for place in range(1, len(pools) + 1)) - 1 / len(pools)
     for (name, pool), share in zip(pools.items(), shares, strict=True):
-        if len(pool) < (smallest := floor(share * size + most_on_top)):
+        if len(pool) < (smallest := max(1, floor(share * size + most_on_top))):
             raise UserError(
-                f"{key} needs at least {smallest} questions of {name!r} for batches of {size}, and "
-                f"there are {len(pool)}: lower its share or the size of batches"
+                f"{key} needs at least {smallest} questions of the {kind} {name!r} for batches of {size}, "
+                f"and there are {len(pool)}: lower its share or the size of batches"
             )
+    return list(pools.values()), shares
