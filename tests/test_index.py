@@ -56,6 +56,21 @@ def test_the_digest_is_that_of_corpus_and_parameters_alone(tmp_path, corpus):
     assert len({manifest.digest for manifest in [same[0], *others]}) == 4
 
 
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()])
+@pytest.mark.parametrize("stage", ["reading", "indexing"])
+def test_a_build_that_ends_early_leaves_what_was_there(tmp_path, corpus, built, error, stage):
+    def stop(now: str, done: int, total: int | None) -> None:
+        if now == stage and done == 2:
+            raise error
+
+    before = open_index(built).digest
+    for out, overwrite in ((tmp_path / "new", False), (built, True)):
+        with pytest.raises(type(error)):
+            build_index(corpus, out, overwrite=overwrite, progress=stop)
+    assert open_index(built).digest == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["built", "corpus.jsonl"]
+
+
 def test_what_is_not_ours_is_never_replaced(tmp_path, corpus, built):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
