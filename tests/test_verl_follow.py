@@ -6,6 +6,7 @@ import io
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,22 +19,15 @@ from srl.rollout.delivery import NotDelivered
 from srl.store import reading
 from srl.train.report import Terminal
 from srl.train.resume import resume_with
-from srl.train.verl import follow as following
+from srl.train.verl.follow import follow
 from srl.train.verl.log_writer import LogActor
 
 pytest.importorskip("ray")
 import ray
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    GetTimeoutError,
-    OutOfMemoryError,
-    RayTaskError,
-)
+from ray.core.generated.common_pb2 import ActorDeathCause
+from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, RayTaskError
 
 from srl.train.verl import failures
-from srl.train.verl.failures import failed_episode
-from srl.train.verl.workers import Health, difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]  # they need Ray, which comes with verl
 
@@ -49,61 +43,62 @@ def remote(error: BaseException, times: int = 1) -> BaseException:
     return error
 
 
-def died(monkeypatch: pytest.MonkeyPatch, class_name: str) -> BaseException:
-    """The death of an actor of which Ray's table knows the rest."""
-    known = {"ActorClassName": class_name, "Pid": 77, "Address": {"IPAddress": "10.0.0.3"}}
-    monkeypatch.setattr(failures, "actors", lambda actor: known if actor == "0123" else {})
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    error = ActorDiedError()
-    error.actor_id = "0123"
-    return error
-
-
-class Trainer:
-    """A training that acts at each look, and ends with `end`, or stands still for ever."""
-
-    def __init__(self, *acts: Callable[[], object], end: BaseException | None = None) -> None:
-        self.acts, self.end = list(acts), end
-
-    def done(self, timeout_s: float) -> bool:
-        if not self.acts:
-            return True
-        self.acts.pop(0)()
-        return False
-
-    @classmethod
-    def standing(cls) -> Trainer:
-        return cls(*[bool] * 100)
-
-    def outcome(self) -> None:
-        if self.end is not None:
-            raise self.end
-
-
 class Followed:
-    """A log, a terminal and a run's directory."""
+    """A run: its log, its terminal, Ray's table of dead processes. The training acts at each look, and ends
+    with an error or well."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log = LogActor(FOLDER / "log", run_info(), sample_freq=1)
-        self.out, self.told = io.StringIO(), list[int]()
+        self.out, self.steps_told = io.StringIO(), list[int]()
         self.config = Config.model_validate({"cluster": {"watchdog_s": 5.0}})
+        self.acts, self.end = list[Callable[[], object]](), None
+        self.dead: dict[str, Any] = {}
+        monkeypatch.setattr(ray, "get", lambda call, timeout=None: call())
+        monkeypatch.setattr(ray, "wait", self.wait)
+        monkeypatch.setattr(ray, "is_initialized", lambda: True)
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "job"))
+        monkeypatch.setattr(failures, "actors", self.actors)
 
-    def ask(self, name: str, *arguments: Any) -> Any:
-        return getattr(self.log, name)(*arguments)
+    def __getattr__(self, name: str) -> Any:
+        """A method of the log actor, as Ray hands it out."""
+        return SimpleNamespace(remote=lambda *arguments: lambda: getattr(self.log, name)(*arguments))
+
+    def wait(self, calls: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        if not self.acts:
+            return calls, []
+        self.acts.pop(0)()
+        return [], calls
+
+    def actors(self, actor_id: str | None = None, actor_state_name: str = "") -> dict[str, Any]:
+        return self.dead.get(actor_id, {}) if actor_id else self.dead
+
+    def dies(self, name: str, job: str = "job", **cause: Any) -> Callable[[], None]:
+        def act() -> None:
+            self.dead["0123"] = {
+                "ActorClassName": name, "Pid": 77, "Address": {"IPAddress": "10.0.0.3"}, "JobID": job,
+                "DeathCause": ActorDeathCause(**cause),
+            }  # fmt: skip
+
+        return act
 
     def metrics(self, step: int, values: object) -> None:
-        self.told.append(step)
+        self.steps_told.append(step)
 
-    def close(self) -> None: ...
+    def follow(self, *acts: Callable[[], object], end: BaseException | None = None) -> Any:
+        def training() -> None:
+            if end is not None:
+                raise end
 
-    def follow(self, training: Any, log: Any = None) -> Any:
+        self.acts = list(acts)
         terminal = Terminal(Console(file=self.out, width=200, soft_wrap=True))
-        return following.follow(training, log or self, FOLDER, self.config, terminal, [self])
+        logger: Any = SimpleNamespace(metrics=self.metrics)
+        return follow(training, self, FOLDER, self.config, terminal, [logger])
 
-    def ends_with(self, training: Any, kind: type[BaseException] = UserError, log: Any = None) -> Any:
+    def ends_with(self, kind: type[BaseException], *acts: Any, end: BaseException | None = None) -> Any:
         with pytest.raises(kind) as error:
-            self.follow(training, log)
+            self.follow(*acts, end=end)
         assert "\n" not in str(error.value)
+        assert "\x1b" not in str(error.value)
         return error.value
 
     def step(self, step: int) -> Callable[[], None]:
@@ -120,45 +115,64 @@ class Followed:
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return Followed()
+    return Followed(monkeypatch)
 
 
 @pytest.fixture
-def resumes() -> str:
+def resumes(run) -> str:
     return resume_with(FOLDER)
 
 
 def test_steps_are_told_as_they_come_and_the_log_is_finished(run):
-    progress = run.follow(Trainer(run.step(1), run.step(2)))
-    assert (progress.step, progress.seconds, run.status(), run.told) == (2, 4.0, "finished", [1, 2])
+    progress = run.follow(run.step(1), run.step(2))
+    assert (progress.step, progress.seconds, run.status()) == (2, 4.0, "finished")
+    assert run.steps_told == [1, 2]
     assert run.out.getvalue().count("gold: Münchenbuchsee") == 2, "an episode of each step is shown"
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])
-def test_an_error_of_ours_arrives_whole_from_any_process_after_what_happened_before(run, times):
-    error = UserError("search failed", key="search.url", hint="mend it")
+@pytest.mark.parametrize("kind", [UserError, CheckFailed])
+def test_an_error_of_ours_arrives_whole_from_any_process_after_what_happened_before(run, kind, times):
+    error = kind("search failed", key="search.url", hint="mend it")
     error.add_note("while scoring")
-    end = run.ends_with(Trainer(run.step(1), run.step(2), end=remote(error, times)))
-    assert (str(end), end.key, end.__notes__) == (str(error), "search.url", ["while scoring"])
-    assert (run.told, run.status()) == ([1, 2], "failed")
-    assert type(run.ends_with(Trainer(end=remote(CheckFailed("slow"), times)), CheckFailed)) is CheckFailed
+    end = run.ends_with(kind, run.step(1), run.step(2), end=remote(error, times))
+    assert (type(end), str(end), end.key, end.__notes__) == (kind, str(error), "search.url", error.__notes__)
+    assert (run.steps_told, run.status()) == ([1, 2], "failed")
 
 
-@pytest.mark.parametrize("times", [0, 2])
-def test_a_process_that_died_is_named_with_number_and_machine(run, monkeypatch, resumes, times):
-    end = run.ends_with(Trainer(end=remote(died(monkeypatch, "create.<locals>.WorkerDict"), times)))
+WORKER_DIED = {"actor_died_error_context": {"reason": "WORKER_DIED"}}
+
+
+@pytest.mark.parametrize(("job", "cause", "ends"), [
+    ("job", WORKER_DIED, True),
+    ("job", {"oom_context": {}}, True),
+    ("another", WORKER_DIED, False),
+    ("job", {"actor_died_error_context": {"reason": "RAY_KILL"}}, False),
+])  # fmt: skip
+def test_a_process_that_died_ends_the_run_and_is_named_with_number_and_machine(
+    run, resumes, job, cause, ends
+):
+    acts = [run.step(1), run.dies("create.<locals>.WorkerDict", job, **cause), run.step(2)]
+    if not ends:
+        assert run.follow(*acts).step == 2
+        return
+    end = run.ends_with(UserError, *acts)
     assert all(part in str(end) for part in ("WorkerDict", "process 77 on 10.0.0.3", resumes))
+    assert run.status() == "failed"
 
 
-def test_what_broke_an_episode_comes_before_what_verl_made_of_it(run, monkeypatch, resumes):
-    failure = failed_episode(died(monkeypatch, "TorchServer"), FOLDER)
+def test_what_broke_an_episode_ends_the_run_and_comes_before_what_verl_made_of_it(run):
+    failure = UserError("a server died")
     run.log.fail(failure)
     run.log.fail(UserError("another"))
-    assert run.ends_with(Trainer(end=remote(RuntimeError("no trajectories")))) is failure
-    assert resumes in str(failure)
-    bug = failed_episode(remote(KeyError("x")), FOLDER)
-    assert type(bug) is UserError
-    assert resumes in str(bug)
+    assert run.ends_with(UserError, end=remote(RuntimeError("no trajectories"))) is failure
+    assert run.ends_with(UserError, bool, bool) is failure
+
+
+def died_while_called() -> BaseException:
+    error = ActorDiedError()
+    error.actor_id = "unknown"
+    return error
 
 
 @pytest.mark.parametrize(
@@ -168,20 +182,18 @@ def test_what_broke_an_episode_comes_before_what_verl_made_of_it(run, monkeypatc
         RuntimeError("PytorchStreamWriter failed writing file data/0: No space left on device"),
         OutOfMemoryError("\x1b[31mTask was killed\x1b[0m\nmore\nlines"),
         NotDelivered("the engine holds others"),
-        ActorDiedError(),
+        died_while_called(),
     ],
     ids=["disk", "checkpoint", "memory", "weights", "unknown actor"],
 )
 def test_faults_of_the_machines_say_how_to_resume(run, resumes, error):
-    end = run.ends_with(Trainer(end=remote(error, 2)), SrlError)
-    assert resumes in str(end)
-    assert "\x1b" not in str(end)
+    assert resumes in str(run.ends_with(SrlError, end=remote(error, 2)))
 
 
 def test_a_bug_is_raised_as_itself_with_the_other_processs_traceback(run):
-    end = run.ends_with(Trainer(end=remote(KeyError("uid"), 2)), KeyError)
+    end = run.ends_with(KeyError, end=remote(KeyError("uid"), 2))
     assert type(end) is KeyError
-    assert "ray::Runner.run() (pid=1)" in str(end.__cause__), "without its colours"
+    assert "Runner.run()" in str(end.__cause__)
     assert run.status() == "failed"
 
 
@@ -189,34 +201,30 @@ def test_an_interruption_is_in_the_log(run):
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    run.ends_with(Trainer(run.step(1), interrupted), KeyboardInterrupt)
+    run.ends_with(KeyboardInterrupt, run.step(1), interrupted)
     assert run.status() == "interrupted"
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that pass with each look."""
+    moments = SimpleNamespace(now=time.monotonic(), each=0.0)
 
-    class Clock:
-        now, each = time.monotonic(), 0.0
+    def monotonic() -> float:
+        moments.now += moments.each
+        return moments.now
 
-        def __call__(self) -> float:
-            self.now += self.each
-            return self.now
-
-    made = Clock()
-    monkeypatch.setattr("srl.train.verl.log_writer.time.monotonic", made)
-    return made
+    monkeypatch.setattr("srl.train.verl.log_writer.time.monotonic", monotonic)
+    return moments
 
 
-def test_a_run_that_stands_is_ended_with_its_stage_and_what_it_knows(run, clock, resumes):
+def test_a_run_that_stands_is_ended_with_its_stage(run, clock, resumes):
     run.step(2)()
     clock.each = 1.0
     run.log.mark("sending the weights", 3)
-    run.log.fail(UserError("an episode broke"))
-    end = run.ends_with(Trainer.standing())
+    end = run.ends_with(UserError, *[bool] * 100)
     assert end.key == "cluster.watchdog_s"
-    assert all(part in str(end) for part in ("sending the weights of step 3", "an episode broke", resumes))
+    assert all(part in str(end) for part in ("sending the weights of step 3", resumes))
     assert run.status() == "failed"
 
 
@@ -230,91 +238,14 @@ def test_a_run_that_goes_forward_slowly_is_left_alone(run, clock, waits, before)
         clock.now += waits
         run.log.mark("rollout", 1)
 
-    run.follow(Trainer(*[slowly] * 20))
+    run.follow(*[slowly] * 20)
     assert run.status() == "finished"
 
 
-class Actor:
-    """Takes any call, and counts them; `answer` is what Ray has for them: an error, True, or nothing yet."""
-
-    def __init__(self, answer: object = None) -> None:
-        self.calls, self.answer = 0, answer
-
-    def __getattr__(self, name: str) -> Actor:
-        return self
-
-    def remote(self, *arguments: object) -> tuple[Actor, int]:
-        self.calls += 1
-        return self, self.calls
-
-
-@pytest.fixture
-def answers(monkeypatch):
-    def get(call: Any, timeout: float | None = None) -> object:
-        if isinstance(call[0].answer, BaseException):
-            raise call[0].answer
-        return call[0].answer
-
-    def wait(calls: list[Any], num_returns: int, timeout: float) -> Any:
-        assert timeout == 0, "nobody waits for a busy process"
-        return [call for call in calls if call[0].answer], []
-
-    monkeypatch.setattr(ray, "get", get)
-    monkeypatch.setattr(ray, "wait", wait)
-
-
-def test_a_dead_process_is_found_and_a_busy_one_or_one_out_of_reach_is_not(answers, monkeypatch):
-    """Each is asked at most once a second."""
-    now = [0.0]
-    monkeypatch.setattr("srl.train.verl.workers.time.monotonic", lambda: now[0])
-    busy, idle, dead = Actor(), Actor(True), Actor()
-    away = Actor(ActorUnavailableError("the network is down", None))
-    health = Health([busy, idle, away, dead])
-    for moment in range(100):
-        now[0] = moment / 50
-        health.check()
-    assert busy.calls == dead.calls == 1, "one ping under way is enough"
-    assert idle.calls == away.calls == 3, "a ping at the start, and one after each of two looks"
-    now[0] += 1.0
-    dead.answer = ActorDiedError()
-    with pytest.raises(ActorDiedError):
-        health.check()
-
-
-def test_the_writers_faults_are_the_runs_and_it_is_waited_for_once(answers, monkeypatch, resumes):
-    log = following.RayLog(Actor(remote(UserError("the disk is full", key="k"))), FOLDER, 1800.0)
-    with pytest.raises(UserError) as error:
-        log.ask("poll")
-    assert error.value.key == "k"
-    waits: list[float] = []
-
+@pytest.mark.parametrize("fault", [remote(UserError("the disk is full")), GetTimeoutError("Get timed out")])
+def test_the_log_writers_faults_are_the_runs(run, monkeypatch, fault):
     def get(call: object, timeout: float) -> None:
-        waits.append(timeout)
-        raise GetTimeoutError("Get timed out")
+        raise fault
 
     monkeypatch.setattr(ray, "get", get)
-    for name in ("poll", "close"):
-        with pytest.raises(UserError) as error:
-            log.ask(name)
-        assert resumes in str(error.value)
-    assert waits == [1800.0, following.POLL_S]
-
-
-MINE = {"host": "node1", "Python": "3.11.7", "verl": "0.9.1", "patches": "one"}
-THERE = {**MINE, "host": "node2"}
-
-
-@pytest.mark.parametrize(
-    ("theirs", "named"),
-    [
-        (THERE, ""),
-        ({**THERE, "verl": "0.9.0"}, "verl"),
-        ({**THERE, "algorithm x": "x 1"}, "algorithm x"),
-        ({**THERE, "error": "ImportError: no plugin"}, "no plugin"),
-        ({}, "patches"),
-    ],
-)
-def test_a_worker_differs_by_what_it_has_installed_and_registered(theirs, named):
-    found = difference(theirs, MINE)
-    assert bool(found) == bool(named)
-    assert named in found
+    run.ends_with(UserError, bool)

@@ -27,8 +27,8 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / run_info().run_id / "log"
 
 
-def new_writer(log: Path) -> LogActor:
-    return LogActor(log, run_info(), sample_freq=1)
+def new_writer(log: Path, after: int | None = None) -> LogActor:
+    return LogActor(log, run_info(), sample_freq=1, resumed_from=after)
 
 
 def rows(log: Path, query: str) -> list[tuple]:
@@ -57,14 +57,11 @@ def finish(to: LogActor, *given: object) -> None:
     to.flush()
 
 
-def test_an_episode_counts_once_in_the_order_of_question_and_sample_and_not_after_its_step(log):
+def test_episodes_are_in_the_order_of_question_and_sample(log):
     writer = new_writer(log)
-    for number, sample in ((1, 1), (0, 1), (1, 0), (0, 0), (1, 1)):
+    for number, sample in ((1, 1), (0, 1), (1, 0), (0, 0)):
         writer.add(1, "train", record(episode(number, sample=sample)))
     finish(writer, 1, "train", {"timing_s/step": 2.0})
-    add(writer, 1, count=3)
-    writer.close("failed")
-    assert (entries(log), counts(log)) == ([("train", 1, 4)], [("train", 1, 4)])
     found = rows(log, "SELECT question_id, sample FROM trajectories ORDER BY position")
     assert found == [("nq-0", 0), ("nq-0", 1), ("nq-1", 0), ("nq-1", 1)]
 
@@ -103,9 +100,9 @@ def test_a_run_that_fails_leaves_the_episodes_of_its_unfinished_step(log):
     assert rows(log, "SELECT status FROM runs") == [("failed",)]
 
 
-def watched(log: Path, action: str) -> LogActor:
+def watched(log: Path, action: str, after: int | None = None) -> LogActor:
     config = load_config("tiny", None, "grpo", sets=[f"watch.action={action}", "watch.patience.kl=2"]).config
-    return LogActor(log, run_info(), watcher=Watcher(config))
+    return LogActor(log, run_info(), watcher=Watcher(config), resumed_from=after)
 
 
 def test_a_watch_that_stops_a_run_ends_it_as_a_failure(log):
@@ -123,19 +120,14 @@ def test_a_watch_that_fires_is_said_and_logged_and_known_to_a_resumed_run(log):
         add(writer, step)
         finish(writer, step, "train", {"actor/ref_kl": 5.0})
     said = "watch kl at step 2: actor/ref_kl is 5, above 1, since step 1"
-    assert (writer.poll().notes, writer.failure()) == ((said,), None)
+    assert (writer.poll().notes, writer.failure()) == ([said], None)
     assert rows(log, "SELECT step, watch, value, action FROM watches") == [(2, "kl", 5.0, "note")]
-    resumed = watched(log, "note")
-    resumed.resume(2)
-    resumed.flush()
+    resumed = watched(log, "note", after=2)
     assert rows(log, "SELECT step FROM watches") == [(2,)]
     add(resumed, 3)
     finish(resumed, 3, "train", {"actor/ref_kl": 5.0})
-    assert resumed.poll().notes == (), "it does not fire twice"
-    again = watched(log, "note")
-    again.drop_steps_after(1)
-    again.resume(1)
-    again.flush()
+    assert resumed.poll().notes == [], "it does not fire twice"
+    watched(log, "note", after=1)
     assert rows(log, "SELECT * FROM watches") == [], "the step in which it fired is made again"
 
 
@@ -183,9 +175,7 @@ def test_a_resumed_runs_figures_are_those_of_its_log(log):
         finish(stopped, step, phase, {"timing_s/step": 3.0} if phase == "train" else {})
     add(stopped, 2, count=1)
     stopped.close("failed")
-    resumed = new_writer(log)
-    resumed.drop_steps_after(1)
-    resumed.resume(1)
+    resumed = new_writer(log, after=1)
     assert resumed.progress == Progress(1, 3.0, {0: 1.0, 1: 0.0}, {0: 1.0})
 
 
@@ -207,8 +197,7 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(log, monkeypatch):
                 ask()
         with pytest.raises(UserError):
             writer.close("failed")
-    resumed = new_writer(log)
-    resumed.drop_steps_after(1)
+    resumed = new_writer(log, after=1)
     add(resumed, 2)
     finish(resumed, 2, "train", {})
     resumed.close("finished")
@@ -221,7 +210,6 @@ def test_a_trainer_that_goes_on_after_the_end_gets_no_further(log):
     add(writer, 1, count=1)
     writer.close("interrupted")
     add(writer, 1, count=4)
-    for ask in (lambda: writer.finish(1, "train", {}), writer.flush):
-        with pytest.raises(UserError):
-            ask()
+    with pytest.raises(UserError):
+        writer.finish(1, "train", {})
     assert entries(log) == counts(log) == [("train", 1, 1)]

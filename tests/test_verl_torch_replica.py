@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.delivery import NotDelivered
 from srl.rollout.engine import Completion, Sampling
 from srl.rollout.torch_engine import TorchEngine
-from srl.train.verl.without_gpu import TorchServer, as_array
+from srl.train.verl.without_gpu import ServerAdapter, TorchServer, as_array
 
 KEY = [7, "train", 3, "question", 1, 0, 0]
 PARAMS = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 12, "stop": ["</search>"], "srl_key": KEY}
@@ -83,23 +85,24 @@ def test_server_generates_what_the_engine_does_and_from_new_weights_at_once(serv
     assert after.token_ids != before[0].token_ids
 
 
-@pytest.mark.slow  # failures on verl are told with Ray
-@pytest.mark.parametrize("lost", ["nothing", "the update", "what was sent"])
-def test_server_finds_out_that_it_holds_other_weights(server, directory, lost):
-    from srl.train.verl.delivery import deliver
+class Handle:
+    """The server as Ray hands it out, which may lose an update."""
 
-    async def send(weights) -> None:
-        if lost == "nothing":
-            await server.update_weights(arrays(dict(weights)), 1)
-        elif lost == "what was sent":
-            list(weights)
+    def __init__(self, server: TorchServer, loses: bool) -> None:
+        self.server, self.loses = server, loses
 
-    update = deliver(changed(directory).items(), send, server.check_delivery)
-    if lost == "nothing":
-        asyncio.run(update)
-        return
-    with pytest.raises(NotDelivered):
-        asyncio.run(update)
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        async def lost(*ignored: object) -> None: ...
+
+        is_lost = self.loses and name == "update_weights"
+        return SimpleNamespace(remote=lost if is_lost else getattr(self.server, name))
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_server_finds_out_that_it_holds_other_weights(server, directory, monkeypatch, loses):
+    monkeypatch.setattr(ServerAdapter, "server", Handle(server, loses))
+    with pytest.raises(NotDelivered) if loses else nullcontext():
+        asyncio.run(ServerAdapter(replica_rank=0).update_weights(iter(changed(directory).items()), 1))
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,17 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from srl.config import Config
+from srl.errors import SrlError, UserError
 from srl.reward import RewardMix
 from srl.rollout.environment import Environment, Key
 from srl.store import Record
 from srl.train.load_components import load_environment, load_rewards
 from srl.train.protocol import load_codec
+from srl.train.resume import resume_with
 from srl.train.search import load_search
 from srl.train.verl.dataset import TRAIN, read_row
 from srl.train.verl.engine import VerlEngine, eos_ids
-from srl.train.verl.failures import failed_episode
+from srl.train.verl.failures import reason
 from srl.train.verl.job import this_run
 from srl.train.verl.log_writer import log_actor_of
 from srl.trajectory import Score, Trajectory
@@ -77,8 +79,9 @@ class SearchLoop(AgentLoopBase):
         try:
             return await self._run(row)
         except Exception as error:
-            run = this_run().directory
-            await log_actor_of(run).fail.remote(failed_episode(error, run))
+            run, what = this_run().directory, f"an episode failed: {reason(error)}"
+            failure = error if isinstance(error, SrlError) else UserError(what, hint=resume_with(run))
+            await log_actor_of(run).fail.remote(failure)
             raise
 
     async def _run(self, row: dict[str, Any]) -> AgentLoopOutput:

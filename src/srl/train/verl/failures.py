@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray._private.state import actors
@@ -20,13 +21,6 @@ from srl.train.resume import resume_with
 from srl.train.run_directory import LOG
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-
-
-class RemoteError(Exception):
-    """The traceback of an error in another process, shown as its cause."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 def root(error: BaseException) -> BaseException:
@@ -52,15 +46,25 @@ def reason(error: BaseException) -> str:
         return with_notes(error)
     line = _COLOURS.sub("", first_line(error))
     if isinstance(error, RayActorError):
-        return _death(error) or f"a process of the run died: {line}"
+        actor = actors(error.actor_id) if error.actor_id and ray.is_initialized() else {}
+        return _died(actor) if actor else f"a process of the run died: {line}"
     return line if isinstance(error, RayError) else f"{type(error).__name__}: {line}"
 
 
-def _death(error: RayActorError) -> str:
-    """Which process died, by its class, number and machine in Ray's table of actors; "" if it has none."""
-    actor = actors(error.actor_id) if error.actor_id and ray.is_initialized() else {}
-    if not actor:
-        return ""
+def dead_process() -> str:
+    """A process of this program that has died, as the user is told; "" where none has but by its owner."""
+    job = ray.get_runtime_context().get_job_id()
+    for actor in actors(actor_state_name="DEAD").values():
+        cause = actor["DeathCause"]
+        death = cause.actor_died_error_context
+        died = death.reason in (death.WORKER_DIED, death.NODE_DIED) or cause.HasField("oom_context")
+        if died and actor["JobID"] == job:
+            return _died(actor)
+    return ""
+
+
+def _died(actor: dict[str, Any]) -> str:
+    """Which process died, as Ray's table of actors has it: class, number and machine."""
     name = actor["ActorClassName"].rpartition(".")[2]
     return f"{name} died (process {actor['Pid']} on {actor['Address']['IPAddress']})"
 
@@ -68,8 +72,7 @@ def _death(error: RayActorError) -> str:
 def end_of_run(error: BaseException, run: Path) -> BaseException:
     """The error that `run` ends with, with how to resume it, where one of its processes raised `error`.
 
-    A SrlError if the user or the machines are the cause. Any other error is returned as it was first raised,
-    with the traceback of its process as its cause.
+    A SrlError if the user or the machines are the cause. Any other error is returned as it was first raised.
     """
     first, resume = root(error), resume_with(run)
     if isinstance(first, NotDelivered):
@@ -80,13 +83,4 @@ def end_of_run(error: BaseException, run: Path) -> BaseException:
         return UserError(f"the disk is full: {reason(first)}", hint=f"free some space and {resume}")
     if isinstance(first, RayError):
         return UserError(reason(first), hint=resume)
-    first.__cause__ = RemoteError(_COLOURS.sub("", str(error)))
     return first
-
-
-def failed_episode(error: BaseException, run: Path) -> SrlError:
-    """The error that `run` ends with where an episode raised `error`."""
-    end = end_of_run(error, run)
-    if isinstance(end, SrlError):
-        return end
-    return UserError(f"an episode failed: {reason(error)}", hint=resume_with(run))

@@ -1,10 +1,9 @@
-"""Follows a run on verl from the launcher: passes on what it does, and ends it where it makes no progress."""
+"""Follows a run on verl from the launcher: passes on what it does, and ends it where something broke."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,97 +19,66 @@ POLL_S = 1.0
 START_S = 900.0
 """Shortest limit without progress, in seconds, until the first episode: workers are loading models."""
 PATIENCE_S = 60.0
-"""Shortest wait for an answer of the log writer, in seconds."""
+"""Shortest wait for an answer of the log actor, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class RayTraining:
-    """verl's trainer: a call of its process."""
+def ask(log_actor: Any, name: str, *arguments: Any, patience_s: float = PATIENCE_S) -> Any:
+    """What the log actor answers. Raises UserError where it does not."""
+    import ray
 
-    call: Any
-
-    def done(self, timeout_s: float) -> bool:
-        """Whether it has ended, after waiting for up to `timeout_s` seconds."""
-        import ray
-
-        return bool(ray.wait([self.call], timeout=timeout_s)[0])
-
-    def outcome(self) -> None:
-        """Raises the error that it ended with, if any."""
-        import ray
-
-        ray.get(self.call)
-
-
-@dataclass(slots=True)
-class RayLog:
-    """A `LogActor` in another process. Raises the error that ends the run if it fails, has died or does not
-    answer in time; after that, later questions are given `POLL_S` seconds only."""
-
-    actor: Any
-    run: Path
-    patience_s: float
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        import ray
-
-        from srl.train.verl.failures import end_of_run
-
-        try:
-            return ray.get(getattr(self.actor, name).remote(*arguments), timeout=self.patience_s)
-        except ray.exceptions.GetTimeoutError:
-            waited, self.patience_s = self.patience_s, POLL_S
-            what = f"the log writer has not answered for {waited:.0f} s"
-            raise UserError(what, hint=resume_with(self.run)) from None
-        except ray.exceptions.RayError as error:
-            end = end_of_run(error, self.run)
-            raise end from end.__cause__
+    try:
+        return ray.get(getattr(log_actor, name).remote(*arguments), timeout=patience_s)
+    except ray.exceptions.GetTimeoutError:
+        raise UserError(f"the log writer has not answered for {patience_s:.0f} s") from None
 
 
 def follow(
-    training: RayTraining, log: RayLog, run: Path, config: Config, terminal: Terminal,
-    also: Sequence[Reporter],
-) -> Progress:  # fmt: skip
-    """Follow the training to its end; the run's progress, with the log closed.
+    training: Any, log_actor: Any, run: Path, config: Config, terminal: Terminal, also: Sequence[Reporter]
+) -> Progress:
+    """Follow `training`, Ray's call of the trainer, to its end; the run's progress, with the log closed.
 
     Raises the error that the run ends with: what failed, and how to resume. An error from closing the log
     never replaces it.
     """
-    from srl.train.verl.failures import end_of_run, root
+    import ray
 
+    from srl.train.verl.failures import dead_process, end_of_run, root
+
+    limit = config.cluster.watchdog_s
     try:
         finished = False
         while not finished:
-            finished = training.done(POLL_S)
-            news: RunStatus = log.ask("poll")
+            finished = bool(ray.wait([training], timeout=POLL_S)[0])
+            news: RunStatus = ask(log_actor, "poll", patience_s=max(PATIENCE_S, limit))
             for note in news.notes:
                 terminal.note(f"warning: {note}")
             for event in news.events:
                 _report(event, config, terminal, also)
-            if not finished:
-                _check_progress(news, config.cluster.watchdog_s, run)
-        try:
-            training.outcome()
-        except Exception as error:
-            end = end_of_run(error, run)
-            if news.failure and not isinstance(root(error), SrlError):  # verl's error follows from it
-                end = news.failure
-            raise end from end.__cause__
+            if finished:
+                try:
+                    ray.get(training)
+                except Exception as error:
+                    if news.failure and not isinstance(root(error), SrlError):  # verl's follows from it
+                        raise news.failure from error
+                    raise
+            elif news.failure:
+                raise news.failure
+            elif dead := dead_process():
+                raise UserError(dead, hint=resume_with(run))
+            elif news.idle_s > (limit if news.started else max(limit, START_S)):
+                what = f"no progress for {news.idle_s:.0f} s (cluster.watchdog_s={limit:g})"
+                key, hint = "cluster.watchdog_s", resume_with(run)
+                raise UserError(f"{what}; last stage: {news.where}", key=key, hint=hint)
+        progress: Progress = ask(log_actor, "close", "finished")
+        return progress
     except BaseException as error:
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        end = end_of_run(error, run) if isinstance(error, Exception) else error
         with suppress(Exception):
-            log.ask("close", status, str(error))
-        raise
-    progress: Progress = log.ask("close", "finished")
-    return progress
-
-
-def _check_progress(news: RunStatus, limit: float, run: Path) -> None:
-    """Raises UserError after `limit` seconds without progress, of a run that starts after `START_S`."""
-    if news.idle_s > (limit if news.started else max(limit, START_S)):
-        why = f" ({news.failure})" if news.failure else ""
-        what = f"no progress for {news.idle_s:.0f} s (cluster.watchdog_s={limit:g}); last stage: {news.where}"
-        raise UserError(f"{what}{why}", key="cluster.watchdog_s", hint=resume_with(run))
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            ask(log_actor, "close", status, str(end))
+        if end is error:
+            raise
+        raise end from error
 
 
 def _report(event: Event, config: Config, terminal: Terminal, also: Sequence[Reporter]) -> None:

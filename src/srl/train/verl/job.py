@@ -21,6 +21,8 @@ WORKERS_WITHOUT_GPU = 2
 """Default number of workers on a machine without a GPU."""
 TORCH = "srl_torch"
 """The name of our own rollout replica in verl's registry."""
+LOOP = "srl_search"
+"""The name of our agent loop there."""
 WITHOUT_GPU = "srl.train.verl.without_gpu"
 
 Settings = dict[str, Any]

@@ -26,7 +26,7 @@ from srl.train.run_directory import Progress, checkpoint_path
 from srl.train.search import as_inputs, index_digests, load_search
 from srl.train.verl.config_check import check_supported, validated
 from srl.train.verl.engine import eos_ids
-from srl.train.verl.follow import PATIENCE_S, RayLog, RayTraining, follow
+from srl.train.verl.follow import follow
 from srl.train.verl.job import (
     ABOUT,
     RUN_VARIABLE,
@@ -38,7 +38,6 @@ from srl.train.verl.job import (
 )
 from srl.train.verl.log_writer import start_log_actor
 from srl.train.verl.model_check import check_start_on_verl
-from srl.train.watches import Watcher
 from srl.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -158,14 +157,10 @@ class VerlRun:
         ):
             import ray
 
-            patience = max(PATIENCE_S, config.cluster.watchdog_s)
-            log = RayLog(start_log_actor(run, info, config.trainer, Watcher(config)), run, patience)
-            log.ask("ready")
-            if resumed_from is not None:
-                log.ask("drop_steps_after", resumed_from)
+            log_actor = start_log_actor(run, info, config, resumed_from)
             runner: Any = ray.remote(num_cpus=1)(Runner).remote()
-            call = runner.run.remote(composed, run.resolve(), config, self.splits)
-            return follow(RayTraining(call), log, run, config, terminal, also)
+            training = runner.run.remote(composed, run.resolve(), config, self.splits)
+            return follow(training, log_actor, run, config, terminal, also)
 
 
 def set_environment(config: Config, job: Job, workspace: Workspace) -> dict[str, str]:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from srl.config.sections import Trainer
+from srl.config import Config
 from srl.errors import SrlError, UserError
 from srl.evaluate import step_metrics, summarise
 from srl.process import Process
 from srl.store import LogWriter, Record, RunInfo
 from srl.train.report import SAMPLES
-from srl.train.run_directory import LOG, Progress
+from srl.train.run_directory import LOG, Progress, due
 from srl.train.verl.background_writes import BackgroundWrites
 from srl.train.watches import Watcher, to_act_on
 from srl.trajectory import FailedEpisodes, Phase, failed_episodes
@@ -45,28 +45,31 @@ class RunStatus:
     """What happened since the last `poll`; `idle_s`: seconds without progress, `where`: the last stage."""
 
     events: list[Event]
+    notes: list[str]
     failure: SrlError | None
     idle_s: float
     where: str
-    started: bool = True
+    started: bool
     """Whether a first episode has arrived, so all processes are up."""
-    notes: tuple[str, ...] = ()
-    """Warnings of the log's writer."""
 
 
 @dataclass(slots=True, repr=False)
 class LogActor:
-    """Writes the log. A plain class; `start_log_actor` makes it a Ray actor, whose logs show no `repr`."""
+    """Writes the log. A plain class; `start_log_actor` makes it a Ray actor, whose logs show no `repr`.
+
+    A run that was stopped goes on after the step `resumed_from` (−1: from the start): what the log has of
+    later steps is dropped.
+    """
 
     directory: Path
     info: RunInfo
     sample_freq: int = 0
     watcher: Watcher | None = None
     launcher: Process | None = None
+    resumed_from: int | None = None
     progress: Progress = field(default_factory=Progress)
     _log: LogWriter = field(init=False)
-    _open: dict[tuple[int, Phase], dict[str, Record]] = field(default_factory=lambda: defaultdict(dict))
-    _ended_phases: set[tuple[int, Phase]] = field(default_factory=set)
+    _open: dict[tuple[int, Phase], list[Record]] = field(default_factory=lambda: defaultdict(list))
     _closed: bool = False
     _writes: BackgroundWrites = field(default_factory=BackgroundWrites)
     _events: list[Event] = field(default_factory=list)
@@ -80,24 +83,24 @@ class LogActor:
 
     def __post_init__(self) -> None:
         self._log = LogWriter(self.directory, self.info, launcher=self.launcher, warn=self._notes.append)
+        if self.resumed_from is None:
+            return
+        self._log.drop_steps_after(self.resumed_from)
+        if self.resumed_from > 0:
+            self.progress = Progress.of_log(self.directory, self.resumed_from)
+            if self.watcher:
+                self.watcher.look_back(self.directory)
+                self._log.write_watches(self.watcher.rows())
 
     # What the launcher calls.
-
-    def ready(self) -> bool:
-        """True once the log is open. The call raises what failed in the actor's start."""
-        return True
-
-    def drop_steps_after(self, step: int) -> None:
-        """Drop what the stopped run wrote after `step`."""
-        self._log.drop_steps_after(step)
 
     def poll(self) -> RunStatus:
         """What happened since the last call. Raises the error of a failed write."""
         self._writes.check()
         events, self._events = self._events, []
-        notes, self._notes[:] = tuple(self._notes), []
+        notes, self._notes[:] = self._notes.copy(), []
         idle = time.monotonic() - self._last
-        return RunStatus(events, self._failure, idle, self._where, self._started, notes)
+        return RunStatus(events, notes, self._failure, idle, self._where, self._started)
 
     def close(self, status: str, error: str = "") -> Progress:
         """Close the log, with the error that ended the run.
@@ -122,26 +125,19 @@ class LogActor:
     # What a rollout worker calls.
 
     def add(self, step: int, phase: Phase, record: Record) -> None:
-        """Keep a finished, scored episode, a repeated one once; one that comes after its step is dropped."""
+        """Keep a finished, scored episode."""
         self._last, self._started = time.monotonic(), True
         if record.score is not None and record.score.error and not self._warned:
             self._notes.append(record.score.error)
             self._warned = True
-        if (step, phase) not in self._ended_phases and not self._closed:
-            self._open[step, phase][record.trajectory.id] = record
+        if not self._closed:
+            self._open[step, phase].append(record)
 
     def fail(self, error: SrlError) -> None:
         """The run cannot go on; the first error is kept."""
         self._failure = self._failure or error
 
     # What the trainer calls.
-
-    def resume(self, step: int) -> None:
-        """Continue after `step`, with what the log has up to there."""
-        self.progress = Progress.of_log(self.directory, step)
-        if self.watcher:
-            self.watcher.look_back(self.directory)
-            self._writes.do(self._log.write_watches, self.watcher.rows())
 
     def mark(self, where: str, step: int) -> None:
         """Note progress: the trainer has reached the stage `where`."""
@@ -154,7 +150,7 @@ class LogActor:
 
     def failed_episodes(self, step: int, phase: Phase) -> FailedEpisodes:
         """How many of the step's episodes so far ended on a failed search."""
-        return failed_episodes([record.trajectory for record in self._records(step, phase)])
+        return failed_episodes([record.trajectory for record in self._open[step, phase]])
 
     def finish(
         self, step: int, phase: Phase, metrics: Mapping[str, float], tokens: Tokens | None = None
@@ -164,58 +160,38 @@ class LogActor:
         It is in the log when `flush` has returned. Raises UserError after `close`, so that a trainer which
         is still running makes no further checkpoint.
         """
-        self._check_open()
+        if self._closed:
+            raise UserError("the log of this run is closed: the run is over")
         records = self._taken(step, phase, tokens or {})
         all_metrics = {**metrics, **measured(records, phase)}
         self._writes.do(self._log.write, step, phase, records, all_metrics)
         self.progress.note(step, phase, all_metrics)
-        self._watch(step, phase, all_metrics)
+        if self.watcher and (fired := self.watcher.observe(step, phase, all_metrics)):
+            self._notes += map(str, fired)
+            self._writes.do(self._log.write_watches, self.watcher.rows())
+            if acting := to_act_on(fired):  # a resumed run would be stopped at the same step again
+                hint = "start a new run with a lower actor.optim.lr"
+                self.fail(UserError(f"stopped by {acting}", hint=hint))
         self._last = time.monotonic()
-        due = phase == "train" and self.sample_freq and step % self.sample_freq == 0
-        samples = tuple(records[:SAMPLES]) if due else ()
-        self._events.append(Event(step, phase, all_metrics, samples))
+        shown = SAMPLES if phase == "train" and due(step, self.sample_freq) else 0
+        self._events.append(Event(step, phase, all_metrics, tuple(records[:shown])))
         return all_metrics
 
-    def flush(self) -> None:
-        """Wait until everything that was finished is in the log."""
-        self._check_open()
+    def flush(self) -> dict[int, float]:
+        """Wait until everything that was finished is in the log; exact match of its validations, by step."""
         self._writes.wait()
-
-    def validations(self) -> dict[int, float]:
-        """Exact match of every validation so far, by step."""
         return self.progress.val_em
 
-    def _watch(self, step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Note the watches that fire; one that stops the run does so as a failure."""
-        fired = self.watcher.observe(step, phase, metrics) if self.watcher else []
-        if not fired or self.watcher is None:
-            return
-        self._notes += map(str, fired)
-        self._writes.do(self._log.write_watches, self.watcher.rows())
-        if acting := to_act_on(fired):  # a resumed run would be stopped at the same step again
-            self.fail(UserError(f"stopped by {acting}", hint="start a new run with a lower actor.optim.lr"))
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UserError("the log of this run is closed: the run is over")
-
-    def _records(self, step: int, phase: Phase) -> list[Record]:
-        records = self._open.get((step, phase), {}).values()
-        return sorted(records, key=lambda record: (record.trajectory.question.id, record.trajectory.sample))
-
     def _taken(self, step: int, phase: Phase, tokens: Tokens) -> list[Record]:
-        """The records of a step with the numbers of their tokens; the step accepts no more of them."""
-        records = [_with_tokens(record, tokens) for record in self._records(step, phase)]
-        self._open.pop((step, phase), None)
-        self._ended_phases.add((step, phase))
-        return records
+        """The records of a step with the numbers of their tokens, by question and sample."""
+        records = [_with_tokens(record, tokens) for record in self._open.pop((step, phase), [])]
+        return sorted(records, key=lambda record: (record.trajectory.question.id, record.trajectory.sample))
 
 
 def _with_tokens(record: Record, tokens: Tokens) -> Record:
-    before = [0.0] * len(record.trajectory.segments[0].token_ids)
-    columns: dict[str, Any] = {
-        name: [*before, *values] for name, values in tokens.get(record.trajectory.id, {}).items()
-    }
+    prompt = [0.0] * len(record.trajectory.segments[0].token_ids)
+    numbers = tokens.get(record.trajectory.id, {})
+    columns: dict[str, Any] = {name: [*prompt, *values] for name, values in numbers.items()}
     return replace(record, **columns)
 
 
@@ -230,23 +206,20 @@ def measured(records: Sequence[Record], phase: Phase) -> dict[str, float]:
     return step_metrics(trajectories, scores)
 
 
-def start_log_actor(run: Path, info: RunInfo, trainer: Trainer, watcher: Watcher) -> Any:
+def start_log_actor(run: Path, info: RunInfo, config: Config, resumed_from: int | None) -> Any:
     """Start the actor that writes the log of `run` for this process, on its machine; the others find it by
     name."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    actor = ray.remote(num_cpus=0)(LogActor).options(name=_name(run), scheduling_strategy=strategy)
-    return actor.remote(run / LOG, info, trainer.sample_freq, watcher, Process.here())
+    actor = ray.remote(num_cpus=0)(LogActor).options(name=f"srl_log_{run.name}", scheduling_strategy=strategy)
+    sample_freq, watcher = config.trainer.sample_freq, Watcher(config)
+    return actor.remote(run / LOG, info, sample_freq, watcher, Process.here(), resumed_from)
 
 
 def log_actor_of(run: Path) -> Any:
     """The run's log actor, from any of its processes."""
     import ray
 
-    return ray.get_actor(_name(run))
-
-
-def _name(run: Path) -> str:
-    return f"srl_log_{run.name}"
+    return ray.get_actor(f"srl_log_{run.name}")

@@ -259,13 +259,6 @@ SCOPED_PATCHES = (
         "Ray's takes it now and then before the workers listen, and the run ends with EADDRINUSE.",
     ),
     ScopedPatch(
-        "trainer.SearchTrainer._build_replay_buffer",
-        "trainer/ppo/v1/replay_buffer.py, ReplayBuffer._wait_for_next_poll, of the trainer's buffer",
-        "It only sleeps. If a process died, the trainer goes on waiting for its episodes; if an episode "
-        "raised an error, verl drops its question and trains on the rest. Ours checks for both before each "
-        "sleep, which is 0.2 s and not 2 s.",
-    ),
-    ScopedPatch(
         "launch._signals_are_ours",
         "ray/_private/utils.py, set_sigterm_handler (of Ray), while the launcher is connected",
         "Ray replaces our SIGTERM handler, and a stopped run ends with another exit code.",

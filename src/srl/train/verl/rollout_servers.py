@@ -130,7 +130,7 @@ def _start(composed: DictConfig) -> Any:
     What verl prints is dropped: stdout is for results. Raises UserError.
     """
     from srl.train.verl.failures import reason
-    from srl.train.verl.workers import check_alike, register
+    from srl.train.verl.workers import check_registered, register
 
     register()
 
@@ -147,5 +147,5 @@ def _start(composed: DictConfig) -> Any:
     workers = [worker for replica in replicas for worker in replica.workers]
     if composed.actor_rollout_ref.rollout.name != TORCH:  # our own server imports no verl
         workers += [server for replica in replicas for server in replica.servers]
-    check_alike(workers)
+    check_registered(workers)
     return manager

@@ -4,7 +4,7 @@ verl's order of calls (`verl/trainer/ppo/v1/trainer_base.py`). Those marked * ar
 order; what is not marked is verl's own.
 
     __init__
-      _build_replay_buffer *         whose wait for episodes ends where one broke, or a process died
+      _build_replay_buffer *         which looks more often whether a step's episodes are done
     init
       _setup *                       starts the workers
         _init_dataloader *           over our questions
@@ -17,7 +17,7 @@ order; what is not marked is verl's own.
                                      and scores an episode each, `log_writer.LogActor` keeps it
         _step_once
           sample                     of the replay buffer: waits for the episodes
-          on_sample_end *            the servers sleep
+          on_sample_end *            ends the run where one broke or searches failed; the servers sleep
           _balance_batch *           which worker gets which rows
           _compute_old_log_prob *
           _compute_ref_log_prob *
@@ -79,7 +79,7 @@ from srl.train.verl.dataset import Questions
 from srl.train.verl.job import ABOUT, TORCH
 from srl.train.verl.log_writer import log_actor_of
 from srl.train.verl.patches import put
-from srl.train.verl.workers import Health, check_alike
+from srl.train.verl.workers import check_registered
 from srl.trajectory import Phase
 from srl.update.kl import kl_controller
 
@@ -121,7 +121,6 @@ class SearchTrainer(PPOTrainerSync):
         self.algorithm = load_algorithm(srl)
         self.step_metrics: dict[str, float] = {}
         self.tokens: dict[str, dict[str, list[float]]] = {}
-        self.health = Health(())
         self.loaders: dict[Phase, StatefulDataLoader] = {}
         self.saved_step = -1
         super().__init__(config)
@@ -131,13 +130,6 @@ class SearchTrainer(PPOTrainerSync):
     def _build_replay_buffer(self) -> Any:
         buffer: Any = super()._build_replay_buffer()
         buffer.poll_interval = POLL_S
-        wait = buffer._wait_for_next_poll
-
-        def watched(*args: Any) -> Any:
-            self._stop_if_broken()
-            return wait(*args)
-
-        put(buffer, "_wait_for_next_poll", watched)
         return buffer
 
     def _setup(self) -> None:
@@ -176,12 +168,11 @@ class SearchTrainer(PPOTrainerSync):
             return
         state: dict[str, Any] = read_json(self._folder() / VERL_STATE, dict)
         self.kl.load_state_dict(state["kl"])
-        ray.get(self.log_actor.resume.remote(self.global_steps))
         with open_dict(self.config):
             self.config.trainer.val_before_train = False
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Check the workers, train, and measure the test split at the end."""
+        """Check that all workers have registered, train, and measure the test split at the end."""
         self.agent_loop_manager = agent_loop_manager
         self._mark("checking the workers")
         self._check_workers()
@@ -202,7 +193,6 @@ class SearchTrainer(PPOTrainerSync):
 
     def on_sample_end(self) -> None:
         """Stop where an episode broke, or search failed too often; then verl's servers sleep."""
-        self._stop_if_broken()
         self._stop_on_failures("train")
         self._mark("putting the rollout to sleep")
         super().on_sample_end()
@@ -283,20 +273,19 @@ class SearchTrainer(PPOTrainerSync):
         trained = {name: numbers[name] for name in numbers if not name.startswith(OF_VALIDATION)}
         metrics.update(self._finish("train", trained, self.tokens))
         self.step_metrics, self.tokens = {}, {}
-        self._stop_if_broken()
+        self._stop_on_failures("train")
         if self.saved_step == self.global_steps:  # a folder may be that of an attempt which was killed
             self._settle_checkpoint()
 
     # Our own methods.
 
     def _check_workers(self) -> None:
-        """Raises UserError naming a worker that differs from this process. All are watched from here on."""
+        """Raises UserError naming a process that has not registered with verl as this one has."""
         replicas = self.llm_server_manager.get_replicas()
-        workers = [*self.agent_loop_manager.agent_loop_workers, *self.actor_rollout_wg.workers]
-        servers = [server for replica in replicas for server in replica.servers]
-        self.health = Health([*workers, *servers])
-        imports_verl = self.config.actor_rollout_ref.rollout.name != TORCH
-        check_alike([*workers, *servers] if imports_verl else workers)
+        is_ours = self.config.actor_rollout_ref.rollout.name == TORCH  # which imports no verl
+        servers = [] if is_ours else [server for replica in replicas for server in replica.servers]
+        loops = self.agent_loop_manager.agent_loop_workers
+        check_registered([*loops, *self.actor_rollout_wg.workers, *servers])
 
     def _evaluate(self, phase: Phase) -> dict[str, float]:
         """Run verl's validation on the questions of `phase`; the metrics of the local backend.
@@ -309,7 +298,6 @@ class SearchTrainer(PPOTrainerSync):
             self.loaders[phase] = StatefulDataLoader(questions, len(questions), collate_fn=collate_fn)
         self.val_dataloader = self.loaders[phase]
         metrics = super()._validate()
-        self._stop_if_broken()
         self._stop_on_failures(phase)
         return self._finish(phase, _numbers(metrics))
 
@@ -319,17 +307,14 @@ class SearchTrainer(PPOTrainerSync):
     def _mark(self, where: str) -> None:
         self.log_actor.mark.remote(where, getattr(self, "global_steps", 0))
 
-    def _stop_if_broken(self) -> None:
-        """Raises what an episode or a process of the run failed with; verl only logs what is not ours."""
+    def _stop_on_failures(self, phase: Phase) -> None:
+        """Raises what an episode of the run failed with, which verl only logs, and UserError where search
+        failed in more of the step's episodes than is allowed."""
         if failure := ray.get(self.log_actor.failure.remote()):
             raise failure
-        self.health.check()
         if count := sum(map(len, self.replay_buffer.failure_keys.values())):
             hint = f"the reason is in the logs of Ray's workers; {resume_with(self.run)}"
             raise UserError(f"verl dropped {count} questions", hint=hint)
-
-    def _stop_on_failures(self, phase: Phase) -> None:
-        """Raises UserError when search failed in more of the step's episodes of `phase` than is allowed."""
         failed = ray.get(self.log_actor.failed_episodes.remote(self.global_steps, phase))
         if error := too_many_failures(self.run, failed, self.srl.search.max_failed):
             raise error
@@ -347,14 +332,13 @@ class SearchTrainer(PPOTrainerSync):
         KL controller and model card go beside verl's parts, with checksums of all. Then those that `trainer`
         does not keep are removed.
         """
-        ray.get(self.log_actor.flush.remote())
+        val_em = ray.get(self.log_actor.flush.remote())
         state = {"format": FORMAT, "step": self.global_steps, "kl": self.kl.state_dict()}
         folder = self._folder()
         write_json(folder / VERL_STATE, {**state, **read_json(self.run / ABOUT, dict)})
         write_manifest(folder, CHECKPOINT, {"step": self.global_steps, "files": checksums(folder)})
         name_latest_verl_step(self.run, self.global_steps)
-        em = ray.get(self.log_actor.validations.remote())
-        for checkpoint in superseded_checkpoints(self.run, self.srl.trainer.max_ckpt_to_keep, "verl", em):
+        for checkpoint in superseded_checkpoints(self.run, self.srl.trainer.max_ckpt_to_keep, "verl", val_em):
             shutil.rmtree(checkpoint, ignore_errors=True)
 
     def _folder(self) -> Path:

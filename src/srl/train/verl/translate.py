@@ -22,6 +22,7 @@ from srl.errors import UserError, nearest
 from srl.install import pip_install
 from srl.train.learning_rate import Network, warmup_steps
 from srl.train.verl.job import (
+    LOOP,
     TORCH,
     Job,
     Settings,
@@ -64,7 +65,7 @@ FIXED: Settings = {
     f"{ROLLOUT}.do_sample": True,
     f"{ROLLOUT}.top_k": -1,
     f"{ROLLOUT}.calculate_log_probs": True,
-    f"{ROLLOUT}.agent.default_agent_loop": "srl_search",
+    f"{ROLLOUT}.agent.default_agent_loop": LOOP,
     f"{ROLLOUT}.val_kwargs.top_p": 1.0,
     f"{ROLLOUT}.val_kwargs.top_k": -1,
     f"{ROLLOUT}.val_kwargs.n": 1,

@@ -1,4 +1,4 @@
-"""What `delivery` needs of verl's vLLM: an adapter for the training worker, an extension of vLLM's worker."""
+"""verl's vLLM rollout, which checks after each update that it holds the weights which the trainer sent."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import Any
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
-from srl.rollout.delivery import Sample, check_held
-from srl.train.verl.delivery import deliver
+from srl.rollout.delivery import NotDelivered, Sample, check_held, sampled
+from srl.train.verl.failures import reason
 
 
 class CheckedAdapter(ServerAdapter):
-    """verl's, which has vLLM's worker check its weights after each update."""
+    """verl's side of the training worker: it sends the weights. Raises NotDelivered."""
 
     async def update_weights(self, weights: Any, *arguments: Any, **options: Any) -> None:
-        update = super().update_weights
-        await deliver(
-            weights, lambda part: update(part, *arguments, **options), self._check, options.get("peft_config")
-        )
-
-    async def _check(self, sample: Sample) -> None:
-        await self._execute_method("check_delivery", args=(sample,))
+        adapter, sample = options.get("peft_config"), dict[str, Any]()
+        scaling = adapter["lora_alpha"] / adapter["r"] if adapter else 1.0
+        sent: Any = sampled(weights, sample, scaling)
+        await super().update_weights(sent, *arguments, **options)
+        try:
+            await self._execute_method("check_delivery", args=(sample,))
+        except Exception as error:  # vLLM hands on what an error says, not the error
+            raise NotDelivered(reason(error)) from error
 
 
 class CheckedWorker(vLLMColocateWorkerExtension):
-    """verl's, with a method that checks the weights of vLLM's worker."""
+    """verl's extension of vLLM's worker, with a method that checks its weights."""
 
     model_runner: Any
 

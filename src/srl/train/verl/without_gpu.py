@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from srl.rollout.delivery import Sample, check_held
+from srl.rollout.delivery import Sample, check_held, sampled
 from srl.rollout.engine import Sampling
 from srl.train.verl.job import RUN_VARIABLE, TORCH, Job, Settings, model_config
 from srl.train.verl.patches import Patch, put, replace
@@ -244,13 +244,10 @@ class ServerAdapter:
         self, weights: Iterable[tuple[str, Tensor]], global_steps: int | None = None, **options: Any
     ) -> None:
         """Send the server all weights. Every rank must call this: a sharded tensor is gathered from all."""
-        from srl.train.verl.delivery import deliver
-
-        async def send(weights: Iterable[tuple[str, Tensor]]) -> None:
-            state = {name: as_array(tensor) for name, tensor in weights}
-            await self.server.update_weights.remote(state, global_steps)
-
-        await deliver(weights, send, self.server.check_delivery.remote)
+        sample: dict[str, Any] = {}
+        state = {name: as_array(tensor) for name, tensor in sampled(weights, sample)}
+        await self.server.update_weights.remote(state, global_steps)
+        await self.server.check_delivery.remote(sample)
 
 
 def apply_patches() -> tuple[str, ...]:
