@@ -275,7 +275,7 @@ def patches_page() -> str:
     """Every patch of verl."""
     from srl.train.verl import patches, without_gpu
 
-    tables: dict[str, Sequence[patches.Patch | patches.ScopedPatch]] = {
+    tables: dict[str, Sequence[patches.Patch]] = {
         "Every run": patches.PATCHES,
         "Every run, for the time of a call or in one object": patches.SCOPED_PATCHES,
         "Machines without a GPU": without_gpu.PATCHES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from torch.testing import assert_close
 
 from srl.config import Config
 from srl.errors import UserError
+from srl.train.rl import actor_loss
 from srl.train.verl.config_check import compose, validated
-from srl.train.verl.job import Job
-from srl.train.verl.translate import ours_of, settings
-from srl.update.losses import policy_loss, value_loss
+from srl.train.verl.losses import in_verls_terms, register_ours
+from srl.update.losses import policy_loss
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]
 
@@ -70,28 +71,6 @@ def test_verl_accepts_what_we_translate_for_megatron():
     assert select(composed, f"{ACTOR}.strategy") == select(composed, "critic.strategy") == "megatron"
 
 
-def test_every_value_stands_in_the_composed_configuration():
-    for on in (job(), GPU):
-        composed, known = compose(made(), on), settings(made(), on)
-        for key, setting in known.items():
-            assert select(composed, key) == setting, key
-
-
-def test_objects_that_verl_makes_hold_our_numbers():
-    composed = compose(
-        made(
-            "actor.grad_clip=0.7", "actor.optim.betas=[0.8, 0.95]", "critic.ppo_max_token_len=9000",
-            "cluster.strategy=fsdp2", "critic.optim.lr_warmup_steps=4",
-        ),
-        GPU,
-    )  # fmt: skip
-    actor, critic = section(composed, ACTOR), section(composed, "critic.optim")
-    assert (actor.optim.clip_grad, tuple(actor.optim.betas)) == (0.7, (0.8, 0.95))
-    assert actor.engine.strategy == "fsdp2"
-    assert critic.lr_warmup_steps == 4
-    assert select(composed, "critic.ppo_infer_max_token_len_per_gpu") == 9000
-
-
 def test_optimiser_that_verl_builds_is_ours():
     from verl.workers.config.optimizer import build_optimizer
 
@@ -113,62 +92,38 @@ def rows(seed: int) -> tuple[torch.Tensor, ...]:
     return 3 * logprobs, old, advantages, mask
 
 
-@pytest.mark.parametrize("bound", ["null", "1.5"])
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"])
-def test_policy_loss_is_the_same_number_under_both(verl, mode, bound):
-    given = (f"actor.clip_ratio_c={bound}", f"actor.loss_agg_mode={mode}", "data.max_response_length=9")
-    config = made(*given, "actor.clip_ratio_low=0.1", "actor.clip_ratio_high=0.3")
+@pytest.mark.parametrize(("mode", "bound"), [
+    ("vanilla", "null"), ("vanilla", "1.5"), ("gspo", "3.0"), ("cispo", "3.0"),
+])  # fmt: skip
+@pytest.mark.parametrize("by", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"])
+def test_policy_loss_is_the_same_number_under_both(verl, mode, bound, by):
+    """By verl's own function, and by ours as it would be registered if verl had none."""
+    given = (f"actor.clip_ratio_c={bound}", f"actor.loss_agg_mode={by}", "data.max_response_length=9")
+    config = made(
+        *given, "actor.clip_ratio_low=0.1", "actor.clip_ratio_high=0.3",
+        f"actor.policy_loss.loss_mode={mode}",
+    )  # fmt: skip
     theirs = section(compose(config, GPU), ACTOR)
     logprobs, old, advantages, mask = rows(0)
     theirs.global_batch_info.update(
-        dp_size=1, batch_num_tokens=mask.sum(), global_batch_size=len(mask),
+        dp_size=2, batch_num_tokens=2 * mask.sum(), global_batch_size=2 * len(mask),
         loss_scale_factor=theirs.loss_scale_factor,
     )  # fmt: skip
-    loss, _ = verl.compute_policy_loss_vanilla(
-        old, logprobs, advantages, mask, loss_agg_mode=theirs.loss_agg_mode, config=theirs
-    )
-    actor = config.actor
-    ours, _ = policy_loss(
-        logprobs, old, advantages, mask, clip_low=0.1, clip_high=0.3, clip_c=actor.clip_ratio_c,
-        normalise=actor.loss_agg_mode,
-    )  # fmt: skip
-    assert_close(loss, ours)
+    settings = actor_loss(config)
+    ours, _ = policy_loss(logprobs, old, advantages, mask, **settings.of_policy)
+    batch = {"loss_agg_mode": theirs.loss_agg_mode, "config": theirs}
+    for loss in (verl.get_policy_loss_fn(mode), in_verls_terms(settings)):
+        value, metrics = loss(old, logprobs, advantages, mask, **batch)
+        assert_close(value, ours)
+        assert metrics["actor/pg_clipfrac"] > 0
 
 
-def test_value_loss_is_the_same_number_under_both(verl):
-    config = made("critic.cliprange_value=0.2", "critic.loss_agg_mode=seq-mean-token-mean")
-    composed = compose(config, GPU)
-    values, old, returns, mask = rows(1)
-    loss, _ = verl.compute_value_loss(
-        values, returns, old, mask, select(composed, "critic.cliprange_value"),
-        loss_agg_mode=select(composed, "critic.loss_agg_mode"),
-    )  # fmt: skip
-    ours, _ = value_loss(values, old, returns, mask, clip=0.2, normalise="seq-mean-token-mean")
-    assert_close(loss, ours)
-
-
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-def test_kl_is_the_same_number_under_both(verl, kind):
-    from srl.update.kl import kl_penalty
-
-    name = select(compose(made(f"actor.kl_loss_type={kind}"), GPU), f"{ACTOR}.kl_loss_type")
-    logprobs, reference, _, _ = rows(2)
-    assert_close(verl.kl_penalty(logprobs, reference, name), kl_penalty(logprobs, reference, kind))
-
-
-def test_verl_ends_a_run_at_an_episode_above_its_limit():
-    """Why a limit below the longest episode is raised: the symptom in verl's own code."""
-    from tensordict import TensorDict
-    from verl.utils.seqlen_balancing import rearrange_micro_batches
-
-    given = ("actor.ppo_max_token_len=10", "data.max_prompt_length=30", "data.max_response_length=30")
-    limit = select(compose(made(*given), job()), f"{ACTOR}.ppo_max_token_len_per_gpu")
-    ids = torch.nested.as_nested_tensor([torch.ones(60), torch.ones(20)], layout=torch.jagged)
-    batch = TensorDict({"input_ids": ids}, batch_size=2)
-    with pytest.raises(AssertionError, match="max_token_len"):
-        rearrange_micro_batches(batch, max_token_len=10)
-    parts, _ = rearrange_micro_batches(batch, max_token_len=limit)
-    assert len(parts) == 2
+def test_loss_that_verl_lacks_is_ours_there(verl, monkeypatch):
+    theirs = verl.POLICY_LOSS_REGISTRY["gspo"]
+    monkeypatch.delitem(verl.POLICY_LOSS_REGISTRY, "gspo")
+    monkeypatch.setattr("srl.train.verl.losses.this_run", lambda: SimpleNamespace(config=made()))
+    register_ours()
+    assert verl.get_policy_loss_fn("gspo") is not theirs
 
 
 @pytest.mark.parametrize(
@@ -187,19 +142,8 @@ def test_verl_ends_a_run_at_an_episode_above_its_limit():
     ],
 )
 def test_what_a_worker_would_find_out_late_is_refused_first(given, on, key):
-    assert key in refusal(made(*given), on)
-
-
-def refusal(config: Config, on: Job | None = None) -> str:
-    with pytest.raises(UserError) as said:
-        validated(config, on or job())
-    assert "\n" not in str(said.value)
-    return str(said.value)
-
-
-def test_top_p_is_corrected_by_weights_and_by_an_engine_of_whole_distributions():
-    compose(made("rollout.top_p=0.9"), GPU)
-    compose(made("rollout.top_p=0.9", "algorithm.rollout_correction.rollout_is='off'"), job())
+    with pytest.raises(UserError, match=key):
+        validated(made(*given), on)
 
 
 CORRECTION = "algorithm__rollout_correction"
@@ -215,11 +159,9 @@ LOSS = "actor_rollout_ref__actor__policy_loss"
         {f"+{CORRECTION}__rollout_rs": "token_k1"},
         {CORRECTION: None},
         {f"{CORRECTION}__bypass_mode": True},
-        {f"{LOSS}__loss_mode": "bypass_mode"},
         {f"+{LOSS}__rollout_correction__rollout_is": "token"},
         {"actor_rollout_ref__rollout__logprobs_mode": "raw_logprobs"},
         {"+critic__enable": True},
-        {"data__custom_cls__path": "other"},
         {"trainer__v1__trainer_mode": "other"},
     ],
     ids=lambda given: next(iter(given)),
@@ -230,12 +172,13 @@ def test_key_of_verls_that_it_lacks_or_that_our_code_replaces_is_refused(given):
     assert str(said.value.key).removeprefix("verl.") == next(iter(given)).replace("__", ".").lstrip("+")
 
 
-@pytest.mark.parametrize(
-    "key", ["critic.cliprange_value", "algorithm.gamma", f"{ACTOR}.optim.lr", "data.seed"]
-)
-def test_key_of_verls_that_is_one_of_ours_is_refused_with_ours(key):
+@pytest.mark.parametrize(("key", "ours"), [
+    ("critic.cliprange_value", "critic.cliprange_value"), (f"{ACTOR}.optim.lr", "actor.optim.lr"),
+    ("data.seed", "trainer.seed"),
+])  # fmt: skip
+def test_key_of_verls_that_is_one_of_ours_is_refused_with_ours(key, ours):
     """Else verl's part of the run would have one value, and ours another."""
-    with pytest.raises(UserError, match=rf"set {ours_of()[key]} instead"):
+    with pytest.raises(UserError, match=ours):
         compose(with_verl(made(), **{key.replace(".", "__"): 12345}), job())
 
 

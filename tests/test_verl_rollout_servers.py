@@ -52,7 +52,6 @@ def test_servers_load_the_weights_themselves_and_keep_the_memory(on):
         ("rollout.engine=openai", GPU),
         ("model.cast_lm_head_to_fp32=true", GPU),
         ("cluster.rollout=torch", GPU),
-        ("cluster.rollout=sglang", job()),
         ("cluster.tensor_model_parallel_size=3", GPU),
         ("cluster.nnodes=2", GPU),
         ("data.max_response_length=100000", GPU),

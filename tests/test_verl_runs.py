@@ -12,14 +12,12 @@ import torch
 from tests.training import config as local_config
 from tests.training import questions, train
 from tests.verl_runs import (
-    Search,
     Typed,
     checkpointed,
     end,
     finished,
     index_of,
     only_run,
-    said,
     wait_until_gone,
     write_config,
 )
@@ -109,13 +107,13 @@ def test_ppo_goes_on_after_a_worker_and_its_launcher_are_killed_and_is_exported(
 
 @pytest.fixture(scope="module")
 def grpo(towns, tmp_path_factory):
-    """A run of two steps whose search server goes away for a while, that gets four and is interrupted.
+    """A run of two steps, that gets four and is interrupted.
 
     The servers of the rollout sleep and wake around every update, as on a GPU.
     """
     given = {
         "actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001, "actor.loss_agg_mode": "seq-mean-token-sum",
-        "actor.optim.lr_scheduler_type": "linear", "trainer.total_training_steps": 2, "search.retries": 12,
+        "actor.optim.lr_scheduler_type": "linear", "trainer.total_training_steps": 2,
         "trainer.sample_freq": 0, "trainer.test_freq": 2, "data.test_files": None,
         "algorithm.rollout_correction.rollout_rs": "seq_mean_k1",
         "algorithm.rollout_correction.rollout_rs_threshold": 1.5,
@@ -123,29 +121,19 @@ def grpo(towns, tmp_path_factory):
     folder = tmp_path_factory.mktemp("grpo")
     write_config(towns, "grpo")  # corpus and model
     train(local_config(towns, "grpo", **given), folder / "local", "grpo")
-    workspace, search = folder / "ws", Search(index_of(towns))
-    file = write_config(towns, "grpo", **given, **{"search.url": search.url})
+    workspace, file = folder / "ws", write_config(towns, "grpo", **given)
     sleep = "verl.actor_rollout_ref.rollout.free_cache_engine=true"
     typed = ("train", "--backend", "verl", "--algo", "grpo", "--config", str(file), "--set", sleep)
-    try:
-        search.start()
-        with Typed(workspace, *typed) as first:
-            first.until(lambda: "\nstep 1/" in first.text)
-            search.stop()
-            assert not search.answers()
-            search.start()
-            assert first.process.wait(600) == 0, first.text[-4000:]
-        run = only_run(workspace)
-        rates = metric(run, "actor/lr")
-        with Typed(workspace, "train", "--resume", "--steps", "4") as second:
-            second.until(lambda: "\nstep 3/" in second.text)
-            os.killpg(second.process.pid, signal.SIGINT)
-            stopped = second.ends()
-    finally:
-        search.stop()
+    finished(*typed, workspace=workspace)
+    run = only_run(workspace)
+    rates = metric(run, "actor/lr")
+    with Typed(workspace, "train", "--resume", "--steps", "4") as second:
+        second.until(lambda: "\nstep 3/" in second.text)
+        os.killpg(second.process.pid, signal.SIGINT)
+        stopped = second.ends()
     wait_until_gone(run)
     return SimpleNamespace(
-        run=run, local=only_run(folder / "local"), rates=rates, stopped=stopped, text=said(workspace)
+        run=run, local=only_run(folder / "local"), rates=rates, stopped=stopped
     )
 
 
@@ -178,13 +166,6 @@ def test_grpo_learns_at_the_local_rates_from_what_the_trainer_would_have_sampled
         found = metric(grpo.run, f"rollout_corr/{name}")
         assert found == pytest.approx(dict.fromkeys(found, value), abs=1e-4), "weights are on by themselves"
         assert {1, 2, 3} <= set(found)
-
-
-def test_no_search_is_lost_while_its_server_is_away(grpo):
-    assert rows(grpo.run, "SELECT count(*) FROM trajectories WHERE NOT valid") == [(0,)]
-    statuses = {status for (status,) in rows(grpo.run, "SELECT DISTINCT status FROM searches")}
-    assert statuses
-    assert statuses <= {"ok", "empty"}
 
 
 def test_a_finished_run_that_gets_more_steps_asks_the_questions_of_those_steps_and_can_be_interrupted(grpo):

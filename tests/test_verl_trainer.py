@@ -89,7 +89,7 @@ def test_an_evaluation_whose_searches_or_episodes_fail_ends_the_run_and_is_not_i
     monkeypatch.setattr(PPOTrainer, "_validate", lambda self: {"val/em": 0.0})
     trainer, log = object.__new__(SearchTrainer), Log(failed, failure)
     vars(trainer).update(
-        run=tmp_path, srl=load_config(sets=["search.max_failed=0.5"]).config, log_actor=log, loaders={},
+        run=tmp_path, srl=load_config(sets=["search.max_failed=0.5"]).config, log_actor=log,
         splits=Splits([], [Question("q", "who?", ("a",))]), global_steps=0,
         replay_buffer=SimpleNamespace(failure_keys={"val": {*range(dropped)}}),
     )  # fmt: skip

@@ -9,11 +9,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.request import urlopen
 
 import yaml
 from tests import training
-from tests.live_server import free_port
 from tests.training import write_setting
 
 from srl.config.keys import plain
@@ -100,36 +98,6 @@ def wait_until_gone(run: Path, within_s: float = 240) -> None:
     while left := processes_of(run):
         assert time.monotonic() < deadline, f"processes of the run are left: {left}"
         time.sleep(0.2)
-
-
-class Search:
-    """`srl serve retriever` at one port, which comes and goes."""
-
-    def __init__(self, index: Path) -> None:
-        self.port = free_port()
-        self.index, self.url = index, f"http://127.0.0.1:{self.port}/retrieve"
-        self.process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        """Returns once it answers: the URL is printed then."""
-        typed = ["serve", "retriever", "--index", str(self.index), "--port", str(self.port)]
-        command = [sys.executable, "-P", "-m", "srl", *typed]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline().strip() == self.url
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.communicate()
-            self.process = None
-
-    def answers(self) -> bool:
-        try:
-            with urlopen(self.url.replace("/retrieve", "/health"), timeout=2):
-                return True
-        except OSError:
-            return False
 
 
 class Typed:

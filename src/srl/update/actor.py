@@ -89,6 +89,14 @@ class ActorLoss:
     kl_loss_type: str = "k3"
     correction: RolloutCorrection = NO_CORRECTION
 
+    @property
+    def of_policy(self) -> dict[str, Any]:
+        """What `policy_loss` takes of these."""
+        return {
+            "clip_low": self.clip_low, "clip_high": self.clip_high, "clip_c": self.clip_c,
+            "normalise": self.normalise, "loss_mode": self.loss_mode,
+        }  # fmt: skip
+
 
 def mini_batches(rows: int, size: int) -> list[Tensor]:
     """Row indices in runs of `size`; the rows of a group are adjacent, so they stay together."""
@@ -213,10 +221,8 @@ def actor_loss(
         old = stats.logprobs.detach()
         weights = loss.correction.weights(old, part.sampler_logprobs, part.mask)
     policy, policy_metrics = policy_loss(
-        stats.logprobs, old, part.advantages, part.mask,
-        clip_low=loss.clip_low, clip_high=loss.clip_high, clip_c=loss.clip_c, weights=weights,
-        normalise=loss.normalise, denominator=denominator, tokens=tokens, loss_mask=part.loss_mask,
-        loss_mode=loss.loss_mode,
+        stats.logprobs, old, part.advantages, part.mask, weights=weights, denominator=denominator,
+        tokens=tokens, loss_mask=part.loss_mask, **loss.of_policy,
     )  # fmt: skip
     metrics = {"actor/pg_loss": policy, **{f"actor/{name}": value for name, value in policy_metrics.items()}}
     total = policy

@@ -1,15 +1,14 @@
 """What a run on verl cannot keep, found before any process is started.
 
 `compose` refuses what our keys say. `validated` adds what verl would only find out in its workers, and verl's
-own validation. `server_config` is for rollout servers alone, and checks nothing that only training needs. The
-processes of a running run are checked in `workers.py`.
+own validation. `server_config` is for rollout servers alone, and checks nothing that only training needs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -19,17 +18,14 @@ from srl.config.cross_checks import context_errors, truncation_errors
 from srl.config.keys import keys, plain, value_of
 from srl.config.unread import missing
 from srl.errors import UserError, first_line
-from srl.train.verl.job import TORCH, Job, is_megatron, model_config, precision, rollout_name
+from srl.train.verl.job import TORCH, Job, is_megatron, model_config, rollout_name
 from srl.train.verl.translate import MODEL, composed, server_settings, settings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-REFUSED = {key.name: key for key in keys() if key.facts.refused}
-"""Keys that must keep their default."""
 OF_SERVERS = ("rollout.engine", "model.cast_lm_head_to_fp32")
-"""Those among them that rollout servers read."""
-Problems = Iterator[UserError]
+"""Keys that must keep their default for rollout servers without a trainer, too."""
 
 
 def compose(config: Config, job: Job) -> DictConfig:
@@ -44,81 +40,67 @@ def compose(config: Config, job: Job) -> DictConfig:
 def validated(config: Config, job: Job) -> DictConfig:
     """`compose`, with all checks passed. Raises UserError."""
     verl_config = compose(config, job)
-    _raise_first(problems(verl_config, config))
+    for problem in problems(verl_config, config):
+        raise problem
     _check_with_verl(verl_config)
     return verl_config
 
 
 def server_config(config: Config, job: Job) -> DictConfig:
     """verl's configuration of rollout servers without a trainer, with all checks passed. Raises UserError."""
-    _raise_first(_refused_keys(config, OF_SERVERS))
-    _raise_first(_rollout(config, job))
+    for problem in (*_refused(config, servers=True), *_not_on_these_machines(config, job)):
+        raise problem
     verl_config = composed(config, server_settings(config, job))
-    _raise_first(_machines(verl_config, config))
+    for problem in _machines(verl_config, config):
+        raise problem
     return verl_config
 
 
 def check_supported(config: Config, job: Job) -> None:
     """Raises UserError for the first setting that this backend cannot keep."""
-    _raise_first(_refused_keys(config, REFUSED))
-    _raise_first(_rollout(config, job))
-    _raise_first(_training(config, job))
-
-
-def _raise_first(problems: Problems) -> None:
-    for problem in problems:
+    for problem in (
+        *_refused(config), *_not_on_these_machines(config, job), *_not_in_training(config, job)
+    ):  # fmt: skip
         raise problem
-
-
-def _refused_keys(config: Config, names: Iterable[str]) -> Problems:
-    """The keys that verl cannot keep, where they have an effect and not their default."""
-    for name in names:
-        key, void = (
-            REFUSED[name],
-            missing(config, name) or (name == "ref.path" and not config.needs_reference),
-        )
-        if value_of(config, name) != key.default and not void:
-            hint = f"leave it at {plain(key.default)}, or leave out --backend verl"
-            yield _problem(config, name, f"not supported with --backend verl: {key.facts.refused}", hint)
 
 
 def _problem(config: Config, key: str, why: str, hint: str = "") -> UserError:
     return UserError(f"{key} = {plain(value_of(config, key))}: {why}", key=key, hint=hint)
 
 
-def _rollout(config: Config, job: Job) -> Problems:
+def _refused(config: Config, servers: bool = False) -> Iterator[UserError]:
+    """Keys that verl cannot keep, where they have an effect and not their default."""
+    for key in keys():
+        if not key.facts.refused or (servers and key.name not in OF_SERVERS):
+            continue
+        void = missing(config, key.name) or (key.name == "ref.path" and not config.needs_reference)
+        if value_of(config, key.name) != key.default and not void:
+            hint = f"leave it at {plain(key.default)}, or leave out --backend verl"
+            yield _problem(config, key.name, f"not supported with --backend verl: {key.facts.refused}", hint)
+
+
+def _not_on_these_machines(config: Config, job: Job) -> Iterator[UserError]:
     """Which rollout engine runs on which kind of machine."""
-    engine, device = rollout_name(config, job), config.model.device
-    own = engine == TORCH
-    for applies, key, why in (
-        (own and not job.cpu, "cluster.rollout", "torch is for machines without a GPU; set vllm or sglang"),
-        (engine == "sglang" and job.cpu, "cluster.rollout", "sglang needs a GPU; set torch or vllm"),
-        (own and config.cluster.tensor_model_parallel_size > 1, "cluster.tensor_model_parallel_size",
-         "the torch rollout keeps a whole copy of the model in each worker; set 1"),
-        (own and precision(config, job) == "float16", "model.dtype",
-         "the torch rollout has float32 and bfloat16"),
-        (":" in device, "model.device",
-         "the workers use all visible GPUs; set auto, and CUDA_VISIBLE_DEVICES to choose some"),
-        (device == "cuda" and job.cpu, "model.device", "this machine has no GPU; set auto"),
-    ):  # fmt: skip
-        if applies:
-            yield _problem(config, key, why)
+    cluster, device = config.cluster, config.model.device
+    if rollout_name(config, job) == TORCH and not job.cpu:
+        yield _problem(config, "cluster.rollout", "torch is for machines without a GPU", "set vllm or sglang")
+    if rollout_name(config, job) == TORCH and cluster.tensor_model_parallel_size > 1:
+        why = "the torch rollout keeps a whole copy of the model in each worker"
+        yield _problem(config, "cluster.tensor_model_parallel_size", why, "set 1")
+    if ":" in device:
+        hint = "set auto, and CUDA_VISIBLE_DEVICES to choose some"
+        yield _problem(config, "model.device", "the workers use all visible GPUs", hint)
+    if device == "cuda" and job.cpu:
+        yield _problem(config, "model.device", "this machine has no GPU", "set auto")
 
 
-def _training(config: Config, job: Job) -> Problems:
-    megatron, model = is_megatron(config), config.model
-    for applies, key, why in (
-        (config.trainer.total_training_steps == 0, "trainer.total_training_steps",
-         "training with --backend verl takes at least one step; `srl eval run` evaluates without training"),
-        (megatron and model.lora_rank and model.lora_target_modules != "all-linear",
-         "model.lora_target_modules", "Megatron has other names for modules; set all-linear here and verl's "
-         f"own key verl.{MODEL}.lora.target_modules"),
-        (megatron and job.cpu, "cluster.strategy", "megatron needs GPUs; set fsdp2"),
-        (megatron and precision(config, job) == "float32", "model.dtype",
-         "Megatron trains in bfloat16 or float16; set one of them"),
-    ):  # fmt: skip
-        if applies:
-            yield _problem(config, key, why)
+def _not_in_training(config: Config, job: Job) -> Iterator[UserError]:
+    if config.trainer.total_training_steps == 0:
+        hint = "`srl eval run` evaluates without training"
+        yield _problem(config, "trainer.total_training_steps", "verl takes at least one step", hint)
+    if is_megatron(config) and config.model.lora_rank and config.model.lora_target_modules != "all-linear":
+        hint = f"set all-linear here, and verl's own key verl.{MODEL}.lora.target_modules"
+        yield _problem(config, "model.lora_target_modules", "Megatron has other names for modules", hint)
     yield from map(UserError, truncation_errors(config, rollout_name(config, job)))
     mode, _ = config.search.cassette_use or ("", "")
     if mode == "record" and config.rollout.search:
@@ -126,24 +108,19 @@ def _training(config: Config, job: Job) -> Problems:
         yield _problem(config, "search.cassette", why, "record with --backend local, and replay it here")
     for name in config.reward.weights:
         if str(config.reward.options(name).get("device", "")).startswith("cuda"):
-            why = "--backend verl scores in processes without a GPU; set cpu"
-            yield _problem(config, f"reward.{name}.device", why)
+            why = "--backend verl scores in processes without a GPU"
+            yield _problem(config, f"reward.{name}.device", why, "set cpu")
 
 
-def problems(verl_config: DictConfig, config: Config) -> Problems:
+def problems(verl_config: DictConfig, config: Config) -> Iterator[UserError]:
     """What one of verl's workers would fail on, with the keys of ours to change."""
     yield from _machines(verl_config, config)
     workers, n = _workers(verl_config), verl_config.actor_rollout_ref.rollout.n
-    trained = {"actor": verl_config.actor_rollout_ref.actor} | (
-        {"critic": verl_config.critic} if verl_config.critic.enable else {}
-    )
-    for who, section in trained.items():
-        size, ranks = section.ppo_mini_batch_size, _data_ranks(section, workers)
-        if ranks == 0 or workers % ranks:
-            yield UserError(f"{workers} workers do not divide by the sizes of the model's parallel parts")
-        elif size * n % ranks:
+    for who, section in (("actor", verl_config.actor_rollout_ref.actor), ("critic", verl_config.critic)):
+        size, copies = section.ppo_mini_batch_size, _copies(section, workers)
+        if (who == "actor" or verl_config.critic.enable) and (copies == 0 or size * n % copies):
             key = f"{who}.ppo_mini_batch_size"
-            what = f"{key} = {size} questions × rollout.n = {n} do not divide by {ranks} workers"
+            what = f"{key} = {size} questions × rollout.n = {n} do not divide by {copies} copies of the model"
             yield UserError(what, key=key, hint="data.train_batch_size bounds it too")
 
 
@@ -152,8 +129,8 @@ def _workers(verl_config: DictConfig) -> int:
     return int(verl_config.trainer.nnodes * verl_config.trainer.n_gpus_per_node)
 
 
-def _data_ranks(section: Any, workers: int) -> int:
-    """How many workers take different rows; groups of the others share one copy of the network."""
+def _copies(section: Any, workers: int) -> int:
+    """How many copies of a network take different rows; workers share one by its parallel parts."""
     if section.strategy != "megatron":
         return workers // int(section.get("ulysses_sequence_parallel_size", 1))
     engine = section.megatron
@@ -161,7 +138,7 @@ def _data_ranks(section: Any, workers: int) -> int:
     return workers // int(tensors * stages * engine.context_parallel_size)
 
 
-def _machines(verl_config: DictConfig, config: Config) -> Problems:
+def _machines(verl_config: DictConfig, config: Config) -> Iterator[UserError]:
     """What machines and model do not allow. Without an address a run starts a Ray cluster of its own, with
     the GPUs that are here."""
     if verl_config.trainer.nnodes > 1 and config.cluster.address is None:

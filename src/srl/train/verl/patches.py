@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
+from srl.config import Config
 from srl.errors import UserError
+from srl.train.learning_rate import Network, rate_factor
 from srl.train.verl.job import RUN_VARIABLE, device_support, this_run
-from srl.train.verl.schedule import Schedule, our_schedule
+from srl.update.optimiser import at_its_step
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -38,7 +42,8 @@ LOOKED_AT = "0.10.0.dev of 2026-08-22"
 class Patch:
     """A change of verl: the function that makes it, the place in verl, and what breaks without it."""
 
-    apply: Callable[[], None]
+    apply: Any
+    """The function; or its name below `srl.train.verl`, where it makes the change for the time of a call."""
     where: str
     without: str
     fixed_in: str = "none so far"
@@ -46,26 +51,15 @@ class Patch:
 
     @property
     def name(self) -> str:
-        return self.apply.__name__
+        return self.apply if isinstance(self.apply, str) else str(self.apply.__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ScopedPatch:
-    """A change outside `apply`: the function below `srl.train.verl` that makes it; the rest as in `Patch`."""
-
-    name: str
-    where: str
-    without: str
-    fixed_in: str = "none so far"
-
-
-def apply(cpu: bool) -> tuple[str, ...]:
-    """Apply the patches for a machine with a GPU, or without one; their names."""
+def apply(cpu: bool) -> None:
+    """Apply the patches for a machine with a GPU, or without one."""
     check_version()
-    for patch in PATCHES:
-        patch.apply()
     support = device_support(cpu)
-    return (*(patch.name for patch in PATCHES), *(support.apply_patches() if support else ()))
+    for patch in (*PATCHES, *(support.PATCHES if support else ())):
+        patch.apply()
 
 
 def check_version() -> None:
@@ -126,12 +120,7 @@ def trl_is_not_used() -> None:
     """Have verl find no trl, whose model with a value head no run of ours uses."""
     from verl.utils import import_utils
 
-    replace(import_utils, "is_trl_available", no_trl)
-
-
-def no_trl() -> bool:
-    """In place of `is_trl_available`."""
-    return False
+    replace(import_utils, "is_trl_available", lambda: False)
 
 
 def local_learning_rate() -> None:
@@ -142,7 +131,7 @@ def local_learning_rate() -> None:
     if getattr(build, PATCHED, False):
         return
 
-    def build_lr_scheduler(self: Any, optimizer: torch.optim.Optimizer) -> Any:
+    def build_lr_scheduler(self: Any, optimizer: Optimizer) -> Any:
         if RUN_VARIABLE in os.environ:
             return our_schedule(this_run().config, self, optimizer)
         return build(self, optimizer)
@@ -153,6 +142,32 @@ def local_learning_rate() -> None:
     setattr(build_lr_scheduler, PATCHED, True)
     put(FSDPEngine, "_build_lr_scheduler", build_lr_scheduler)
     put(FSDPEngine, "lr_scheduler_step", lr_scheduler_step)
+
+
+class Schedule(LambdaLR):
+    """Moves with each step of its optimiser, and with nothing else. `used` is the rate of the last step."""
+
+    def __init__(self, optimiser: Optimizer, factor: Any) -> None:
+        super().__init__(optimiser, factor)
+        self.used = float(self.get_last_lr()[0])
+        optimiser.register_step_post_hook(self._follow)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from the saved step, at the rate of this schedule, which may have another length."""
+        super().load_state_dict(state_dict)
+        at_its_step(self)
+        self.used = float(self.get_last_lr()[0])
+
+    def _follow(self, *_: Any) -> None:
+        self.used = float(self.get_last_lr()[0])
+        self.step()
+
+
+def our_schedule(config: Config, engine: Any, optimiser: Optimizer) -> Schedule:
+    """The schedule of the local backend for an optimiser of verl's `engine`, which says its length."""
+    network: Network = "critic" if engine.model_config.model_type == "value_model" else "actor"
+    steps = engine.optimizer_config.total_training_steps
+    return Schedule(optimiser, rate_factor(config, network, total=steps))
 
 
 def sequence_means_skip_masked_rows() -> None:
@@ -252,13 +267,13 @@ PATCHES = (
 """The patches of every run, in the order in which they are applied."""
 
 SCOPED_PATCHES = (
-    ScopedPatch(
+    Patch(
         "trainer.SearchTrainer._setup",
         "trainer/ppo/v1/trainer_base.py, RayWorkerGroup, while the workers are started",
         "The port at which the workers meet is one that the system gives to outgoing connections. One of "
         "Ray's takes it now and then before the workers listen, and the run ends with EADDRINUSE.",
     ),
-    ScopedPatch(
+    Patch(
         "launch._signals_are_ours",
         "ray/_private/utils.py, set_sigterm_handler (of Ray), while the launcher is connected",
         "Ray replaces our SIGTERM handler, and a stopped run ends with another exit code.",

@@ -3,8 +3,6 @@
 verl's order of calls (`verl/trainer/ppo/v1/trainer_base.py`). Those marked * are overridden below, in this
 order; what is not marked is verl's own.
 
-    __init__
-      _build_replay_buffer *         which looks more often whether a step's episodes are done
     init
       _setup *                       starts the workers
         _init_dataloader *           over our questions
@@ -86,7 +84,7 @@ from srl.update.kl import kl_controller
 MEETING_PORTS = (20_000, 32_000)
 """Where the workers may meet: below the ports that Linux gives to outgoing connections, from 32,768 on."""
 POLL_S = 0.2
-"""Seconds between two checks whether a batch's episodes are done."""
+"""Seconds between two looks whether a batch's episodes are done; verl's are 2."""
 FIELDS = (
     "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "entropy", "ref_log_prob", "values",
 )  # fmt: skip
@@ -121,16 +119,11 @@ class SearchTrainer(PPOTrainerSync):
         self.algorithm = load_algorithm(srl)
         self.step_metrics: dict[str, float] = {}
         self.tokens: dict[str, dict[str, list[float]]] = {}
-        self.loaders: dict[Phase, StatefulDataLoader] = {}
         self.saved_step = -1
         super().__init__(config)
+        self.replay_buffer.poll_interval = POLL_S
 
     # The start.
-
-    def _build_replay_buffer(self) -> Any:
-        buffer: Any = super()._build_replay_buffer()
-        buffer.poll_interval = POLL_S
-        return buffer
 
     def _setup(self) -> None:
         """verl's workers, which meet at a port that no outgoing connection takes before they listen on it."""
@@ -293,10 +286,8 @@ class SearchTrainer(PPOTrainerSync):
         Raises UserError, and logs nothing, where search failed in more episodes than is allowed.
         """
         self._mark(f"{phase} questions")
-        if phase not in self.loaders:
-            questions = Questions.of(self.splits, phase, self.srl)
-            self.loaders[phase] = StatefulDataLoader(questions, len(questions), collate_fn=collate_fn)
-        self.val_dataloader = self.loaders[phase]
+        questions = Questions.of(self.splits, phase, self.srl)
+        self.val_dataloader = StatefulDataLoader(questions, len(questions), collate_fn=collate_fn)
         metrics = super()._validate()
         self._stop_on_failures(phase)
         return self._finish(phase, _numbers(metrics))

@@ -57,32 +57,18 @@ RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "re
 """Gradient checkpointing under Megatron; verl reads its own key for it under FSDP only."""
 
 FIXED: Settings = {
-    "data.train_files": ["train"],
-    "data.val_files": ["val"],
-    "data.shuffle": False,
-    "data.validation_shuffle": False,
-    "data.dataloader_num_workers": 0,
-    f"{ROLLOUT}.do_sample": True,
-    f"{ROLLOUT}.top_k": -1,
     f"{ROLLOUT}.calculate_log_probs": True,
     f"{ROLLOUT}.agent.default_agent_loop": LOOP,
-    f"{ROLLOUT}.val_kwargs.top_p": 1.0,
-    f"{ROLLOUT}.val_kwargs.top_k": -1,
-    f"{ROLLOUT}.val_kwargs.n": 1,
     "trainer.logger": [],
     "trainer.v1.trainer_mode": "sync",
     "reward.num_workers": 0,
 }
-"""What is the same in every run: our data set yields the questions, our agent loop the episodes."""
-OUR_OWN = {
-    "data.custom_cls.path", "data.custom_cls.name", f"{ROLLOUT}.agent.default_agent_loop",
-    f"{ROLLOUT}.calculate_log_probs", f"{ROLLOUT}.logprobs_mode", "critic.enable",
-    *(f"{who}.optim.{name}" for who in (ACTOR, "critic") for name in ("min_lr_ratio", "num_cycles")),
-    "trainer.default_local_dir", "trainer.resume_mode", "trainer.use_v1", "trainer.v1.trainer_mode",
-}  # fmt: skip
-"""Keys that make verl run our code; they cannot be changed."""
-CORRECTIONS = ("algorithm.rollout_correction", f"{ACTOR}.policy_loss.rollout_correction")
-"""verl's sections with the names of ours, which our trainer reads in their place."""
+"""What is the same in every run: the episodes are our agent loop's, the log is ours."""
+OUR_OWN = (
+    *FIXED, f"{ROLLOUT}.logprobs_mode", "critic.enable", "trainer.default_local_dir", "trainer.resume_mode",
+    "algorithm.rollout_correction", f"{ACTOR}.policy_loss.rollout_correction",
+)  # fmt: skip
+"""Keys and sections that the section `verl` cannot change: our code sets them, or reads ours instead."""
 ADD = "+"
 """Prefix of a key that verl's YAML files do not have, as in Hydra."""
 
@@ -97,6 +83,8 @@ def settings(config: Config, job: Job) -> Settings:
     }  # fmt: skip
     if critic:
         values |= _model(config, job, "critic.model") | _network(config, "critic", "critic")
+        if not is_megatron(config):
+            values["critic.strategy"] = config.cluster.strategy
     for network, fsdp in FSDP.items():
         if critic or network != "critic":
             engine = f"{network}.{'megatron' if is_megatron(config) else fsdp}"
@@ -190,7 +178,6 @@ def _rollout(config: Config, job: Job) -> Settings:
         "max_model_len": config.data.max_episode_tokens,
         "max_num_batched_tokens": max(VLLM_TOKENS, config.rollout.max_num_seqs),
         "seed": config.trainer.seed,
-        "val_kwargs.do_sample": config.eval.temperature > 0,
         "agent.num_workers": min(workers, job.gpus_per_node) if job.cpu else workers,
     }
     if engine == "vllm":  # it looks for a tokenizer beside the model unless told
@@ -216,7 +203,7 @@ def _clipping(config: Config) -> Settings:
 def _network(config: Config, who: Network, verl: str) -> Settings:
     """Mini-batches (counted in questions on both sides), passes, the aggregation of losses, and AdamW.
 
-    Under FSDP the schedule of the learning rate is ours (`schedule.py`). Under Megatron verl passes AdamW's
+    Under FSDP the schedule of the learning rate is ours (`patches.py`). Under Megatron verl passes AdamW's
     betas on by the override only.
     """
     section = getattr(config, who)
@@ -225,8 +212,6 @@ def _network(config: Config, who: Network, verl: str) -> Settings:
         "ppo_mini_batch_size": min(section.ppo_mini_batch_size, config.data.train_batch_size),
         "ppo_max_token_len_per_gpu": tokens,
         "use_dynamic_bsz": True,
-        "shuffle": False,
-        "data_loader_seed": config.trainer.seed,
         "loss_scale_factor": config.data.max_response_length if section.loss_agg_mode == "constant" else None,
         "optim.lr_warmup_steps": warmup_steps(config, who),
         "optim.lr_warmup_steps_ratio": 0.0,
@@ -245,20 +230,15 @@ def _network(config: Config, who: Network, verl: str) -> Settings:
 def _trainer(config: Config, job: Job) -> Settings:
     """verl's actor learns from step `critic_warmup` on, ours from the step after it."""
     trainer, total = config.trainer, max(1, config.trainer.total_training_steps)
-    values: Settings = {
+    return {
         "trainer.total_epochs": total,
         "trainer.save_freq": trainer.save_freq or total,
         "trainer.critic_warmup": trainer.critic_warmup + 1,
-        "trainer.experiment_name": job.run.name,
         "trainer.default_local_dir": absolute(job.checkpoints),
         "trainer.resume_mode": "auto" if job.resume else "disable",
         "trainer.n_gpus_per_node": job.gpus_per_node,
         "trainer.device": "cpu" if job.cpu else "cuda",
-        "data.trust_remote_code": config.model.trust_remote_code,
     }
-    if needs_critic(config) and not is_megatron(config):
-        values["critic.strategy"] = config.cluster.strategy
-    return values
 
 
 def _training_engine(config: Config, job: Job, verl: str, *, trained: bool) -> Settings:
@@ -304,7 +284,7 @@ def composed(config: Config, settings: Settings) -> DictConfig:
     for path, value in flat(config.verl):
         key = ".".join(path)
         name = key.removeprefix(ADD)
-        _check_free(name, value)
+        _check_free(name)
         default = OmegaConf.select(merged, name, throw_on_missing=False, throw_on_resolution_failure=False)
         if isinstance(default, DictConfig) and len(default) and not isinstance(value, Mapping):
             raise UserError(f"verl.{name} is a section", key=f"verl.{name}", hint="set a key in it")
@@ -318,21 +298,14 @@ def composed(config: Config, settings: Settings) -> DictConfig:
     return merged
 
 
-@cache
-def ours_of() -> dict[str, str]:
-    """verl's names in the table, and our keys that have them."""
-    return {key.facts.verl: key.name for key in keys() if key.facts.verl}
-
-
-def _check_free(name: str, value: Any) -> None:
-    """Raises UserError for a key of verl's that a key of ours has, or that makes verl run our code."""
-    key = ours_of().get(name)
-    if f"{name}.".startswith(tuple(f"{section}." for section in CORRECTIONS)):
-        key = CORRECTIONS[0]
-    if key:
-        raise UserError(f"verl.{name} is a key of ours", key=f"verl.{name}", hint=f"set {key} instead")
-    if name in OUR_OWN or value == "bypass_mode":
-        raise UserError(f"verl.{name} makes verl run srl's code, and cannot be changed", key=f"verl.{name}")
+def _check_free(name: str) -> None:
+    """Raises UserError for a key of verl's that a key of ours has, or that is `OUR_OWN`."""
+    for key in keys():
+        if key.facts.verl == name:
+            what, hint = f"verl.{name} is a key of ours", f"set {key.name} instead"
+            raise UserError(what, key=f"verl.{name}", hint=hint)
+    if f"{name}.".startswith(tuple(f"{key}." for key in OUR_OWN)):
+        raise UserError(f"verl.{name} is set by srl, and cannot be changed", key=f"verl.{name}")
 
 
 @cache

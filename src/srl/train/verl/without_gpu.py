@@ -250,13 +250,6 @@ class ServerAdapter:
         await self.server.check_delivery.remote(sample)
 
 
-def apply_patches() -> tuple[str, ...]:
-    """Apply `PATCHES`; their names. Idempotent."""
-    for patch in PATCHES:
-        patch.apply()
-    return tuple(patch.name for patch in PATCHES)
-
-
 def process_group_has_one_backend() -> None:
     """Name the one backend of the process group once."""
     from verl.utils import distributed

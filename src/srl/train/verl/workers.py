@@ -41,9 +41,10 @@ def _register(on_cpu: bool) -> None:
     if support := device_support(on_cpu):
         support.install()
 
-    from srl.train.verl import patches
+    from srl.train.verl import losses, patches
 
     patches.apply(on_cpu)
+    losses.register_ours()
 
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.workers.rollout import base
