@@ -22,7 +22,6 @@ from srl.rollout.cached_forward import PADDED_TOKENS
 from srl.rollout.kv_cache import BLOCK
 from srl.rollout.torch_engine import SMALL_CACHE
 from srl.train.model_size import Shape, shape_of
-from srl.train.verl.translate import VLLM_TOKENS
 from srl.update.logprobs import CHUNK, FLOAT32_LOGITS, KEPT_LOGITS
 
 GIB = 2**30
@@ -41,6 +40,8 @@ VERL_LOGIT = {2: (12, 26), 4: (20, 28)}
 """Bytes per logit of an update in verl, by the bytes of a number of the pass, without and with entropy."""
 FUSED_LOGIT = 4
 """Numbers per logit with flash attention, which brings verl fused kernels."""
+VLLM_TOKENS = 8192
+"""verl's default for the tokens of one pass of vLLM."""
 SERVER, BUCKET = 2 * GIB, 2 * GIB
 """verl: a vLLM server beside its weights and cache, and new weights on their way to it, before the cache."""
 

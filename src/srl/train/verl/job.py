@@ -93,11 +93,6 @@ def rollout_name(config: Config, job: Job) -> str:
     return TORCH if name == "torch" else name
 
 
-def tokens_per_pass(tokens: int, config: Config) -> int:
-    """Tokens of a pass on one GPU: at least one episode, since verl fails on an episode above its limit."""
-    return max(tokens, config.data.max_episode_tokens)
-
-
 def model_config(path: str | None) -> dict[str, Any]:
     """The model's `config.json`; empty if it is not on this machine."""
     file = Path(path or "") / "config.json"

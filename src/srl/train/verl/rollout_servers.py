@@ -13,13 +13,12 @@ import io
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from srl.config import Config, save_config
-from srl.errors import SrlError, UserError
+from srl.errors import UserError
 from srl.models.hub import hub_name
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, Sampling
@@ -28,7 +27,7 @@ from srl.train.make_missing import Note
 from srl.train.protocol import load_codec
 from srl.train.verl.config_check import server_config
 from srl.train.verl.engine import VerlEngine, eos_ids
-from srl.train.verl.job import TORCH, rollout_name
+from srl.train.verl.job import TORCH
 from srl.train.verl.launch import check_installed, job_of, ray_cluster, set_environment
 from srl.workspace import Workspace
 
@@ -74,8 +73,8 @@ class ServersEngine(Engine):
             async with asyncio.timeout(self.patience_s):
                 return await turn.generate(request_id, token_ids, sampling)
         except TimeoutError:
-            what = f"no rollout server has answered for {self.patience_s:g} s"
-            raise UserError(f"{what} (cluster.watchdog_s)", key="cluster.watchdog_s") from None
+            what = f"no rollout server has answered for {self.patience_s:g} s (cluster.watchdog_s)"
+            raise UserError(what, key="cluster.watchdog_s") from None
         except RayError as error:
             raise UserError(reason(error)) from error
 
@@ -96,38 +95,30 @@ def load_servers(config: Config, workspace: Workspace, note: Note) -> Generation
     if config.model.path is None:
         raise UserError("which model? name its directory or run")
     codec = load_codec(config.model, eos_ids(config), note)
-    backend = rollout_name(config, job)
     copies = int(rollout.nnodes * rollout.n_gpus_per_node // rollout.tensor_model_parallel_size)
-    begin = partial(_begin, config, workspace, codec, copies, note)
-    engine = ServersEngine(begin, codec, backend, config.cluster.watchdog_s)
+
+    def begin(ends: ExitStack) -> Ask:
+        """Start Ray and the servers, which read configuration and tokenizer from a directory."""
+        workspace.root.mkdir(parents=True, exist_ok=True)
+        folder = Path(ends.enter_context(TemporaryDirectory(prefix=FOLDER, dir=workspace.root)))
+        save_config(folder, config)
+        job = job_of(config, folder)
+        codec.tokenizer.save_pretrained(job.tokenizer)
+        variables = set_environment(config, job, workspace)
+        composed = server_config(config, job)
+        note(f"starting {copies} rollout servers on verl, each with a copy of the model")
+        ends.enter_context(ray_cluster(composed, folder.name, variables, quiet=False))
+        return start_servers(composed)
+
+    engine = ServersEngine(begin, codec, rollout.name, config.cluster.watchdog_s)
     name = hub_name(config.model.path) or config.model.path
     return Generation(engine, codec, name, start=engine.start, copies=copies)
 
 
-def _begin(
-    config: Config, workspace: Workspace, codec: Codec, copies: int, note: Note, ends: ExitStack
-) -> Ask:
-    """Start Ray and the servers; what asks them. Raises UserError if a server does not start.
+def start_servers(composed: DictConfig) -> Ask:
+    """Start verl's servers, and check that they have registered; what asks them. Raises UserError.
 
-    Their processes read configuration and tokenizer from a directory in the workspace.
-    """
-    workspace.root.mkdir(parents=True, exist_ok=True)
-    folder = Path(ends.enter_context(TemporaryDirectory(prefix=FOLDER, dir=workspace.root)))
-    save_config(folder, config)
-    job = job_of(config, folder)
-    codec.tokenizer.save_pretrained(job.tokenizer)
-    variables = set_environment(config, job, workspace)
-    composed = server_config(config, job)
-    note(f"starting {copies} rollout servers on verl, each with a copy of the model")
-    ends.enter_context(ray_cluster(composed, job.run.name, variables, quiet=False))
-    ask: Ask = _start(composed).get_client().generate
-    return ask
-
-
-def _start(composed: DictConfig) -> Any:
-    """verl's manager of new servers, all of them checked: no process has other packages than this one.
-
-    What verl prints is dropped: stdout is for results. Raises UserError.
+    What verl prints is dropped: stdout is for results.
     """
     from srl.train.verl.failures import reason
     from srl.train.verl.workers import check_registered, register
@@ -139,8 +130,6 @@ def _start(composed: DictConfig) -> Any:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             manager = LLMServerManager.create(config=composed)
-    except SrlError:
-        raise
     except Exception as error:
         raise UserError(f"the rollout servers do not start: {reason(error)}") from error
     replicas = manager.get_replicas()
@@ -148,4 +137,5 @@ def _start(composed: DictConfig) -> Any:
     if composed.actor_rollout_ref.rollout.name != TORCH:  # our own server imports no verl
         workers += [server for replica in replicas for server in replica.servers]
     check_registered(workers)
-    return manager
+    ask: Ask = manager.get_client().generate
+    return ask

@@ -32,15 +32,12 @@ from srl.train.verl.job import (
     model_config,
     precision,
     rollout_name,
-    tokens_per_pass,
 )
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
-FSDP = {ACTOR: "fsdp_config", REF: "fsdp_config", "critic": "fsdp"}
-"""Where verl has the FSDP engine of each network; Megatron's is in `megatron`."""
 NOT_OF_MEGATRON = (
     f"{ACTOR}.fsdp_config.", f"{ACTOR}.strategy", f"{MODEL}.lora_", f"{MODEL}.target_modules",
     f"{ACTOR}.optim.lr_scheduler_type", "critic.optim.lr_scheduler_type",
@@ -49,8 +46,6 @@ NOT_OF_MEGATRON = (
 SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 NO_DUAL_CLIP = 1e9
 """A bound above every ratio, since verl requires one: it clamps log-ratios to 20, and e^20 = 4.9e8."""
-VLLM_TOKENS = 8192
-"""verl's default for the tokens of one pass of vLLM, which must be at least the number of sequences."""
 CHECKED_WORKER = "srl.train.verl.vllm_delivery.CheckedWorker"
 """In place of verl's extension of vLLM's worker, with what checks its weights."""
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -75,20 +70,32 @@ ADD = "+"
 
 def settings(config: Config, job: Job) -> Settings:
     """verl's keys and their values for `config`, without those left at verl's defaults."""
-    critic = needs_critic(config)
+    trainer, cluster, ray = config.trainer, config.cluster, "ray_kwargs.ray_init"
+    critic, total = needs_critic(config), max(1, config.trainer.total_training_steps)
     values = {
-        **_of_the_table(config), **FIXED, "algorithm.adv_estimator": f"srl_{config.algorithm.name}",
-        "critic.enable": critic, **_model(config, job, MODEL), **_rollout(config, job),
-        **_network(config, "actor", ACTOR), **_clipping(config), **_trainer(config, job), **_ray(config, job),
+        **_of_the_table(config), **FIXED,
+        "algorithm.adv_estimator": f"srl_{config.algorithm.name}",
+        "critic.enable": critic,
+        "trainer.total_epochs": total,
+        "trainer.save_freq": trainer.save_freq or total,
+        "trainer.critic_warmup": trainer.critic_warmup + 1,  # verl's actor learns in that step, ours after it
+        "trainer.default_local_dir": absolute(job.checkpoints),
+        "trainer.resume_mode": "auto" if job.resume else "disable",
+        "trainer.n_gpus_per_node": job.gpus_per_node,
+        "trainer.device": "cpu" if job.cpu else "cuda",
+        **_model(config, job, MODEL), **_rollout(config, job), **_actor(config), **_engine(config, job, REF),
+        **_network(config, job, "actor", ACTOR),
     }  # fmt: skip
     if critic:
-        values |= _model(config, job, "critic.model") | _network(config, "critic", "critic")
+        values |= _model(config, job, "critic.model") | _network(config, job, "critic", "critic")
         if not is_megatron(config):
-            values["critic.strategy"] = config.cluster.strategy
-    for network, fsdp in FSDP.items():
-        if critic or network != "critic":
-            engine = f"{network}.{'megatron' if is_megatron(config) else fsdp}"
-            values |= _training_engine(config, job, engine, trained=network != REF)
+            values["critic.strategy"] = cluster.strategy
+    # Ray counts the GPUs of a cluster that it starts; an existing cluster knows its own.
+    values |= {f"{ray}.address": cluster.address} if cluster.address else {f"{ray}.include_dashboard": False}
+    if trainer.threads is not None:
+        values[f"{ray}.runtime_env.env_vars"] = {"OMP_NUM_THREADS": str(trainer.threads)}
+        if rollout_name(config, job) == TORCH:
+            values[f"{ROLLOUT}.engine_kwargs.srl_torch"] = {"threads": trainer.threads}
     support = device_support(job.cpu)
     return values | support.settings(config, job) if support else values
 
@@ -176,7 +183,6 @@ def _rollout(config: Config, job: Job) -> Settings:
         "name": engine,
         "dtype": precision(config, job),
         "max_model_len": config.data.max_episode_tokens,
-        "max_num_batched_tokens": max(VLLM_TOKENS, config.rollout.max_num_seqs),
         "seed": config.trainer.seed,
         "agent.num_workers": min(workers, job.gpus_per_node) if job.cpu else workers,
     }
@@ -189,7 +195,7 @@ def _rollout(config: Config, job: Job) -> Settings:
     return _below(ROLLOUT, values)
 
 
-def _clipping(config: Config) -> Settings:
+def _actor(config: Config) -> Settings:
     """The loss of the policy and its clip ranges; verl takes one bound where it is told both."""
     actor = config.actor
     bounds = {name: getattr(actor, name) for name in ("clip_ratio_low", "clip_ratio_high")}
@@ -200,14 +206,14 @@ def _clipping(config: Config) -> Settings:
     })  # fmt: skip
 
 
-def _network(config: Config, who: Network, verl: str) -> Settings:
+def _network(config: Config, job: Job, who: Network, verl: str) -> Settings:
     """Mini-batches (counted in questions on both sides), passes, the aggregation of losses, and AdamW.
 
-    Under FSDP the schedule of the learning rate is ours (`patches.py`). Under Megatron verl passes AdamW's
-    betas on by the override only.
+    A pass has room for one episode, since verl fails on one above its limit. Under FSDP the schedule of the
+    learning rate is ours (`patches.py`). Under Megatron verl passes AdamW's betas on by the override only.
     """
     section = getattr(config, who)
-    optim, tokens = section.optim, tokens_per_pass(section.ppo_max_token_len, config)
+    optim, tokens = section.optim, max(section.ppo_max_token_len, config.data.max_episode_tokens)
     values: Settings = {
         "ppo_mini_batch_size": min(section.ppo_mini_batch_size, config.data.train_batch_size),
         "ppo_max_token_len_per_gpu": tokens,
@@ -224,47 +230,24 @@ def _network(config: Config, who: Network, verl: str) -> Settings:
     else:
         kind = optim.lr_scheduler_type
         values["optim.lr_scheduler_type"] = "constant" if kind == "linear" else kind  # verl refuses linear
-    return _below(verl, values)
+    return _below(verl, values) | _engine(config, job, verl)
 
 
-def _trainer(config: Config, job: Job) -> Settings:
-    """verl's actor learns from step `critic_warmup` on, ours from the step after it."""
-    trainer, total = config.trainer, max(1, config.trainer.total_training_steps)
-    return {
-        "trainer.total_epochs": total,
-        "trainer.save_freq": trainer.save_freq or total,
-        "trainer.critic_warmup": trainer.critic_warmup + 1,
-        "trainer.default_local_dir": absolute(job.checkpoints),
-        "trainer.resume_mode": "auto" if job.resume else "disable",
-        "trainer.n_gpus_per_node": job.gpus_per_node,
-        "trainer.device": "cpu" if job.cpu else "cuda",
-    }
-
-
-def _training_engine(config: Config, job: Job, verl: str, *, trained: bool) -> Settings:
-    """Sharding, offload, precision and seed of one network; the reference is not `trained`."""
-    dtype = precision(config, job)
-    offload = {"param_offload": config.cluster.param_offload}
+def _engine(config: Config, job: Job, network: str) -> Settings:
+    """Sharding, offload, precision and seed of one network; the reference is not trained."""
+    dtype, trained = precision(config, job), network != REF
+    values: Settings = {
+        "seed": config.trainer.seed, "dtype": dtype, "param_offload": config.cluster.param_offload
+    }  # fmt: skip
     if trained:
-        offload["optimizer_offload"] = config.cluster.optimizer_offload
-    values: Settings = {"seed": config.trainer.seed, "dtype": dtype, **offload}
-    if not is_megatron(config):
-        short = SHORT_DTYPES[dtype]
-        values["mixed_precision"] = {"param_dtype": short, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    elif config.model.gradient_checkpointing and trained:
-        values |= _below("override_transformer_config", RECOMPUTE)
-    return _below(verl, values)
-
-
-def _ray(config: Config, job: Job) -> Settings:
-    """Ray counts the GPUs of a cluster that it starts; an existing cluster knows its own."""
-    verl, address, threads = "ray_kwargs.ray_init", config.cluster.address, config.trainer.threads
-    values: Settings = {f"{verl}.address": address} if address else {f"{verl}.include_dashboard": False}
-    if threads is not None:
-        values[f"{verl}.runtime_env.env_vars"] = {"OMP_NUM_THREADS": str(threads)}
-        if rollout_name(config, job) == TORCH:
-            values[f"{ROLLOUT}.engine_kwargs.srl_torch"] = {"threads": threads}
-    return values
+        values["optimizer_offload"] = config.cluster.optimizer_offload
+    if is_megatron(config):
+        if config.model.gradient_checkpointing and trained:
+            values |= _below("override_transformer_config", RECOMPUTE)
+        return _below(f"{network}.megatron", values)
+    short = SHORT_DTYPES[dtype]
+    values["mixed_precision"] = {"param_dtype": short, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    return _below(f"{network}.{'fsdp' if network == 'critic' else 'fsdp_config'}", values)
 
 
 # verl's own files, and the section `verl`
