@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,7 +120,7 @@ def test_policy_loss_is_the_same_number_under_both(verl, mode, bound, by):
 def test_loss_that_verl_lacks_is_ours_there(verl, monkeypatch):
     theirs = verl.POLICY_LOSS_REGISTRY["gspo"]
     monkeypatch.delitem(verl.POLICY_LOSS_REGISTRY, "gspo")
-    monkeypatch.setattr("srl.train.verl.losses.this_run", lambda: SimpleNamespace(config=made()))
+    monkeypatch.setattr("srl.train.verl.losses.this_config", made)
     register_ours()
     assert verl.get_policy_loss_fn("gspo") is not theirs
 

@@ -132,9 +132,7 @@ def grpo(towns, tmp_path_factory):
         os.killpg(second.process.pid, signal.SIGINT)
         stopped = second.ends()
     wait_until_gone(run)
-    return SimpleNamespace(
-        run=run, local=only_run(folder / "local"), rates=rates, stopped=stopped
-    )
+    return SimpleNamespace(run=run, local=only_run(folder / "local"), rates=rates, stopped=stopped)
 
 
 def test_grpo_samples_what_the_local_backend_samples(grpo):

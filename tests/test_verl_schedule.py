@@ -20,7 +20,11 @@ from srl.train.verl.patches import our_schedule
 def settings(tmp_path):
     """Three training steps of two updates of the actor and four of the critic."""
     save_model(tiny_model(), byte_level_tokenizer(), tmp_path / "model")
-    sizes = {"trainer__total_training_steps": 3, "data__train_batch_size": 4, "critic__ppo_mini_batch_size": 1}
+    sizes = {
+        "trainer__total_training_steps": 3,
+        "data__train_batch_size": 4,
+        "critic__ppo_mini_batch_size": 1,
+    }
     return lambda **more: config(tmp_path, "ppo", **sizes, **more)
 
 

@@ -21,7 +21,7 @@ from srl.train.search import load_search
 from srl.train.verl.dataset import TRAIN, read_row
 from srl.train.verl.engine import VerlEngine, eos_ids
 from srl.train.verl.failures import reason
-from srl.train.verl.job import this_run
+from srl.train.verl.job import this_config, this_run
 from srl.train.verl.log_writer import log_actor_of
 from srl.trajectory import Score, Trajectory
 from srl.workspace import Workspace
@@ -54,13 +54,13 @@ async def worker_state() -> WorkerState:
 
 
 def _load_state() -> WorkerState:
-    run = this_run()
-    codec = load_codec(run.config.model, eos_ids(run.config), lambda text: None)
-    search = load_search(run.config, Workspace.resolve(), lambda text: None)
-    environment = load_environment(run.config, codec, search, lambda text: None)
-    reward = load_rewards(run.config)
+    config = this_config()
+    codec = load_codec(config.model, eos_ids(config), lambda text: None)
+    search = load_search(config, Workspace.resolve(), lambda text: None)
+    environment = load_environment(config, codec, search, lambda text: None)
+    reward = load_rewards(config)
     reward.load()
-    return WorkerState(run.config, environment, reward, log_actor_of(run.directory))
+    return WorkerState(config, environment, reward, log_actor_of(this_run()))
 
 
 class SearchLoop(AgentLoopBase):
@@ -79,7 +79,7 @@ class SearchLoop(AgentLoopBase):
         try:
             return await self._run(row)
         except Exception as error:
-            run, what = this_run().directory, f"an episode failed: {reason(error)}"
+            run, what = this_run(), f"an episode failed: {reason(error)}"
             failure = error if isinstance(error, SrlError) else UserError(what, hint=resume_with(run))
             await log_actor_of(run).fail.remote(failure)
             raise

@@ -49,24 +49,17 @@ class Job:
         return self.run / "checkpoints"
 
 
-@dataclass(frozen=True, slots=True)
-class ThisRun:
-    """The run that a process started by verl belongs to."""
-
-    directory: Path
-    config: Config
+def this_run() -> Path:
+    """The directory of the run that this process belongs to, by the environment that the launcher has set."""
+    return Path(os.environ[RUN_VARIABLE])
 
 
 @cache
-def this_run() -> ThisRun:
-    """The run of this process, by the environment that the launcher has set.
-
-    Here alone a process that verl has started reads the run's configuration, once, as it registers.
-    """
+def this_config() -> Config:
+    """The configuration of this process's run, which is read here alone, and once."""
     from srl.config import load_saved
 
-    directory = Path(os.environ[RUN_VARIABLE])
-    return ThisRun(directory, load_saved(directory))
+    return load_saved(this_run())
 
 
 def device_support(cpu: bool) -> Any:

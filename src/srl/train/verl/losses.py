@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from srl.train.verl.job import this_run
+from srl.train.verl.job import this_config
 from srl.update.actor import ActorLoss
 from srl.update.losses import LossMode, policy_loss
 
@@ -22,7 +22,7 @@ def register_ours() -> None:
 
     from srl.train.rl import actor_loss
 
-    settings = actor_loss(this_run().config)
+    settings = actor_loss(this_config())
     for mode in set(get_args(LossMode)) - set(POLICY_LOSS_REGISTRY):
         register_policy_loss(mode)(in_verls_terms(replace(settings, loss_mode=mode)))
 

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from srl.config import Config
 from srl.errors import UserError
 from srl.train.learning_rate import Network, rate_factor
-from srl.train.verl.job import RUN_VARIABLE, device_support, this_run
+from srl.train.verl.job import RUN_VARIABLE, device_support, this_config
 from srl.update.optimiser import at_its_step
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def local_learning_rate() -> None:
 
     def build_lr_scheduler(self: Any, optimizer: Optimizer) -> Any:
         if RUN_VARIABLE in os.environ:
-            return our_schedule(this_run().config, self, optimizer)
+            return our_schedule(this_config(), self, optimizer)
         return build(self, optimizer)
 
     def lr_scheduler_step(self: Any) -> float:
