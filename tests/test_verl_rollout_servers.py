@@ -109,9 +109,8 @@ def test_servers_start_once_and_all_that_was_started_ends(starts):
     assert said == ["start", "end"]
 
 
-QUESTIONS = 18
-LOCAL = 5
-"""How many questions the local backend has answered before."""
+QUESTIONS, LOCAL = 18, 5
+"""All questions, and how many of them the local backend has answered before."""
 
 
 @pytest.mark.slow
@@ -127,41 +126,33 @@ def test_verl_continues_a_local_evaluation_and_gives_the_same_answers(tmp_path, 
         "eval", "run", str(tmp_path / "model"), "--config", str(file), "--index", str(tmp_path / "index"),
         "--data", str(tmp_path / "asked.parquet"), "--baseline", "r1", "--json",
     )  # fmt: skip
-    finished(*command, workspace=tmp_path / "local")
-    finished(*command, "--limit", str(LOCAL), workspace=tmp_path / "verl")
-    before = logged(tmp_path / "verl")
-    assert len(before) == 2 * LOCAL
-    finished(*command, "--backend", "verl", "--run", "last", workspace=tmp_path / "verl")
+    here, there = tmp_path / "local", tmp_path / "verl"
+    finished(*command, workspace=here)
+    finished(*command, "--limit", str(LOCAL), workspace=there)
+    assert len(logged(there)) == 2 * LOCAL
+    finished(*command, "--backend", "verl", "--run", "last", workspace=there)
 
-    here, there = logged(tmp_path / "local"), logged(tmp_path / "verl")
-    assert len(here) == 2 * QUESTIONS
-    assert there == here
-    runs = Workspace(tmp_path / "verl").all_runs()
-    assert len(runs) == 2, "the evaluation is continued, not started again"
-    tables = [table(tmp_path / name) for name in ("local", "verl")]
+    assert len(logged(here)) == 2 * QUESTIONS
+    assert logged(there) == logged(here)
+    assert len(Workspace(there).all_runs()) == 2, "the evaluation is continued, not started again"
     for setting in ("search", "r1"):
-        assert tables[0][setting]["metrics"] == pytest.approx(tables[1][setting]["metrics"])
-    assert f"{LOCAL} of {QUESTIONS} episodes are in its log" in said(tmp_path / "verl")
-    assert not list((tmp_path / "verl").glob(f"{FOLDER}*"))
+        assert metrics(here, setting) == pytest.approx(metrics(there, setting))
+    assert f"{LOCAL} of {QUESTIONS} episodes are in its log" in said(there)
+    assert not list(there.glob(f"{FOLDER}*"))
 
 
 def logged(workspace: Path) -> dict[tuple[str, str], Any]:
     """The token ids of every episode of a workspace's evaluations, by template and question."""
-    found = {}
+    tokens = {}
     for run in Workspace(workspace).all_runs():
+        setting = json.loads((run / "run.json").read_text())["setting"]
         with store.open(run) as log:
             for record in read_records(log, "phase = 'eval'"):
-                found[setting(run), record.trajectory.question.id] = record.trajectory.token_ids
-    return found
+                tokens[setting, record.trajectory.question.id] = record.trajectory.token_ids
+    return tokens
 
 
-def setting(run: Path) -> str:
-    name: str = json.loads((run / "run.json").read_text())["setting"]
-    return name
-
-
-def table(workspace: Path) -> dict[str, Any]:
-    """What the last command printed with `--json`."""
+def metrics(workspace: Path, setting: str) -> Any:
+    """Those that the last command printed with `--json`."""
     out = said(workspace)
-    found: dict[str, Any] = json.loads(out[out.rindex("\n{") :])
-    return found
+    return json.loads(out[out.rindex("\n{") :])[setting]["metrics"]

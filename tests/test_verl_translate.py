@@ -164,20 +164,18 @@ def test_what_a_run_does_not_have_is_not_translated():
 
 
 @pytest.mark.parametrize(
-    ("given", "on", "name"),
+    ("engine", "on", "name"),
     [("auto", job(), "srl_torch"), ("auto", GPU, "vllm"), ("sglang", GPU, "sglang"), ("vllm", job(), "vllm")],
 )
-def test_what_generates_depends_on_the_machine(given, on, name):
-    assert verl(f"cluster.rollout={given}", on=on)[f"{ROLLOUT}.name"] == name
-
-
-def test_engines_get_the_runs_tokenizer_and_vllm_without_a_gpu_bounded_bytes():
-    vllm, sglang = f"{ROLLOUT}.engine_kwargs.vllm", f"{ROLLOUT}.engine_kwargs.sglang"
-    assert verl(on=GPU)[f"{vllm}.tokenizer"] == str(GPU.tokenizer)
-    assert verl("cluster.rollout=vllm")[f"{vllm}.kv_cache_memory_bytes"] == 2**30
-    stops = verl("cluster.rollout=sglang", on=GPU)  # without a tokenizer it ignores stop strings
-    assert stops[f"{sglang}.tokenizer_path"] == str(GPU.tokenizer)
-    assert stops[f"{ROLLOUT}.skip_tokenizer_init"] is False
+def test_what_generates_depends_on_the_machine_and_gets_the_runs_tokenizer(engine, on, name):
+    values = verl(f"cluster.rollout={engine}", on=on)
+    assert values[f"{ROLLOUT}.name"] == name
+    tokenizers = {"vllm": "vllm.tokenizer", "sglang": "sglang.tokenizer_path"}
+    if name in tokenizers:
+        assert values[f"{ROLLOUT}.engine_kwargs.{tokenizers[name]}"] == str(on.tokenizer)
+    assert (name == "sglang") == (values.get(f"{ROLLOUT}.skip_tokenizer_init") is False), "it ignores stops"
+    bound = values.get(f"{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes")
+    assert (bound == 2**30) == (name == "vllm" and on.cpu), "it would take a share of the machine's memory"
 
 
 def test_cluster_that_is_there_is_not_told_what_it_has_and_a_new_one_counts_workers():

@@ -18,7 +18,8 @@ from srl.config.keys import plain
 from srl.index import build_index
 from srl.workspace import Workspace
 
-LIMIT_S = 800
+LIMIT_S = 840
+"""For a run of two steps: 100 seconds on two idle cores, most of them to import what it needs."""
 VARIABLE = "SRL_VERL_RUN"
 
 
@@ -32,34 +33,54 @@ def write_config(folder: Path, algo: str, **settings: object) -> Path:
     return path
 
 
-def srl(*arguments: str, workspace: Path) -> subprocess.Popen[str]:
-    """`srl` in a process of its own, its output to files beside the workspace."""
-    environment = {**os.environ, "SRL_WORKSPACE": str(workspace), "OMP_NUM_THREADS": "1"}
-    environment.pop(VARIABLE, None)
-    out = (workspace.parent / f"{workspace.name}.out").open("a")
-    command = [sys.executable, "-P", "-m", "srl", *arguments]
-    return subprocess.Popen(
-        command,
-        stdout=out,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        cwd=workspace.parent,
-        process_group=0,
-    )
-
-
 def said(workspace: Path) -> str:
-    return (workspace.parent / f"{workspace.name}.out").read_text(encoding="utf-8")
+    """What all commands on `workspace` have said so far."""
+    out = workspace.with_name(f"{workspace.name}.out")
+    return out.read_text(encoding="utf-8") if out.exists() else ""
+
+
+class Typed:
+    """`srl` as it is typed in a terminal, in a process group of its own, and what it has said."""
+
+    def __init__(self, workspace: Path, *arguments: str) -> None:
+        self.workspace, self.before = workspace, len(said(workspace))
+        environment = {**os.environ, "SRL_WORKSPACE": str(workspace), "OMP_NUM_THREADS": "1"}
+        environment.pop(VARIABLE, None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "srl", *arguments], text=True, env=environment, process_group=0,
+            stdout=workspace.with_name(f"{workspace.name}.out").open("a"), stderr=subprocess.STDOUT,
+            cwd=workspace.parent,
+        )  # fmt: skip
+
+    def __enter__(self) -> Typed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(120)
+
+    @property
+    def text(self) -> str:
+        return said(self.workspace)[self.before :]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Until `condition` holds; fails where the process ends before."""
+        while not condition():
+            try:
+                self.process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError(f"it ended too early: {self.text[-4000:]}")
+
+    def ends(self) -> tuple[int, str]:
+        """Exit code and the last line that was said."""
+        return self.process.wait(LIMIT_S), self.text.splitlines()[-1]
 
 
 def finished(*arguments: str, workspace: Path) -> str:
-    """What `srl` said, once it ended well."""
-    process = srl(*arguments, workspace=workspace)
-    try:
-        assert process.wait(LIMIT_S) == 0, said(workspace)[-4000:]
-    finally:
-        kill(process)
+    """What all commands on `workspace` have said, once this one ended well."""
+    with Typed(workspace, *arguments) as command:
+        assert command.ends()[0] == 0, command.text[-4000:]
     return said(workspace)
 
 
@@ -72,11 +93,6 @@ def checkpointed(workspace: Path, step: int) -> bool:
     """Whether verl has named a checkpoint of `step` or later the latest."""
     markers = list(workspace.glob("runs/*/checkpoints/latest_checkpointed_iteration.txt"))
     return bool(markers) and int(markers[0].read_text() or 0) >= step
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.wait(120)
 
 
 def processes_of(run: Path) -> list[int]:
@@ -98,38 +114,6 @@ def wait_until_gone(run: Path, within_s: float = 240) -> None:
     while left := processes_of(run):
         assert time.monotonic() < deadline, f"processes of the run are left: {left}"
         time.sleep(0.2)
-
-
-class Typed:
-    """`srl` as it is typed in a terminal, and what it has said so far."""
-
-    def __init__(self, workspace: Path, *arguments: str) -> None:
-        self.workspace = workspace
-        self.before = len(said(workspace)) if workspace.with_name(f"{workspace.name}.out").exists() else 0
-        self.process = srl(*arguments, workspace=workspace)
-
-    def __enter__(self) -> Typed:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        kill(self.process)
-
-    @property
-    def text(self) -> str:
-        return said(self.workspace)[self.before :]
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Until `condition` holds; fails where the process ends before."""
-        while not condition():
-            try:
-                self.process.wait(0.2)
-            except subprocess.TimeoutExpired:
-                continue
-            raise AssertionError(f"it ended too early: {self.text[-4000:]}")
-
-    def ends(self) -> tuple[int, str]:
-        """Exit code and the last line that was said."""
-        return self.process.wait(LIMIT_S), self.text.splitlines()[-1]
 
 
 def index_of(towns: Path) -> Path:

@@ -20,11 +20,10 @@ def register_ours() -> None:
     """Register the losses that verl lacks."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
 
-    from srl.train.rl import actor_loss
-
-    settings = actor_loss(this_config())
     for mode in set(get_args(LossMode)) - set(POLICY_LOSS_REGISTRY):
-        register_policy_loss(mode)(in_verls_terms(replace(settings, loss_mode=mode)))
+        from srl.train.rl import actor_loss
+
+        register_policy_loss(mode)(in_verls_terms(replace(actor_loss(this_config()), loss_mode=mode)))
 
 
 def in_verls_terms(settings: ActorLoss) -> Any:
