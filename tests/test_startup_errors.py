@@ -52,7 +52,7 @@ FAULTS = {
     "a damaged index": ({"data.corpus": None, "search.index": "damaged"}, "damaged"),
     "a mix without a share": ({"data.mix": {"1": 1.0}}, "no share for the number of hops '2'"),
     "a mix of too few": (
-        {"data.mix": {"1": 1.0, "2": 1.0}, "data.train_batch_size": 8}, "share or data.train_batch_size"
+        {"data.mix": {"1": 1.0, "2": 1.0}, "data.train_batch_size": 8}, "data.mix"
     ),
     "a template for no search": ({"data.template": "tiny-r1"}, "do not go together"),
 }  # fmt: skip
