@@ -42,7 +42,7 @@ SETS = (
 )  # fmt: skip
 _PROCESSES = multiprocessing.get_context("forkserver")
 """Processes that have their imports behind them, so that most kills fall into the evaluation."""
-_PROCESSES.set_forkserver_preload(["srl.cli", "srl.train.evaluate_model", "transformers.models.qwen2"])
+_PROCESSES.set_forkserver_preload(["srl.cli", "srl.train.eval_run", "transformers.models.qwen2"])
 
 
 class Scripted(ScriptedEngine):

@@ -20,7 +20,7 @@ from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions, PromptTooLongError
 from srl.rollout.observation import fit_information
 from srl.train.baselines import BASELINES, baseline_config
-from srl.train.protocol import choose_template
+from srl.train.load_protocol import choose_template
 from srl.train.questions import load_questions
 from srl.train.sft import with_prompts
 from srl.trajectory import Hit, Passage, Search, Trajectory

@@ -11,7 +11,7 @@ from tests.two_retrievers import only_run, script, searched, settings, write_pla
 
 from srl.config import Config
 from srl.train import search as searching
-from srl.train.evaluate_model import evaluate_model
+from srl.train.eval_run import evaluate_model
 from srl.train.loop import Loop
 from srl.train.model_settings import settings_of
 from srl.train.run import resume

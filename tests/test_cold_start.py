@@ -20,7 +20,7 @@ from srl.rollout.episode import EpisodeOptions
 from srl.train import cold_start, make_missing
 from srl.train.cold_start import cold_started
 from srl.train.load_components import episode_options, load_environment, load_policy
-from srl.train.protocol import read_card, with_base_tokenizer
+from srl.train.load_protocol import read_card, with_base_tokenizer
 from srl.train.search import find_or_build_index, load_search
 from srl.train.sft import demonstrated
 from srl.trajectory import Passage

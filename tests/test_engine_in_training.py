@@ -16,7 +16,7 @@ from srl.rollout.engine import EngineFault
 from srl.rollout.torch_engine import TorchEngine
 from srl.safe import hidden
 from srl.train import load_components
-from srl.train.resume import resume_with
+from srl.train.resume_checks import resume_with
 
 __all__ = ["setting"]
 

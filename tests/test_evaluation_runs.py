@@ -22,8 +22,8 @@ from srl.rollout.engine import Completion, EngineFault, Sampling, ScriptedEngine
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.store import read_records
-from srl.train import evaluate_model as evaluations
-from srl.train.evaluate_model import Evaluation, ModelReport, evaluate_model
+from srl.train import eval_run as evaluations
+from srl.train.eval_run import Evaluation, ModelReport, evaluate_model
 from srl.train.model_settings import settings_of
 from srl.trajectory import Passage, Question, SearchTool, Trajectory
 from srl.workspace import Workspace

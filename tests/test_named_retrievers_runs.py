@@ -14,7 +14,7 @@ from srl.config import Config
 from srl.errors import UserError
 from srl.index import open_index
 from srl.serve.named_retrievers import digest_of
-from srl.train.evaluate_model import evaluate_model
+from srl.train.eval_run import evaluate_model
 from srl.train.model_settings import settings_of
 from srl.train.search import load_search
 from srl.workspace import Workspace

@@ -26,8 +26,7 @@ from srl.rollout.engine import Sampling
 from srl.train.baselines import BASELINES, baseline_config
 from srl.train.dry_run import plan_run
 from srl.train.export import export
-from srl.train.model_settings import settings_of
-from srl.train.protocol import (
+from srl.train.load_protocol import (
     declared_tools,
     load_native,
     load_template,
@@ -38,6 +37,7 @@ from srl.train.protocol import (
     with_protocol,
     write_card,
 )
+from srl.train.model_settings import settings_of
 
 DATED = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
 

@@ -24,7 +24,7 @@ from srl.errors import UserError
 from srl.serve.in_process import LocalSearch
 from srl.train.loop import Loop
 from srl.train.model_settings import settings_of
-from srl.train.resume import only_this_process, too_many_failures, with_its_dtype
+from srl.train.resume_checks import only_this_process, too_many_failures, with_its_dtype
 from srl.train.run import resume
 from srl.train.run_directory import Progress, RunRecord, best_step, checkpoints
 from srl.trajectory import FailedEpisodes

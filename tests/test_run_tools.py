@@ -23,7 +23,7 @@ from srl.rollout.native import schemas
 from srl.serve.server import create_app
 from srl.store.records import Record, part_tables
 from srl.train.load_components import episode_options
-from srl.train.protocol import declared_tools, load_native, load_template
+from srl.train.load_protocol import declared_tools, load_native, load_template
 from srl.train.search import load_search
 from srl.trajectory import Passage, Trajectory
 from srl.workspace import Workspace

@@ -19,7 +19,7 @@ from tests.store_builder import new_log, write_step
 import srl.store
 from srl.errors import UserError
 from srl.store import lock
-from srl.train import resume as resuming
+from srl.train import resume_checks
 from srl.train.run import resume
 from srl.workspace import Workspace
 
@@ -102,7 +102,7 @@ def test_a_resumed_run_waits_for_the_process_that_a_killed_launcher_left_behind(
         assert said == [], "a run that is alive is not waited for"
         kill(launcher)
         with monkeypatch.context() as patched:
-            patched.setattr(resuming, "LEFT_BEHIND_S", 0.0)
+            patched.setattr(resume_checks, "LEFT_BEHIND_S", 0.0)
             with pytest.raises(UserError, match=f"process {pid}"):
                 resumed(said.append)
         with pytest.raises(UserError, match=r"run\.json"):  # which is read next

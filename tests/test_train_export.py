@@ -24,10 +24,10 @@ from srl.models.new import new_model
 from srl.models.weights import model_digest, save_model
 from srl.protocol import STOP_STRINGS
 from srl.train.export import export, in_dtype, merged, shard_files, with_weights
+from srl.train.load_protocol import model_card
 from srl.train.model_settings import settings_of
 from srl.train.model_size import shape_of
 from srl.train.named_checkpoint import model_directory
-from srl.train.protocol import model_card
 from srl.workspace import Workspace
 
 TEXT = "what flag has velmar ? <search> flag of velmar </search>"

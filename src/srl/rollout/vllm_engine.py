@@ -37,7 +37,7 @@ from srl.rollout.engine import (
     StopReason,
     check_turn,
 )
-from srl.rollout.torch_engine import StopFinder
+from srl.rollout.stop_finder import StopFinder
 from srl.safe import one_line
 
 if TYPE_CHECKING:

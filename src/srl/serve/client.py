@@ -1,4 +1,7 @@
-"""The search client: `HttpSearch`, over one server or several, and the check of the servers before a run."""
+"""The search client: `HttpSearch`, over one server or several, and the check of the servers before a run.
+
+What a time-out or a status of one request means is in `request.py`.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from math import ceil
 from srl.config import Config
 from srl.errors import UserError, nearest
 from srl.protocol import NO_INFORMATION, WITHOUT_SEARCH, Template
-from srl.train.protocol import choose_template, template_name
+from srl.train.load_protocol import choose_template, template_name
 
 ALL = "all"
 """The name that stands for every baseline."""

@@ -28,7 +28,7 @@ from srl.files import (
 )
 from srl.models.load import check_saved, load_model
 from srl.models.weights import has_lora, save_model
-from srl.train.protocol import stop_strings, write_card
+from srl.train.load_protocol import stop_strings, write_card
 from srl.train.run_directory import CHECKPOINTS, STATE
 from srl.update.critic import Critic
 from srl.update.optimiser import Optimiser

@@ -14,9 +14,7 @@ from srl.models.load import pick_device, pick_dtype
 from srl.models.weights import save_model
 from srl.rollout.episode import EpisodeOptions
 from srl.train.load_components import episode_options, load_environment, load_policy
-from srl.train.make_missing import Note, demonstration_file, make_if_missing, start_of
-from srl.train.model_check import check_model
-from srl.train.protocol import (
+from srl.train.load_protocol import (
     declared_tools,
     is_native,
     load_template,
@@ -24,6 +22,8 @@ from srl.train.protocol import (
     stop_strings,
     write_card,
 )
+from srl.train.make_missing import Note, demonstration_file, make_if_missing, start_of
+from srl.train.model_check import check_model
 from srl.train.search import index_digests, load_search
 from srl.train.sft import demonstrated, fine_tune
 from srl.train.threads import set_threads

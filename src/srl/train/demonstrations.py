@@ -34,8 +34,8 @@ from srl.rollout.environment import Environment, Key
 from srl.rollout.episode import OnProgress, PromptTooLongError
 from srl.serve.named_retrievers import aclose, connect
 from srl.train.load_components import episode_options
+from srl.train.load_protocol import load_codec, load_native, load_template
 from srl.train.make_missing import Note
-from srl.train.protocol import load_codec, load_native, load_template
 from srl.train.questions import check_some_left, load_questions
 from srl.train.search import load_search
 from srl.trajectory import Passage, Question, Search, SearchTool, Trajectory

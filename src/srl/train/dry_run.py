@@ -21,6 +21,14 @@ from srl.models.hub import HubName, hub_name
 from srl.models.load import pick_device, pick_dtype
 from srl.rollout.glue import DIFFERENCES
 from srl.train.load_components import engine_name
+from srl.train.load_protocol import (
+    declared_tools,
+    is_native,
+    load_template,
+    native_glue,
+    with_base_tokenizer,
+    with_protocol,
+)
 from srl.train.make_missing import check_data, start_of, with_cached_models
 from srl.train.memory import (
     GIB,
@@ -38,14 +46,6 @@ from srl.train.memory import (
 )
 from srl.train.model_check import check_start
 from srl.train.model_size import Shape, shape_of
-from srl.train.protocol import (
-    declared_tools,
-    is_native,
-    load_template,
-    native_glue,
-    with_base_tokenizer,
-    with_protocol,
-)
 from srl.train.startup_errors import startup_errors
 from srl.train.verl.config_check import check_supported, compose, problems
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, is_megatron, precision, rollout_name

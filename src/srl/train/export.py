@@ -29,7 +29,7 @@ from srl.files import (
 )
 from srl.models.load import DTYPES, load_model, load_tokenizer
 from srl.models.weights import save_model
-from srl.train.protocol import read_card, stop_strings
+from srl.train.load_protocol import read_card, stop_strings
 from srl.train.run_directory import RunRecord, checkpoints
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Loads what episodes need into memory: model, engine, environment and rewards.
 
-Questions are loaded in `srl.train.questions`, tokenizer, template and tools in `srl.train.protocol`.
+Questions are loaded in `srl.train.questions`, tokenizer, template and tools in `srl.train.load_protocol`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
+from srl.train.load_protocol import generation_eos, load_codec, load_native, load_template
 from srl.train.make_missing import Note
-from srl.train.protocol import generation_eos, load_codec, load_native, load_template
 from srl.train.threads import set_threads
 from srl.trajectory import SearchTool
 

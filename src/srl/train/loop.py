@@ -33,10 +33,10 @@ from srl.rollout.environment import Environment, Key
 from srl.serve.named_retrievers import aclose
 from srl.store import LogWriter, Record, RunInfo
 from srl.train.checkpoint import delete_checkpoints, load_checkpoint, save_checkpoint
-from srl.train.protocol import card_of_run
+from srl.train.load_protocol import card_of_run
 from srl.train.questions import Splits
 from srl.train.report import Reporter, Terminal, reporters
-from srl.train.resume import resume_with, too_many_failures, without_damaged
+from srl.train.resume_checks import resume_with, too_many_failures, without_damaged
 from srl.train.run_directory import (
     LOG,
     Progress,

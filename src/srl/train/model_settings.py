@@ -11,8 +11,8 @@ from srl.config.cross_checks import algorithm_plugin
 from srl.config.load import SAVED, read_layers, typed_keys
 from srl.config.unread import Kind, unread, unread_lines
 from srl.protocol import TEMPLATES
+from srl.train.load_protocol import read_card, with_protocol
 from srl.train.make_missing import Note, with_local_models
-from srl.train.protocol import read_card, with_protocol
 from srl.train.run_directory import CHECKPOINTS, RECORD, BackendName, RunRecord
 
 

@@ -21,8 +21,7 @@ from srl.progress import counted
 from srl.protocol import NO_INFORMATION
 from srl.rollout.codec import Codec
 from srl.rollout.observation import LEAST_INFORMATION
-from srl.train.make_missing import Note
-from srl.train.protocol import (
+from srl.train.load_protocol import (
     choose_template,
     declared_tools,
     is_native,
@@ -30,6 +29,7 @@ from srl.train.protocol import (
     takes_written_prompts,
     warn_about_unlisted_retrievers,
 )
+from srl.train.make_missing import Note
 from srl.train.run_directory import RFT, SFT
 from srl.trajectory import Phase, Question
 

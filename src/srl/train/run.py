@@ -22,11 +22,11 @@ from srl.config.cross_checks import check_training
 from srl.config.unread import kind_of
 from srl.models.hub import hub_name
 from srl.store import RunInfo
-from srl.train import resume as resuming
+from srl.train import resume_checks
 from srl.train.cold_start import cold_started
+from srl.train.load_protocol import with_base_tokenizer, with_day, with_protocol
 from srl.train.logged_episodes import model_of_log
 from srl.train.make_missing import check_demonstrations, start_of, with_data, with_local_models
-from srl.train.protocol import with_base_tokenizer, with_day, with_protocol
 from srl.train.report import Terminal, check_loggers
 from srl.train.run_directory import (
     LOG,
@@ -91,9 +91,9 @@ def start(
         config = with_paths(config, algo, workspace, terminal)
         check_loggers(config.trainer.logger)
         trainer = trains.prepare(config, algo, workspace, terminal)
-    dtype = resuming.dtype_here(config) if backend == "local" else ""
-    inputs = {**trainer.inputs, **resuming.question_digests(config)}
-    record = RunRecord(preset, algo, resuming.utc_now(), backend, dtype, inputs)
+    dtype = resume_checks.dtype_here(config) if backend == "local" else ""
+    inputs = {**trainer.inputs, **resume_checks.question_digests(config)}
+    record = RunRecord(preset, algo, resume_checks.utc_now(), backend, dtype, inputs)
     run = workspace.new_run(preset, algo, config.trainer.seed)
     with removed_unless_begun(run):
         save_config(run, config)
@@ -115,7 +115,7 @@ def resume(
     finished run that has made all of its steps, no fewer and no more, is left as it is. Raises UserError
     where another process trains it.
     """
-    resuming.check_resumable(run, terminal.note)
+    resume_checks.check_resumable(run, terminal.note)
     record, before = RunRecord.read(run), load_saved(run)
     changed, warnings = before, list[str]()
     if sets:
@@ -126,10 +126,10 @@ def resume(
     step = max(saved, default=-1)
     steps_done = max(0, step)
     if record.backend == "verl":
-        resuming.check_for_verl(run, step)
-    config = resuming.with_steps(run, record, changed, steps, steps_done)
+        resume_checks.check_for_verl(run, step)
+    config = resume_checks.with_steps(run, record, changed, steps, steps_done)
     if steps in (None, steps_done) and (
-        progress := resuming.progress_if_finished(run, record, before, steps_done, terminal.note)
+        progress := resume_checks.progress_if_finished(run, record, before, steps_done, terminal.note)
     ):
         if sets:
             terminal.note("warning: --set has no effect on a finished run; --steps N makes it longer")
@@ -138,13 +138,13 @@ def resume(
     trains.check(config)
     check_loggers(config.trainer.logger)
     config = with_local_models(config, terminal.note)
-    config = resuming.with_its_dtype(run, record, config, terminal.note)
+    config = resume_checks.with_its_dtype(run, record, config, terminal.note)
     trainer = trains.prepare(config, record.algo, workspace, terminal)
-    inputs = {**trainer.inputs, **resuming.question_digests(config)}
-    resuming.check_inputs(run, record, inputs, config, terminal.note)
+    inputs = {**trainer.inputs, **resume_checks.question_digests(config)}
+    resume_checks.check_inputs(run, record, inputs, config, terminal.note)
     terminal.note(f"resuming {run.name}")
-    with resuming.only_this_process(run, saved, record.backend) as lock:
-        record = resuming.with_changes_noted(
+    with resume_checks.only_this_process(run, saved, record.backend) as lock:
+        record = resume_checks.with_changes_noted(
             run, record, before, config, steps_done, trainer.questions, terminal.note
         )
         if record.backend == "verl":  # another process writes the log
@@ -209,7 +209,7 @@ def run_info(run: Path, config: Config, record: RunRecord) -> RunInfo:
 def _train(
     run: Path, config: Config, record: RunRecord, trainer: Trainer, resumed_from: int | None = None
 ) -> Summary:
-    with resuming.tells_how_to_go_on(run, record.backend):
+    with resume_checks.tells_how_to_go_on(run, record.backend):
         progress = trainer.train(run, run_info(run, config, record), resumed_from)
     return _summary(run, config, record, progress)
 

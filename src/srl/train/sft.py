@@ -34,10 +34,10 @@ from srl.rollout.environment import Environment, Key
 from srl.rollout.protocol import Protocol
 from srl.train.learning_rate import sft_factor
 from srl.train.load_components import LoadedModel
+from srl.train.load_protocol import prompts
 from srl.train.logged_episodes import check_tokens, select_episodes
 from srl.train.loop import Loop
 from srl.train.make_missing import Note, demonstration_file
-from srl.train.protocol import prompts
 from srl.train.questions import QuestionOrder, Splits
 from srl.trajectory import Question, Trajectory
 from srl.update.batch import Batch, collate

@@ -21,8 +21,8 @@ from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.request import retrieve_url
 from srl.train.load_components import load_algorithm, load_rewards
+from srl.train.load_protocol import choose_template, is_native, load_codec, load_template, native_glue
 from srl.train.make_missing import check_corpus_exists, start_of, unusable_files
-from srl.train.protocol import choose_template, is_native, load_codec, load_template, native_glue
 from srl.train.questions import check_training_questions, load_split
 from srl.train.report import check_loggers
 from srl.trajectory import Phase

@@ -27,7 +27,7 @@ from srl.cli.options import (
 
 if TYPE_CHECKING:
     from srl.evaluate.question_sets import Row
-    from srl.train.evaluate_model import Evaluation, ModelReport
+    from srl.train.eval_run import Evaluation, ModelReport
 
 _HEADS = {"search": "with search", "no_search": "without search"}
 _ROWS = {
@@ -125,7 +125,7 @@ def run(
     show_counted()
     with progress("starting", passing=True):
         from srl.train.baselines import chosen_baselines
-        from srl.train.evaluate_model import evaluate_model
+        from srl.train.eval_run import evaluate_model
         from srl.train.model_settings import local_settings, preset_name
     flags = {
         "search.index": index,

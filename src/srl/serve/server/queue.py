@@ -1,4 +1,7 @@
-"""The queue of an index: queries that arrive while it is busy are searched as one batch, equal ones once."""
+"""The queue of an index: queries that arrive while it is busy are searched as one batch, equal ones once.
+
+A full queue raises a `Fault`, which `app.py` answers with 503.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 verl gives the first part of a batch to its first worker, the next part to the second, and each worker cuts
 its part into mini-batches. verl's own order mixes questions, which spreads a group over several optimiser
-steps. `balanced_order` makes the mini-batches of the local backend, shared evenly by tokens.
+steps. `balanced_order` makes the mini-batches of the local backend, shared evenly by tokens. An episode that
+failed has a mask of zeros from `agent_loop.py` on; `step_batch` has it as not valid.
 """
 
 from __future__ import annotations

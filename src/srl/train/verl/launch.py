@@ -18,7 +18,7 @@ from srl.install import pip_install
 from srl.rollout.protocol import Protocol
 from srl.store import RunInfo
 from srl.train.load_components import load_algorithm, load_environment, load_rewards
-from srl.train.protocol import card_of_run, load_codec, write_card
+from srl.train.load_protocol import card_of_run, load_codec, write_card
 from srl.train.questions import Splits, load_splits
 from srl.train.report import Terminal, reporters
 from srl.train.rl import reference_digest

@@ -23,8 +23,8 @@ from srl.models.hub import hub_name
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, Sampling
 from srl.train.load_components import Generation
+from srl.train.load_protocol import load_codec
 from srl.train.make_missing import Note
-from srl.train.protocol import load_codec
 from srl.train.verl.config_check import server_config
 from srl.train.verl.engine import VerlEngine, eos_ids
 from srl.train.verl.job import TORCH

@@ -1,5 +1,6 @@
 """How a stopped run is resumed, on either backend: from which checkpoint, to which step, what to type.
 
+`Loop.resume` loads the checkpoint and drops later steps from the log; on verl `log_writer.py` drops them.
 Which settings may change is said where each key is declared (`Key.resumes` in `srl.config.sections`).
 """
 

@@ -28,9 +28,9 @@ from srl.serve.named_retrievers import aclose, connect
 from srl.store import QUESTION_DIGEST, LogWriter, Record, RunInfo, find_logs, question_digest, reading
 from srl.train.baselines import CLOSED_BOOK, baseline_config
 from srl.train.load_components import Generation, load_environment, load_generation
+from srl.train.load_protocol import load_template, warn_about_unlisted_retrievers
 from srl.train.make_missing import Note
 from srl.train.model_settings import trained_with
-from srl.train.protocol import load_template, warn_about_unlisted_retrievers
 from srl.train.questions import check_some_left, load_questions
 from srl.train.run_directory import LOG, RECORD, BackendName, RunRecord
 from srl.train.search import (

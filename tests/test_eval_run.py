@@ -25,10 +25,10 @@ from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.tags import Tags
 from srl.store import read_records
-from srl.train.evaluate_model import Evaluation, evaluate_model
+from srl.train.eval_run import Evaluation, evaluate_model
+from srl.train.load_protocol import card_of_run, load_template, write_card
 from srl.train.model_settings import settings_of
 from srl.train.named_checkpoint import model_directory
-from srl.train.protocol import card_of_run, load_template, write_card
 from srl.trajectory import Passage, Question, Trajectory
 from srl.workspace import Workspace
 
