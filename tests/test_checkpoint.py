@@ -149,7 +149,9 @@ def spoil(file):
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["trainer/actor-optimiser.pt", "model.safetensors", "trainer/state.json"])
+@pytest.mark.parametrize(
+    "name", ["trainer/actor-optimiser.pt", "model.safetensors", "trainer/state.json", "manifest.json"]
+)
 def test_no_file_of_a_checkpoint_is_damaged_unnoticed(tmp_path, name):
     them, again = learner(), learner()
     those = optimisers(them)
@@ -158,7 +160,7 @@ def test_no_file_of_a_checkpoint_is_damaged_unnoticed(tmp_path, name):
     with pytest.raises(DamagedError, match=f"{name} is damaged"):
         load_checkpoint(path, again, optimisers(again))
     (path / name).unlink()
-    if name != "trainer/state.json":
+    if name not in ("trainer/state.json", "manifest.json"):
         with pytest.raises(DamagedError, match=f"{name} is missing"):
             load_checkpoint(path, again, optimisers(again))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from textwrap import dedent
 
 import pytest
 import torch
 from tests.plugin_site import forget_modules
-from tests.training import config, train, write_setting
+from tests.training import config, tokenizer, train, write_setting
 
 from srl.errors import CheckFailed, UserError
 from srl.index import build_index
@@ -25,6 +26,9 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("towns")
     write_setting(folder)
     (folder / "folder").mkdir()
+    special = copy.deepcopy(tokenizer())
+    special.add_special_tokens({"additional_special_tokens": ["<search>", "</search>"]})
+    special.save_pretrained(folder / "special")
     (folder / "words.parquet").write_text("no parquet")
     (folder / "words.jsonl").write_text("{")
     (folder / "words.cassette").write_text("")
@@ -47,6 +51,7 @@ FAULTS = {
         {"search.retrievers": {"other": {"index": "/nowhere"}}, "data.max_prompt_length": 128}, "nowhere"
     ),
     "no tokenizer": ({"model.tokenizer": "nowhere"}, "no tokenizer directory "),
+    "tags as special tokens": ({"model.tokenizer": "special"}, "</search>"),
     "an empty reference": ({"ref.path": "folder", "actor.use_kl_loss": True}, "is not a model directory"),
     "no demonstrations": ({"model.path": None, "sft.train_files": "nowhere.jsonl"}, "no such file"),
     "a damaged index": ({"data.corpus": None, "search.index": "damaged"}, "damaged"),
@@ -59,7 +64,7 @@ FAULTS = {
 
 
 def configured(place, changes):
-    names = ("damaged", "folder", "words.parquet", "words.jsonl", "nowhere", "nowhere.jsonl")
+    names = ("damaged", "folder", "special", "words.parquet", "words.jsonl", "nowhere", "nowhere.jsonl")
     given = {key: str(place / value) if value in names else value for key, value in changes.items()
              if key != "search.retrievers"}  # fmt: skip
     named = {key: value for key, value in changes.items() if key == "search.retrievers"}

@@ -467,8 +467,11 @@ def check_checkpoint(path: Path, leave_out: str = "") -> None:
     Raises DamagedError. A directory without a manifest, or of another kind, passes.
     """
     if is_checked(path):
-        manifest = json_object((path / MANIFEST).read_bytes(), str(path / MANIFEST))
-        if manifest.get("kind") == CHECKPOINT:
+        try:
+            manifest = json.loads((path / MANIFEST).read_bytes())
+        except ValueError as error:
+            raise DamagedError(f"{path / MANIFEST} is damaged: {error}") from error
+        if isinstance(manifest, dict) and manifest.get("kind") == CHECKPOINT:
             sums = read_manifest(path, CHECKPOINT).get("files", {})
             left_out = {name for name in sums if leave_out and name.startswith(leave_out)}
             check_files(path, {name: sums[name] for name in sums.keys() - left_out})

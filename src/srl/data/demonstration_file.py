@@ -19,6 +19,7 @@ from srl.data.published_rows import Record, describe
 from srl.errors import CheckFailed, UserError
 from srl.files import atomic_file, read_jsonl
 from srl.protocol import FORMATS, STOP_STRINGS, Format, escape, search_tag
+from srl.protocol.calls import opens_thought
 from srl.trajectory import Question, Trajectory
 
 
@@ -36,7 +37,7 @@ def turns_of(trajectory: Trajectory) -> list[str]:
     turns, inside_thought = list[str](), trajectory.think_is_open
     for segment in trajectory.segments[1:]:
         if not segment.is_policy:
-            inside_thought = segment.text.rstrip().endswith("<think>")
+            inside_thought = opens_thought(segment.text)
         elif trajectory.protocol == "tags":
             turns.append(segment.text[: _end(segment.text)])
         else:
@@ -55,7 +56,7 @@ def _with_tags(text: str, inside_thought: bool, form: Format) -> str:
         action = f"{outside} {tag} {escape(call.query).strip()} </search>".lstrip()
     else:
         return text
-    thought = thought.strip().removeprefix("<think>").removesuffix("</think>").strip()
+    thought = form.bare(thought)
     return f"<think> {thought} </think> " * bool(thought) + action
 
 

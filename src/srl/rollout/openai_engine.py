@@ -101,7 +101,7 @@ class OpenAiServer:
         """Have client and slots of the running event loop; those of an earlier loop died with it."""
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._loop, self._slots = loop, asyncio.Semaphore(self.max_concurrent)
-            self._client = new_client([self.url], self.key, self.transport)
+            self._client = new_client([self.url], self.key, self.transport, follow_redirects=False)
 
     async def _attempt(self, method: str, path: str, payload: Any) -> Any:
         """One request. Raises httpx's errors, or ValueError for no JSON."""

@@ -34,7 +34,11 @@ def retry_after(value: str) -> float | None:
 
 
 def new_client(
-    urls: Sequence[str], token: str, transport: httpx.AsyncBaseTransport | None = None
+    urls: Sequence[str],
+    token: str,
+    transport: httpx.AsyncBaseTransport | None = None,
+    *,
+    follow_redirects: bool = True,
 ) -> httpx.AsyncClient:
     """An HTTP client for these servers that sends the token; each request sets its own time-out.
 
@@ -50,7 +54,7 @@ def new_client(
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
         trust_env=loopback != hosts,
         mounts=direct,
-        follow_redirects=True,
+        follow_redirects=follow_redirects,
     )
 
 

@@ -113,16 +113,21 @@ async def _all(
     limit: float,
     count: Count,
 ) -> list[Turns | NoDemonstration]:
-    """The turns of a demonstration of each question, or why there is none. Raises SearchFailedError where
-    more than the share `limit` of the questions, or all that were asked together, lost a search."""
+    """The turns of a demonstration of each question, or why there is none.
+
+    A question whose search failed is tried once more. Raises SearchFailedError where more than the share
+    `limit` of the questions, or all that were asked together, failed twice.
+    """
     failed = list[SearchFailedError]()
 
-    async def turns_of(question: Question) -> Turns | NoDemonstration:
+    async def turns_of(question: Question, tries: int = 2) -> Turns | NoDemonstration:
         try:
             return await make(question)
         except NoDemonstration as reason:
             return reason
         except SearchFailedError as error:
+            if tries > 1:
+                return await turns_of(question, tries - 1)
             failed.append(error)
             return NoDemonstration("a search failed")
 

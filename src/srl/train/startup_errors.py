@@ -15,7 +15,7 @@ from srl.errors import CheckFailed, UserError
 from srl.index import check_index
 from srl.index.retriever import load_retriever
 from srl.models.hub import HubName
-from srl.models.load import check_directory, load_tokenizer
+from srl.models.load import check_directory, check_tags, load_tokenizer
 from srl.plugins import manager
 from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
@@ -69,6 +69,8 @@ def _of_questions(config: Config) -> Iterator[Check]:
         yield partial(codec.encode_prompt, choose_template(config).messages("Who?"))
         if is_native(config):
             yield partial(native_glue, config.with_settings({"model.path": str(start_of(config))}))
+        else:
+            yield partial(check_tags, codec.tokenizer)
     for phase in ("train", "val", "test"):
         files = getattr(config.data, f"{phase}_files") or ()
         excluded = (config.data.exclude_files or ()) if phase == "train" else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,15 @@ PATIENCE_S = 60.0
 """Shortest wait for an answer of the log actor, in seconds."""
 
 
-def ask(log_actor: Any, name: str, *arguments: Any, patience_s: float = PATIENCE_S) -> Any:
+def ask(log_actor: Any, run: Path, patience_s: float, name: str, *arguments: Any) -> Any:
     """What the log actor answers. Raises UserError where it does not."""
     import ray
 
     try:
         return ray.get(getattr(log_actor, name).remote(*arguments), timeout=patience_s)
     except ray.exceptions.GetTimeoutError:
-        raise UserError(f"the log writer has not answered for {patience_s:.0f} s") from None
+        what = f"the log writer has not answered for {patience_s:.0f} s"
+        raise UserError(what, hint=resume_with(run)) from None
 
 
 def follow(
@@ -45,11 +47,12 @@ def follow(
     from srl.train.verl.failures import dead_process, end_of_run, root
 
     limit = config.cluster.watchdog_s
+    log = partial(ask, log_actor, run, max(PATIENCE_S, limit))
     try:
         finished = False
         while not finished:
             finished = bool(ray.wait([training], timeout=POLL_S)[0])
-            news: RunStatus = ask(log_actor, "poll", patience_s=max(PATIENCE_S, limit))
+            news: RunStatus = log("poll")
             for note in news.notes:
                 terminal.note(f"warning: {note}")
             for event in news.events:
@@ -69,13 +72,13 @@ def follow(
                 what = f"no progress for {news.idle_s:.0f} s (cluster.watchdog_s={limit:g})"
                 key, hint = "cluster.watchdog_s", resume_with(run)
                 raise UserError(f"{what}; last stage: {news.where}", key=key, hint=hint)
-        progress: Progress = ask(log_actor, "close", "finished")
+        progress: Progress = log("close", "finished")
         return progress
     except BaseException as error:
         end = end_of_run(error, run) if isinstance(error, Exception) else error
         with suppress(Exception):
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            ask(log_actor, "close", status, str(end))
+            log("close", status, str(end))
         if end is error:
             raise
         raise end from error

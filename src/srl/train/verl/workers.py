@@ -67,11 +67,13 @@ def check_registered(workers: Iterable[Any]) -> None:
 
     from srl.train.verl.failures import reason
 
-    ours = packages()
-    for worker, answer in [(worker, worker.__ray_call__.remote(packages)) for worker in workers]:
-        try:
-            theirs = ray.get(answer, timeout=PATIENCE_S)
-        except Exception as error:
-            raise UserError(f"{worker} has not registered with verl: {reason(error)}") from error
+    who: object = "this process"
+    try:
+        ours = packages()
+        requests = [(worker, worker.__ray_call__.remote(packages)) for worker in workers]
+        answers = [(who := worker, ray.get(answer, timeout=PATIENCE_S)) for worker, answer in requests]
+    except Exception as error:
+        raise UserError(f"{who} has not registered with verl: {reason(error)}") from error
+    for worker, theirs in answers:
         if theirs != ours:
             raise UserError(f"{worker} has {theirs}, and the trainer has {ours}")
