@@ -163,6 +163,23 @@ def real_learning_summary() -> str:
     return table(["", "EM (95%)", "several hops", "no comparisons", "searches"], lines)
 
 
+def native_real() -> str:
+    """The cold start of the real model by native calls, beside those by tags."""
+    tags, native = load("real_learning")["rows"]["cold start"], load("native_real")["rows"]["cold start"]
+    lines = []
+    for name, seeds in (("tags", tags), ("native calls", native)):
+        for seed, row in sorted(seeds.items()):
+            [em] = [each["measures"]["em"] for each in row["sets"] if each["name"] == "mean over sets"]
+            malformed = row["metrics"].get("env/malformed_calls")
+            lines.append([
+                f"{name}, seed {seed}", f"{row['questions']:,}", estimate(em),
+                share(row["groups"]["hops>1"]["em"]["mean"]), f"{row['groups']['all']['tokens']:.0f}",
+                f"{row['groups']['all']['searches']:.2f}", "" if malformed is None else f"{malformed:.4f}",
+            ])  # fmt: skip
+    headers = ["cold start", "questions", "EM (95%)", "several hops", "tokens", "searches", "malformed calls"]
+    return table(headers, lines)
+
+
 def real_learning_differences() -> str:
     """The paired tests: all questions, those of several hops, and those that compare no two things."""
     lines = []
@@ -288,7 +305,7 @@ def speed_step() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
-        learning, long_documents, verl_learning, real_learning, real_learning_summary,
+        learning, long_documents, verl_learning, real_learning, real_learning_summary, native_real,
         real_learning_differences, real_learning_transcript, lexical, lexical_memory, recall,
         server, speed_rollout, speed_step,
     )
