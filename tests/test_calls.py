@@ -10,7 +10,9 @@ from bench.calls_fuzz import hostile_seconds, hostile_units, read_odd_texts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from srl.data.demonstration_file import turns_of
 from srl.protocol import FORMATS, ToolCall, checked
+from srl.trajectory import Question, Segment, Trajectory
 
 NAMES = st.text("abc_xyz", min_size=1, max_size=10).filter(lambda name: not iskeyword(name))
 TEXTS = st.text(max_size=30).filter(lambda text: "</parameter>" not in text and text == text.strip("\n"))
@@ -149,3 +151,9 @@ def test_no_text_makes_a_reader_fail():
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_hostile_text_is_read_in_linear_time(name):
     assert sum(hostile_seconds(name, unit, 300_000) for unit in hostile_units(name)) < 2
+
+
+def test_a_thought_of_another_format_becomes_a_demonstration_without_its_marks():
+    segments = [Segment("prompt", (), "", 0), Segment("policy", (), ANALYSIS + FINAL, 0)]
+    logged = Trajectory(Question("q", "", ()), segments, protocol="harmony")
+    assert turns_of(logged) == ["<think> I see </think> <answer> x </answer>"]

@@ -243,9 +243,10 @@ def test_a_run_that_goes_forward_slowly_is_left_alone(run, clock, waits, before)
 
 
 @pytest.mark.parametrize("fault", [remote(UserError("the disk is full")), GetTimeoutError("Get timed out")])
-def test_the_log_writers_faults_are_the_runs(run, monkeypatch, fault):
+def test_the_log_writers_faults_are_the_runs(run, resumes, monkeypatch, fault):
     def get(call: object, timeout: float) -> None:
         raise fault
 
     monkeypatch.setattr(ray, "get", get)
-    run.ends_with(UserError, bool)
+    error = run.ends_with(UserError, bool)
+    assert (resumes in str(error)) == isinstance(fault, GetTimeoutError)
