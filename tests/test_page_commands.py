@@ -46,7 +46,7 @@ CANNOT = {
     r"srl inspect why ": "it wants eight training steps; tests/test_why.py has them",
     r"srl eval run .*--run RUN1": "it wants the runs of two shards; tests/test_evaluation_runs.py makes them",
     r"srl eval run .*search-r1/test": "it wants the seven test sets of Search-R1",
-    r"srl eval run .*--backend verl": "it wants verl; tests/test_verl_evaluation.py has it",
+    r"vllm serve ": "it wants a GPU",
     r"srl (eval run|train (?!.*--dry-run).*--model) [A-Z]\w*/\w": HUB,
     r"srl index search (web-index |.*env=)": "it asks a search API; those of the web plugin stand in",
     r"srl index build .*--retriever (lucene|hybrid)": "it wants Java",

@@ -66,8 +66,8 @@ class Config(Section):
     trainer: Annotated[Trainer, Key(TRAINING, verl="trainer")] = Trainer()
     watch: Annotated[Watches, Key("rl")] = Watches()
     eval: Annotated[Eval, Key(TRAINING)] = Eval()
-    cluster: Annotated[Cluster, Key("rl eval")] = Cluster()
-    verl: Annotated[dict[str, Any], Key("rl eval")] = Field(default={})
+    cluster: Annotated[Cluster, Key("rl")] = Cluster()
+    verl: Annotated[dict[str, Any], Key("rl")] = Field(default={})
     """Any key of verl's own configuration, by verl's name. Only with `--backend verl`."""
 
     def with_settings(self, settings: Mapping[str, Any]) -> Config:

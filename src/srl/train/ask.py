@@ -64,7 +64,6 @@ def conversation(config: Config, workspace: Workspace, note: Note) -> Iterator[C
     with asyncio.Runner() as runner:
         try:
             process.run_async(connect(search), runner)
-            loaded.start()
             environment = load_environment(config, loaded.codec, search, note, loaded.engine)
             environment = replace(environment.for_evaluation(config.eval.temperature), attempts=1)
             yield Conversation(loaded, environment, config.trainer.seed, changed, runner)

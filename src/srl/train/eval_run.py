@@ -32,7 +32,7 @@ from srl.train.load_protocol import load_template, warn_about_unlisted_retriever
 from srl.train.make_missing import Note
 from srl.train.model_settings import trained_with
 from srl.train.questions import check_some_left, load_questions
-from srl.train.run_directory import LOG, RECORD, BackendName, RunRecord
+from srl.train.run_directory import LOG, RECORD, RunRecord
 from srl.train.search import (
     ChangedIndex,
     as_inputs,
@@ -154,12 +154,11 @@ def evaluate_model(
     preset: str = "defaults",
     runs: Sequence[Path] = (),
     shard: tuple[int, int] = (1, 1),
-    backend: BackendName = "local",
     note: Note = lambda text: None,
 ) -> ModelReport:
     """Measure the model `config.model.path` on the questions of `files`, with the settings of `config`.
 
-    With rollout.engine=openai it is a server's model; on the `backend` verl, verl's rollout servers generate.
+    With rollout.engine=openai it is a server's model.
     `limit` draws that many questions, the same each time, of each data source as many (`question_sets.draw`).
     `baselines` (names in `srl.train.baselines`) are further settings on the same questions. `shard` (k, of):
     every `of`-th question from the `k`-th on.
@@ -171,14 +170,12 @@ def evaluate_model(
         raise UserError(f"{n} samples at temperature 0 are all the same; type --temperature 1 as well")
     if runs and config.search.cassette_use is not None:
         raise UserError("an evaluation with a cassette starts over: leave out --run", key="search.cassette")
-    if backend == "verl":  # its servers answer in no fixed order
-        config = config.with_settings({"rollout.deterministic": False})
     settings = _settings(config, files, baselines)
     for name in baselines:
         if (longer := settings[name].data.max_prompt_length) > config.data.max_prompt_length:
             note(f"{name} has a longer prompt: data.max_prompt_length={longer} for it")
     earlier = runs_by_setting(runs)
-    loaded = _load(config, settings, backend, workspace, note)
+    loaded = _load(config, settings, note)
     pools, sample = _questions(settings, files, loaded.codec, limit, shard, note)
     if "search" in pools:
         warn_about_unlisted_retrievers(pools["search"], config, note)
@@ -226,17 +223,11 @@ def _settings(config: Config, files: Sequence[str], baselines: Sequence[str]) ->
     return {own: config} | {name: baseline_config(config, name) for name in baselines}
 
 
-def _load(
-    config: Config, settings: Mapping[str, Config], backend: BackendName, workspace: Workspace, note: Note
-) -> Generation:
+def _load(config: Config, settings: Mapping[str, Config], note: Note) -> Generation:
     """What generates, with room for the longest episodes of all settings. Raises UserError."""
     data = max((setting.data for setting in settings.values()), key=lambda data: data.max_episode_tokens)
     lengths = ("max_prompt_length", "max_response_length")
     config = config.with_settings({f"data.{name}": getattr(data, name) for name in lengths})
-    if backend == "verl":
-        from srl.train.verl.rollout_servers import load_servers
-
-        return load_servers(config, workspace, note)
     return load_generation(config, note)
 
 
@@ -312,7 +303,6 @@ def _evaluated(
         return Evaluation.read(runs, questions, n, 0)
     environment = load_environment(config, loaded.codec, search, note, loaded.engine)
     environment = environment.for_evaluation(config.eval.temperature)
-    loaded.start()
     loaded.engine.reset()
     info = RunInfo(
         run_id=run.name, preset=record.preset, algo=EVALUATION, seed=config.trainer.seed, model=loaded.name,
@@ -320,8 +310,7 @@ def _evaluated(
         srl_version=__version__, started=record.started,
     )  # fmt: skip
     # All run at once where their order of admission has to repeat.
-    window = _AHEAD * loaded.copies * config.rollout.max_num_seqs
-    at_once = len(wanted) if config.rollout.deterministic else window
+    at_once = len(wanted) if config.rollout.deterministic else _AHEAD * config.rollout.max_num_seqs
     try:
         with (
             LogWriter(run / LOG, info, adds=True, warn=note) as log,

@@ -112,18 +112,12 @@ def _is_for_vllm(config: Config) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What generates outside training: an engine with its codec, the model's name, and what a server used.
-
-    `start` is called before the first episode. `copies` of the model generate, each `rollout.max_num_seqs`
-    episodes at a time.
-    """
+    """What generates outside training: an engine with its codec, the model's name, and what a server used."""
 
     engine: Engine
     codec: Codec
     name: str
     usage: Callable[[], dict[str, float]] = dict
-    start: Callable[[], object] = bool
-    copies: int = 1
 
 
 def load_generation(config: Config, note: Note) -> Generation:

@@ -13,7 +13,7 @@ from srl.config.unread import Kind, unread, unread_lines
 from srl.protocol import TEMPLATES
 from srl.train.load_protocol import read_card, with_protocol
 from srl.train.make_missing import Note, with_local_models
-from srl.train.run_directory import CHECKPOINTS, RECORD, BackendName, RunRecord
+from srl.train.run_directory import CHECKPOINTS, RECORD, RunRecord
 
 
 def trained_with(config: Config) -> dict[str, str]:
@@ -30,7 +30,6 @@ def local_settings(
     sets: Sequence[str],
     note: Note,
     kind: Kind = "eval",
-    backend: BackendName = "local",
 ) -> Config:
     """`settings_of` a model that may have to be fetched first.
 
@@ -44,7 +43,7 @@ def local_settings(
         local = with_local_models(of_model, note)
     local = with_protocol(local, note)
     typed = typed_keys(flags, sets)
-    for line in unread_lines(unread(local, typed, kind, backend, algorithm_plugin(local.algorithm.name))):
+    for line in unread_lines(unread(local, typed, kind, "local", algorithm_plugin(local.algorithm.name))):
         note(f"warning: {line}")
     return local
 

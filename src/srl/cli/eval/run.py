@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -89,10 +89,6 @@ def run(
     shard: Annotated[
         str, typer.Option(metavar="K/N", help="Evaluate the K-th of N parts of the questions.")
     ] = "1/1",
-    backend: Annotated[
-        Literal["local", "verl"],
-        typer.Option(help="What generates: this process, or verl on Ray (several GPUs or machines)."),
-    ] = "local",
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -134,12 +130,12 @@ def run(
         "data.template": template,
     }
     baselines = chosen_baselines(baseline or [])
-    settings = local_settings(directory, preset, config, flags, sets or [], note, backend=backend)
+    settings = local_settings(directory, preset, config, flags, sets or [], note)
     check_search(settings, baselines, index or url)
     report = evaluate_model(
         settings, [str(path) for path in data], workspace, n=n, limit=limit,
         baselines=baselines, preset=preset_name(directory, preset, config), shard=parts,
-        runs=[workspace.find_run(name) for name in runs or ()], backend=backend, note=note,
+        runs=[workspace.find_run(name) for name in runs or ()], note=note,
     )  # fmt: skip
     _show(report, as_json)
     report.check_failures(settings.eval.max_failed)

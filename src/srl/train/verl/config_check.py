@@ -1,7 +1,7 @@
 """What a run on verl cannot keep, found before any process is started.
 
 `compose` refuses what our keys say. `validated` adds what verl would only find out in its workers, and verl's
-own validation. `server_config` is for rollout servers alone, and checks nothing that only training needs.
+own validation.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ from srl.config.keys import keys, plain, value_of
 from srl.config.unread import missing
 from srl.errors import UserError, first_line
 from srl.train.verl.job import TORCH, Job, is_megatron, model_config, rollout_name
-from srl.train.verl.translate import MODEL, composed, server_settings, settings
+from srl.train.verl.translate import MODEL, composed, settings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-OF_SERVERS = ("rollout.engine", "model.cast_lm_head_to_fp32")
-"""Keys that must keep their default for rollout servers without a trainer, too."""
 
 
 def compose(config: Config, job: Job) -> DictConfig:
@@ -46,16 +43,6 @@ def validated(config: Config, job: Job) -> DictConfig:
     return verl_config
 
 
-def server_config(config: Config, job: Job) -> DictConfig:
-    """verl's configuration of rollout servers without a trainer, with all checks passed. Raises UserError."""
-    for problem in (*_refused(config, servers=True), *_not_on_these_machines(config, job)):
-        raise problem
-    verl_config = composed(config, server_settings(config, job))
-    for problem in _machines(verl_config, config):
-        raise problem
-    return verl_config
-
-
 def check_supported(config: Config, job: Job) -> None:
     """Raises UserError for the first setting that this backend cannot keep."""
     for problem in (
@@ -68,10 +55,10 @@ def _problem(config: Config, key: str, why: str, hint: str = "") -> UserError:
     return UserError(f"{key} = {plain(value_of(config, key))}: {why}", key=key, hint=hint)
 
 
-def _refused(config: Config, servers: bool = False) -> Iterator[UserError]:
+def _refused(config: Config) -> Iterator[UserError]:
     """Keys that verl cannot keep, where they have an effect and not their default."""
     for key in keys():
-        if not key.facts.refused or (servers and key.name not in OF_SERVERS):
+        if not key.facts.refused:
             continue
         void = missing(config, key.name) or (key.name == "ref.path" and not config.needs_reference)
         if value_of(config, key.name) != key.default and not void:

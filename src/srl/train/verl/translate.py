@@ -100,13 +100,6 @@ def settings(config: Config, job: Job) -> Settings:
     return values | support.settings(config, job) if support else values
 
 
-def server_settings(config: Config, job: Job) -> Settings:
-    """verl's keys and their values for rollout servers without a trainer, which load the weights."""
-    loading = {"load_format": "auto", "free_cache_engine": False, "enable_sleep_mode": False}
-    more = loading | {"nnodes": config.cluster.nnodes}
-    return settings(config.with_settings({"model.lora_rank": 0}), job) | _below(ROLLOUT, more)
-
-
 def needs_critic(config: Config) -> bool:
     return algorithm_plugin(config.algorithm.name).needs_critic
 
