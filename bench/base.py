@@ -33,7 +33,6 @@ from srl.data.write_world import KINDS
 from srl.files import write_json
 from srl.index import build_index, open_index
 from srl.models.load import count_parameters
-from srl.models.new import new_model
 from srl.models.weights import save_model
 from srl.protocol import TAGS, template
 from srl.rollout.codec import Codec
@@ -106,10 +105,16 @@ def hermes_tokenizer() -> PreTrainedTokenizerFast:
 
 def new_base(vocab_size: int, seed: int) -> PreTrainedModel:
     """A Qwen2 of 4 layers, width 128, 4 heads, feed-forward 256."""
-    return new_model(
-        "qwen2", vocab_size=vocab_size, layers=4, width=128, heads=4, ffn=256, max_length=1024,
-        eos_token_id=1, pad_token_id=0, seed=seed,
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=vocab_size, num_hidden_layers=4, hidden_size=128, num_attention_heads=4,
+        num_key_value_heads=4, intermediate_size=256, max_position_embeddings=1024, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=1, pad_token_id=0,
     )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config).eval()
 
 
 def copying(tokenizer: PreTrainedTokenizerFast, steps: int, rng: random.Random) -> Iterator[list[Trajectory]]:

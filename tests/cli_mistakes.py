@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.tiny_models import new_model
 from tests.training import PASSAGES, config, questions, tokenizer, turns
 
 from srl.cli import main
@@ -19,7 +20,6 @@ from srl.data.corpus import write_corpus
 from srl.data.demonstration_file import write_demonstrations
 from srl.data.parquet import write_questions
 from srl.index import build_index
-from srl.models.new import new_model
 from srl.models.weights import save_model
 
 

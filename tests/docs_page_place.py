@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.docs_page_lines import ROOT, blocks_of
 from tests.import_inputs import search_r1
-from tests.tiny_models import byte_level_tokenizer, tiny_model
+from tests.tiny_models import byte_level_tokenizer, new_model, tiny_model
 from tests.training import PASSAGES, config, questions, tokenizer, train
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
@@ -18,7 +18,6 @@ from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.data.write_world import write_world
 from srl.index import build_index
-from srl.models.new import new_model
 from srl.models.weights import save_model
 
 TEXTS = {

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.tiny_models import new_model
+
 import srl.store
 from srl.data.corpus import write_corpus
 from srl.data.tokenizer import train_tokenizer
 from srl.index import build_index
-from srl.models.new import new_model
 from srl.models.weights import save_model
 from srl.protocol import template
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine

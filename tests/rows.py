@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import groupby
 
 import torch
+from tests.tiny_models import new_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from srl.models.new import new_model
 from srl.trajectory import Question, Segment, SegmentKind, Trajectory
 from srl.update.actor import Experience
 from srl.update.batch import Batch, collate

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 import torch
+from tests.tiny_models import new_model
 from tests.training import SETTINGS, tokenizer
 
 from srl.advantage import Algorithm
@@ -16,7 +17,6 @@ from srl.config import load_config
 from srl.errors import UserError
 from srl.files import CHECKPOINT, DamagedError, checksums, write_manifest
 from srl.models.load import load_model, load_tokenizer
-from srl.models.new import new_model
 from srl.models.weights import add_lora, model_digest
 from srl.train import checkpoint
 from srl.train.checkpoint import load_checkpoint, save_checkpoint

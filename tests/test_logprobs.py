@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.live_tensors import Live
 from tests.rows import gradients, trajectory
+from tests.tiny_models import new_model
 
-from srl.models.new import new_model
 from srl.update import logits
 from srl.update import logprobs as logprobs_module
 from srl.update.batch import collate

@@ -18,13 +18,13 @@ from tests import training
 from tests.native_models import ADDED, HERMES_FILE, codec_of
 from tests.test_vllm_engine import with_vllm
 from tests.test_vllm_server import Server
+from tests.tiny_models import new_model
 
 from srl import store
 from srl.cli import main
 from srl.config import Config
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
-from srl.models.new import new_model
 from srl.models.weights import save_model
 from srl.protocol import shown_result, template
 from srl.rollout.protocol import SearchCall, schema

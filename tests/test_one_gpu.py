@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tiny_models import byte_level_tokenizer
+from tests.tiny_models import byte_level_tokenizer, new_model
 from tests.training import Said
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 import srl.store
 from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
-from srl.models.new import new_model
 from srl.models.weights import model_digest, save_model
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.shared_data import shared_data
+from tests.tiny_models import new_model
 
 import srl.store
 from srl.cli import main
@@ -20,7 +21,6 @@ from srl.data.corpus import read_corpus
 from srl.data.parquet import read_questions
 from srl.data.tokenizer import train_tokenizer
 from srl.models.load import load_model, load_tokenizer
-from srl.models.new import new_model
 from srl.models.weights import save_model
 from srl.rollout.codec import Codec
 from srl.store import Record, read_records

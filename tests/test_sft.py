@@ -9,12 +9,12 @@ import pytest
 import torch
 from tests.rows import gradients, trajectory
 from tests.scripts import TableSearch
+from tests.tiny_models import new_model
 from tests.training import OPTIONS, PASSAGES, tokenizer
 
 from srl.config.sections import Sft
 from srl.data.demonstration_file import write_demonstrations
 from srl.errors import UserError
-from srl.models.new import new_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
 from srl.rollout.environment import Environment

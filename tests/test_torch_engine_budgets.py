@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 from tests import model_families as families
-from tests.tiny_models import byte_level_tokenizer, tiny_model
+from tests.tiny_models import byte_level_tokenizer, new_model, tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from srl.errors import UserError
-from srl.models.new import new_model
 from srl.rollout.attention import slot_attention
 from srl.rollout.cached_forward import CachedForward
 from srl.rollout.codec import Codec

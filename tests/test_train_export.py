@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.native_models import family_codec, native
+from tests.tiny_models import new_model
 from tests.training import SETTINGS, tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -20,7 +21,6 @@ from srl.config.sections import Model
 from srl.errors import UserError
 from srl.files import write_json, write_manifest
 from srl.models.load import load_model, load_tokenizer
-from srl.models.new import new_model
 from srl.models.weights import model_digest, save_model
 from srl.protocol import STOP_STRINGS
 from srl.train.export import export, in_dtype, merged, shard_files, with_weights

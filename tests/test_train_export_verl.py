@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.tiny_models import new_model
 from tests.training import tokenizer
 
-from srl.models.new import new_model
 from srl.models.weights import save_model
 from srl.train.export import merged
 

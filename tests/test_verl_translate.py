@@ -39,7 +39,7 @@ def test_what_verls_workers_compute_is_translated_or_refused():
 
 REFUSED = {
     "rollout.deterministic": "true", "rollout.engine": "vllm",
-    "actor.use_torch_compile": "true", "actor.mask_observations": "false", "critic.lora_rank": "8",
+    "actor.mask_observations": "false", "critic.lora_rank": "8",
     "model.cast_lm_head_to_fp32": "true", "algorithm.filter_groups.enable": "true", "ref.path": "/other",
 }  # fmt: skip
 

@@ -26,14 +26,13 @@ from tests.engine_contract import (
     letters,
     random_model,
 )
-from tests.tiny_models import byte_level_tokenizer
+from tests.tiny_models import byte_level_tokenizer, new_model
 from tests.verl_runs import only_run
 
 from srl import store
 from srl.config import Config, load_config
 from srl.errors import SrlError, UserError
 from srl.models.load import cast_head
-from srl.models.new import new_model
 from srl.models.weights import merged_weights
 from srl.rollout import vllm_engine
 from srl.rollout.codec import Codec

@@ -8,9 +8,15 @@ from types import SimpleNamespace
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
-
-from srl.models.new import new_model
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 EOS = "<|end|>"
 PAD = "<|pad|>"
@@ -47,6 +53,36 @@ def byte_level_tokenizer(vocabulary: int = 400) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(_SENTENCES * 20, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD)
+
+
+CLASSES = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+
+
+def new_model(
+    kind: str,
+    *,
+    vocab_size: int,
+    layers: int,
+    width: int,
+    heads: int,
+    ffn: int,
+    kv_heads: int | None = None,
+    max_length: int = 2048,
+    eos_token_id: int | None = None,
+    pad_token_id: int | None = None,
+    seed: int = 0,
+) -> PreTrainedModel:
+    """A small float32 model with tied embeddings and random weights, the same for the same seed."""
+    make_config, make_model = CLASSES[kind]
+    config = make_config(
+        vocab_size=vocab_size, num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads,
+        num_key_value_heads=kv_heads or heads, intermediate_size=ffn, max_position_embeddings=max_length,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=eos_token_id, pad_token_id=pad_token_id,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make_model(config).eval()
 
 
 def tiny_model(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from tests.tiny_models import new_model
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -19,7 +20,6 @@ from srl.config.sections import Sft
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.index import build_index, open_index
-from srl.models.new import new_model
 from srl.models.weights import save_model
 from srl.protocol import TAGS, template
 from srl.rollout.codec import Codec

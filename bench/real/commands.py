@@ -89,7 +89,7 @@ class Bench:
     def train(self, name: str, *arguments: object, steps: int | None = None) -> Trained:
         """The run `name` with this seed, started, resumed, or as it ended. `steps` are made at most.
 
-        Each run has a workspace of its own, so that the one to resume is known; compiled code is shared.
+        Each run has a workspace of its own, so that the one to resume is known.
         """
         workspace = self.cache / "runs" / self.key(name)
         begun = sorted(workspace.glob("runs/*/run.json"))
@@ -97,7 +97,7 @@ class Bench:
         if begun:
             how = ["--resume", "--run", begun[-1].parent.name]
         else:
-            share_compiled_code(workspace, self.cache / "compiled")
+            workspace.mkdir(parents=True, exist_ok=True)
             sets = [*self.sets, *(SMALL if self.smoke else ())]
             how = ["--preset", self.preset, "--seed", self.seed, *arguments, *options(sets)]
         limit = SMOKE_STEPS if self.smoke and steps is None else steps
@@ -159,11 +159,3 @@ def output_of(command: Sequence[str]) -> str:
 
 def options(sets: list[str]) -> list[str]:
     return [part for setting in sets for part in ("--set", setting)]
-
-
-def share_compiled_code(workspace: Path, shared: Path) -> None:
-    """Have the workspace keep compiled code where the others do."""
-    workspace.mkdir(parents=True, exist_ok=True)
-    shared.mkdir(exist_ok=True)
-    if not (workspace / "compiled").exists():
-        (workspace / "compiled").symlink_to(shared, target_is_directory=True)

@@ -35,7 +35,7 @@ class Options:
     """What every subject is given."""
 
     cache: str
-    """Directory for the model, the data and compiled code."""
+    """Directory for the model and the data."""
     model: str = ""
     """The directory of the real model; empty: fetched, else random weights of its shape."""
     data: str = ""
@@ -145,13 +145,12 @@ class ChildError(RuntimeError):
 
 
 def environment(threads: int, options: Options) -> dict[str, str]:
-    """The child's: this many threads, no network, compiled code under the bench's cache."""
+    """The child's: this many threads, no network."""
     paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]
     return {
         **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1" if options.smoke else str(threads),
         "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1", "SRL_WORKSPACE": options.cache,
-        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{options.cache}/inductor"),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "VLLM_LOGGING_LEVEL": "ERROR",
     }  # fmt: skip

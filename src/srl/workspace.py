@@ -22,7 +22,7 @@ _ELSEWHERE = "name another workspace: srl --workspace DIR …"
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A directory with `worlds/ indexes/ models/ compiled/ runs/`; they are created when first written."""
+    """A directory with `worlds/ indexes/ models/ runs/`; they are created when first written."""
 
     root: Path
 
@@ -61,10 +61,6 @@ class Workspace:
     @property
     def models(self) -> Path:
         return self.root / "models"
-
-    @property
-    def compiled(self) -> Path:
-        return self.root / "compiled"
 
     @property
     def runs(self) -> Path:

@@ -542,15 +542,6 @@ class Actor(Section):
         16384
     )
     """Tokens per forward and backward pass: sets the memory needed, not the result."""
-    use_torch_compile: Annotated[
-        bool,
-        Key(
-            read_by=TRAINING,
-            refused="verl has keys of its own, such as verl.actor_rollout_ref.actor.use_torch_compile",
-            resumes=True,
-        ),
-    ] = False
-    """Compile updates with torch.compile, which takes up to a minute at the first one."""
     clip_ratio: Annotated[NonNegative, SAME] = 0.2
     """Clip range ε of PPO."""
     clip_ratio_low: Annotated[NonNegative | None, SAME] = None

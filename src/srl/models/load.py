@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,19 +181,14 @@ def recompute_layers(model: PreTrainedModel) -> None:
         what = f"model.gradient_checkpointing: {type(model).__name__} has no layers to recompute"
         raise UserError(what, key="model.gradient_checkpointing")
     for layer in layers:
-        layer.forward = Recomputed(layer.forward)
+        layer.forward = partial(_recomputed, layer.forward)
 
 
-class Recomputed:
-    """Calls the `forward` of a layer so that its backward pass computes it again."""
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self.forward = forward
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return self.forward(*args, **options)
-        return checkpoint(self.forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
+def _recomputed(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What `forward` of a layer returns; a backward pass computes it again."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **options)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
 
 def check_directory(path: Path, trust_remote_code: bool, key: str = "model.trust_remote_code") -> None:

@@ -48,8 +48,6 @@ from srl.train.sft import (
 )
 from srl.train.threads import set_threads
 from srl.train.watches import Watcher
-from srl.update.compiling import compile_updates
-from srl.update.logits import trunk
 from srl.workspace import Workspace
 
 
@@ -115,9 +113,6 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             **loaded, critic=learner.critic, learner=learner, watcher=Watcher(config),
             optimisers=load_optimisers(config, learner, len(splits.train)),
         )  # fmt: skip
-    if config.actor.use_torch_compile:
-        trunks = loop.learner.trunks if isinstance(loop, ReinforcementLearning) else [trunk(actor)]
-        compile_updates(trunks, longest, workspace.compiled, terminal.note)
     reward.load()
     return loop
 

@@ -44,7 +44,6 @@ from srl.update.actor import ActorLoss, Experience, rows_with_gradient, update_a
 from srl.update.batch import Batch, collate, response_and_loss_mask
 from srl.update.critic import Critic, batched_values, update_critic
 from srl.update.kl import KLController, kl_controller
-from srl.update.logits import trunk
 from srl.update.logprobs import TokenStats, batched_stats
 from srl.update.optimiser import Optimiser
 from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
@@ -385,12 +384,6 @@ class Learner:
     @property
     def device(self) -> torch.device:
         return next(self.actor.parameters()).device
-
-    @property
-    def trunks(self) -> list[PreTrainedModel]:
-        """The trunks of all networks, the policy's first."""
-        networks = (self.actor, self.critic, self.reference)
-        return [trunk(network) for network in networks if network is not None]
 
     def stats(self, model: PreTrainedModel, batch: Batch, mask: Tensor) -> TokenStats:
         """Log-probs and entropies (B, T) where `mask` is 1, at the temperature of the rollout."""

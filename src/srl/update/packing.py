@@ -261,7 +261,6 @@ def _packed_ends(trunk: PreTrainedModel, probe: Probe) -> Tensor:
 
 @cache
 def _register() -> None:
-    """Once, since `srl.update.compiling` registers our attention anew, out of the compiler's sight."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
