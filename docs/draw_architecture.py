@@ -84,7 +84,7 @@ def verl(y: float) -> list[str]:
         *cell(3, y + 44, 108, "box", "Trainer", "train/verl/batch.py: a",
             "step's batch in,",
             "advantages out"),
-        *cell(4, y + 44, 108, "gpu", "Training workers", "verl's: FSDP2 or", "Megatron, in shards;",
+        *cell(4, y + 44, 108, "gpu", "Training workers", "verl's: FSDP2 or", "FSDP, in shards;",
               "train/verl/patches.py"),
         *cell(5, y + 44, 108, "disk", "Log actor", "train/verl/log_writer.py:", "store/writer.py in a",
               "separate process"),

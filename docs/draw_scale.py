@@ -40,7 +40,7 @@ def everywhere() -> list[str]:
     return [
         *box(330, 20, 650, 454, "panel", "On every machine"),
         *box(350, 64, 270, 104, "gpu", "GPU workers", [
-            "policy, reference and critic in shards", "(FSDP2 or Megatron):", "log-probs, values, update",
+            "policy, reference and critic in shards", "(FSDP2 or FSDP):", "log-probs, values, update",
         ]),
         *box(700, 64, 260, 104, "gpu", "Rollout servers", [
             "vLLM or SGLang, full copies,", "on the same GPUs, in turn", "with the training",

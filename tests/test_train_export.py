@@ -150,16 +150,6 @@ def test_tokenizer_is_the_runs_also_where_the_checkpoint_has_another(verl_run: P
         export(verl_run, tmp_path / "other")
 
 
-def test_whole_model_that_megatron_saved_is_taken(verl_run: Path, tmp_path: Path) -> None:
-    actor = verl_run / "checkpoints" / "global_step_3" / "actor"
-    shutil.rmtree(actor)
-    model(5).bfloat16().save_pretrained(actor / "model" / "huggingface")
-    assert export(verl_run, tmp_path / "out").dtype == "bfloat16"
-    assert model_digest(tmp_path / "out") == model_digest(model(5).bfloat16())
-    assert stop_strings(tmp_path / "out") == list(STOP_STRINGS)
-    assert export(verl_run, tmp_path / "wide", dtype="float32").dtype == "float32"
-
-
 # --- adapters ---
 
 LINEAR = "base_model.model.layer"

@@ -65,11 +65,6 @@ def test_verl_accepts_what_we_translate(given, on):
     validated(made(*given), on)
 
 
-def test_verl_accepts_what_we_translate_for_megatron():
-    composed = validated(made("cluster.strategy=megatron", "model.lora_rank=4"), GPU)
-    assert select(composed, f"{ACTOR}.strategy") == select(composed, "critic.strategy") == "megatron"
-
-
 def test_optimiser_that_verl_builds_is_ours():
     from verl.workers.config.optimizer import build_optimizer
 

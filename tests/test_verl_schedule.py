@@ -69,7 +69,6 @@ def test_every_update_has_the_rate_of_the_local_backend(settings, kind, network,
 @pytest.mark.must_run
 @pytest.mark.parametrize(("critic_warmup", "actors"), [(1, 3), (2, 2), (4, 1), (6, 1)])
 def test_the_actor_is_planned_for_the_steps_after_the_critic_has_warmed_up(settings, critic_warmup, actors):
-    """Megatron takes no schedule of length 0."""
     pytest.importorskip("verl")
     from omegaconf import OmegaConf
 

@@ -76,7 +76,6 @@ def test_what_the_machine_cannot_do_is_refused_with_our_key(setting, on):
 
 
 LINEAR = "actor.optim.lr_scheduler_type=linear"
-MEGATRON = "cluster.strategy=megatron"
 TRANSLATED = {
     "a mini-batch is at most the batch": (
         ("data.train_batch_size=4",), None,
@@ -100,12 +99,6 @@ TRANSLATED = {
         ("actor.loss_agg_mode=constant", "data.max_response_length=700",
          ), None,
         {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor": 700,},
-    ),
-    "Megatron's AdamW and schedule": (
-        (MEGATRON, "actor.optim.betas=[0.8, 0.95]", LINEAR), GPU,
-        {f"{ACTOR}.optim.override_optimizer_config": {
-            "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_eps": 1e-8},
-         f"{ACTOR}.optim.lr_decay_style": "linear"},
     ),
     "a share of warm-up is rounded as by the local backend": (
         ("actor.optim.lr_warmup_steps_ratio=0.289", "trainer.total_training_steps=100"), None,

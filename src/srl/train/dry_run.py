@@ -48,7 +48,7 @@ from srl.train.model_check import check_start
 from srl.train.model_size import Shape, shape_of
 from srl.train.startup_errors import startup_errors
 from srl.train.verl.config_check import check_supported, compose, problems
-from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, is_megatron, precision, rollout_name
+from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, precision, rollout_name
 from srl.train.verl.model_check import check_start_on_verl
 from srl.workspace import Workspace
 
@@ -184,9 +184,7 @@ def _verl_problems(config: Config, job: Job, noted: list[str]) -> Iterator[str]:
     name, attention = rollout_name(config, job), config.model.attn_implementation
     if name in ("vllm", "sglang") and find_spec(name) is None:
         yield f"{name} is not installed here; every machine of the run needs it"
-    if is_megatron(config):
-        yield "the memory is counted as FSDP spreads it; Megatron's parts are not planned"
-    elif "flash" not in attention and not job.cpu:
+    if "flash" not in attention and not job.cpu:
         yield (
             f"model.attn_implementation = {attention} pads the episodes of a pass to the longest, which is "
             "not counted here; flash_attention_2 does not pad, and takes less memory for logits"

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 KIND = "model"
 _REPLACEABLE = replaceable(KIND, "an exported model")
 _TRAINER = "trainer"
-_MEGATRON = Path("model", "huggingface")
-"""Where verl saves the whole model when it trains with Megatron."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +81,13 @@ def export(
         if backend == "local" and dtype is None:
             _copy(checkpoint, folder)
         else:
-            source, tokenizer, shards = checkpoint, checkpoint, list[Path]()
+            trust = section.trust_remote_code
             if backend == "verl":
-                actor, tokenizer = checkpoint / "actor", run / "tokenizer"
-                shards = shard_files(actor)
-                source = actor / ("huggingface" if shards else _MEGATRON)
-                if section.lora_rank and not shards:
-                    what = "adapters trained with Megatron cannot be merged"
-                    raise UserError(what, key="cluster.strategy", hint="train with cluster.strategy=fsdp2")
-            trust, saved = section.trust_remote_code, "float32" if dtype else _dtype_of(source)
-            if shards:
-                model = with_weights(source, merged(actor), trust_remote_code=trust)
+                source, tokenizer = checkpoint / "actor" / "huggingface", run / "tokenizer"
+                model = with_weights(source, merged(source.parent), trust_remote_code=trust)
             else:
+                source = tokenizer = checkpoint
+                saved = "float32" if dtype else _dtype_of(source)
                 model = load_model(source, dtype=saved, device="cpu", trust_remote_code=trust)
             model = model if dtype is None else in_dtype(model, DTYPES[dtype])
             stops = stop_strings(read_card(checkpoint))

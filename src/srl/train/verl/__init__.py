@@ -1,1 +1,1 @@
-"""The backend verl: Ray runs the processes, FSDP or Megatron trains, vLLM or SGLang generates."""
+"""The backend verl: Ray runs the processes, FSDP trains, vLLM or SGLang generates."""

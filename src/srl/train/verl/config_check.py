@@ -11,14 +11,14 @@ import io
 from collections.abc import Iterator
 from copy import deepcopy
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from srl.config import Config
 from srl.config.cross_checks import context_errors, truncation_errors
 from srl.config.keys import keys, plain, value_of
 from srl.config.unread import missing
 from srl.errors import UserError, first_line
-from srl.train.verl.job import TORCH, Job, is_megatron, model_config, rollout_name
+from srl.train.verl.job import TORCH, Job, model_config, rollout_name
 from srl.train.verl.translate import MODEL, composed, settings
 
 if TYPE_CHECKING:
@@ -85,9 +85,6 @@ def _not_in_training(config: Config, job: Job) -> Iterator[UserError]:
     if config.trainer.total_training_steps == 0:
         hint = "`srl eval run` evaluates without training"
         yield _problem(config, "trainer.total_training_steps", "verl takes at least one step", hint)
-    if is_megatron(config) and config.model.lora_rank and config.model.lora_target_modules != "all-linear":
-        hint = f"set all-linear here, and verl's own key verl.{MODEL}.lora.target_modules"
-        yield _problem(config, "model.lora_target_modules", "Megatron has other names for modules", hint)
     yield from map(UserError, truncation_errors(config, rollout_name(config, job)))
     mode, _ = config.search.cassette_use or ("", "")
     if mode == "record" and config.rollout.search:
@@ -104,7 +101,8 @@ def problems(verl_config: DictConfig, config: Config) -> Iterator[UserError]:
     yield from _machines(verl_config, config)
     workers, n = _workers(verl_config), verl_config.actor_rollout_ref.rollout.n
     for who, section in (("actor", verl_config.actor_rollout_ref.actor), ("critic", verl_config.critic)):
-        size, copies = section.ppo_mini_batch_size, _copies(section, workers)
+        size, shared = section.ppo_mini_batch_size, int(section.get("ulysses_sequence_parallel_size", 1))
+        copies = workers // shared  # that take different rows
         if (who == "actor" or verl_config.critic.enable) and (copies == 0 or size * n % copies):
             key = f"{who}.ppo_mini_batch_size"
             what = f"{key} = {size} questions × rollout.n = {n} do not divide by {copies} copies of the model"
@@ -114,15 +112,6 @@ def problems(verl_config: DictConfig, config: Config) -> Iterator[UserError]:
 def _workers(verl_config: DictConfig) -> int:
     """How many GPUs the run uses, or workers in their place."""
     return int(verl_config.trainer.nnodes * verl_config.trainer.n_gpus_per_node)
-
-
-def _copies(section: Any, workers: int) -> int:
-    """How many copies of a network take different rows; workers share one by its parallel parts."""
-    if section.strategy != "megatron":
-        return workers // int(section.get("ulysses_sequence_parallel_size", 1))
-    engine = section.megatron
-    tensors, stages = engine.tensor_model_parallel_size, engine.pipeline_model_parallel_size
-    return workers // int(tensors * stages * engine.context_parallel_size)
 
 
 def _machines(verl_config: DictConfig, config: Config) -> Iterator[UserError]:

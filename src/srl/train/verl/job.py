@@ -74,10 +74,6 @@ def precision(config: Config, job: Job) -> Precision:
     return config.model.dtype
 
 
-def is_megatron(config: Config) -> bool:
-    return config.cluster.strategy == "megatron"
-
-
 def rollout_name(config: Config, job: Job) -> str:
     """The name that verl registers the run's rollout engine under."""
     name = config.cluster.rollout

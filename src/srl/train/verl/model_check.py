@@ -23,7 +23,7 @@ from srl.train.make_missing import Note, start_of
 from srl.train.model_check import check_model, has_room
 from srl.train.model_size import meta_model
 from srl.train.threads import set_threads
-from srl.train.verl.job import TORCH, Job, is_megatron, model_config, rollout_name
+from srl.train.verl.job import TORCH, Job, model_config, rollout_name
 from srl.train.verl.translate import without_dropout
 
 if TYPE_CHECKING:
@@ -33,11 +33,10 @@ if TYPE_CHECKING:
 def check_start_on_verl(config: Config, job: Job, note: Note) -> None:
     """Check the model on the CPU, where it is on this machine, quick to check and fits memory.
 
-    `note` is told where it is not. Megatron has models of its own, of which nothing is checked. Raises
-    UserError, also for adapters that verl merges wrongly.
+    `note` is told where it is not. Raises UserError, also for adapters that verl merges wrongly.
     """
     path = str(start_of(config))
-    if is_megatron(config) or not (Path(path) / "config.json").is_file():
+    if not (Path(path) / "config.json").is_file():
         return
     _check_adapters(config, path)
     attention = config.model.attn_implementation

@@ -28,7 +28,6 @@ from srl.train.verl.job import (
     Settings,
     absolute,
     device_support,
-    is_megatron,
     model_config,
     precision,
     rollout_name,
@@ -38,18 +37,11 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
-NOT_OF_MEGATRON = (
-    f"{ACTOR}.fsdp_config.", f"{ACTOR}.strategy", f"{MODEL}.lora_", f"{MODEL}.target_modules",
-    f"{ACTOR}.optim.lr_scheduler_type", "critic.optim.lr_scheduler_type",
-)  # fmt: skip
-"""What begins the names of keys that verl has under FSDP only."""
 SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 NO_DUAL_CLIP = 1e9
 """A bound above every ratio, since verl requires one: it clamps log-ratios to 20, and e^20 = 4.9e8."""
 CHECKED_WORKER = "srl.train.verl.vllm_delivery.CheckedWorker"
 """In place of verl's extension of vLLM's worker, with what checks its weights."""
-RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-"""Gradient checkpointing under Megatron; verl reads its own key for it under FSDP only."""
 
 FIXED: Settings = {
     f"{ROLLOUT}.calculate_log_probs": True,
@@ -88,8 +80,7 @@ def settings(config: Config, job: Job) -> Settings:
     }  # fmt: skip
     if critic:
         values |= _model(config, job, "critic.model") | _network(config, job, "critic", "critic")
-        if not is_megatron(config):
-            values["critic.strategy"] = cluster.strategy
+        values["critic.strategy"] = cluster.strategy
     # Ray counts the GPUs of a cluster that it starts; an existing cluster knows its own.
     values |= {f"{ray}.address": cluster.address} if cluster.address else {f"{ray}.include_dashboard": False}
     if trainer.threads is not None:
@@ -115,8 +106,6 @@ def _of_the_table(config: Config) -> Settings:
         name = key.facts.verl
         if not name or (key.name.startswith("critic.") and not needs_critic(config)):
             continue
-        if is_megatron(config) and name.startswith(NOT_OF_MEGATRON):
-            continue
         if key.name.startswith("model.lora_") and config.model.lora_rank == 0:
             continue
         value = value_of(config, key.name)
@@ -138,12 +127,10 @@ def _model(config: Config, job: Job, verl: str) -> Settings:
         "trust_remote_code": model.trust_remote_code,
         "enable_gradient_checkpointing": model.gradient_checkpointing,
         "override_config.attn_implementation": attention, **_below("override_config", dropout),
-        "use_remove_padding": is_megatron(config) or "flash" in attention,
+        "use_remove_padding": "flash" in attention,
     })  # fmt: skip
     if model.lora_rank == 0 or verl != MODEL:
         return values
-    if is_megatron(config):
-        return values | {f"{verl}.lora.rank": model.lora_rank, f"{verl}.lora.alpha": model.lora_alpha}
     if rollout_name(config, job) == TORCH:
         return values | {f"{verl}.lora.merge": True}
     return values | {f"{ROLLOUT}.load_format": "safetensors"}
@@ -202,27 +189,23 @@ def _actor(config: Config) -> Settings:
 def _network(config: Config, job: Job, who: Network, verl: str) -> Settings:
     """Mini-batches (counted in questions on both sides), passes, the aggregation of losses, and AdamW.
 
-    A pass has room for one episode, since verl fails on one above its limit. Under FSDP the schedule of the
-    learning rate is ours (`patches.py`). Under Megatron verl passes AdamW's betas on by the override only.
+    A pass has room for one episode, since verl fails on one above its limit. The schedule of the learning
+    rate is ours (`patches.py`); verl refuses linear.
     """
     section = getattr(config, who)
-    optim, tokens = section.optim, max(section.ppo_max_token_len, config.data.max_episode_tokens)
+    kind = section.optim.lr_scheduler_type
+    tokens = max(section.ppo_max_token_len, config.data.max_episode_tokens)
     values: Settings = {
         "ppo_mini_batch_size": min(section.ppo_mini_batch_size, config.data.train_batch_size),
         "ppo_max_token_len_per_gpu": tokens,
         "use_dynamic_bsz": True,
         "loss_scale_factor": config.data.max_response_length if section.loss_agg_mode == "constant" else None,
+        "optim.lr_scheduler_type": "constant" if kind == "linear" else kind,
         "optim.lr_warmup_steps": warmup_steps(config, who),
         "optim.lr_warmup_steps_ratio": 0.0,
     }
     if who == "critic":
         values |= {"forward_max_token_len_per_gpu": tokens, "ppo_infer_max_token_len_per_gpu": tokens}
-    if is_megatron(config):
-        adam = {"adam_beta1": optim.betas[0], "adam_beta2": optim.betas[1], "adam_eps": 1e-8}
-        values |= {"optim.override_optimizer_config": adam, "optim.lr_decay_style": optim.lr_scheduler_type}
-    else:
-        kind = optim.lr_scheduler_type
-        values["optim.lr_scheduler_type"] = "constant" if kind == "linear" else kind  # verl refuses linear
     return _below(verl, values) | _engine(config, job, verl)
 
 
@@ -234,10 +217,6 @@ def _engine(config: Config, job: Job, network: str) -> Settings:
     }  # fmt: skip
     if trained:
         values["optimizer_offload"] = config.cluster.optimizer_offload
-    if is_megatron(config):
-        if config.model.gradient_checkpointing and trained:
-            values |= _below("override_transformer_config", RECOMPUTE)
-        return _below(f"{network}.megatron", values)
     short = SHORT_DTYPES[dtype]
     values["mixed_precision"] = {"param_dtype": short, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     return _below(f"{network}.{'fsdp' if network == 'critic' else 'fsdp_config'}", values)
@@ -254,7 +233,7 @@ def composed(config: Config, settings: Settings) -> DictConfig:
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    merged = deepcopy(_read_defaults(is_megatron(config)))
+    merged = deepcopy(_read_defaults())
     for name, value in settings.items():
         OmegaConf.update(merged, name, value, merge=False, force_add=True)
     for path, value in flat(config.verl):
@@ -285,7 +264,7 @@ def _check_free(name: str) -> None:
 
 
 @cache
-def _read_defaults(megatron: bool) -> DictConfig:
+def _read_defaults() -> DictConfig:
     """verl's own defaults, read from its YAML files; verl itself is not imported. Raises UserError."""
     spec = find_spec("verl")
     places = list(spec.submodule_search_locations or ()) if spec else []
@@ -294,4 +273,4 @@ def _read_defaults(megatron: bool) -> DictConfig:
     from hydra import compose, initialize_config_dir
 
     with initialize_config_dir(str(Path(places[0]) / "trainer" / "config"), version_base=None):
-        return compose("ppo_trainer", ["model_engine=megatron"] if megatron else [])
+        return compose("ppo_trainer")
