@@ -77,7 +77,7 @@ and data frames, and write.
 
 `log/log.duckdb` holds no data: it is a catalogue of the same tables, views over the parts, for any DuckDB
 client. It is written when a run has its first step and when it ends; `srl inspect` writes it anew where a run
-was moved, copied or rescored. Open it read-only. Its table `runs` is as of when it was written.
+was moved or copied. Open it read-only. Its table `runs` is as of when it was written.
 
 ```bash
 duckdb -readonly srl-workspace/runs/RUN/log/log.duckdb -c "SELECT step, em FROM steps WHERE phase = 'val'"

@@ -109,13 +109,9 @@ def main() -> None:
         ]  # fmt: skip
         sets = [word for setting in settings for word in ("--set", setting)]
         srl("train", "--algo", "grpo", "--steps", str(steps), *sets)
-        asked = Judge.asked
+        print(f"the judge was asked {Judge.asked:,} times")
         srl("inspect", "sql", "SELECT part, count(*) AS episodes, avg(value) AS mean, sum(value) AS total "
             "FROM rewards GROUP BY part ORDER BY part")  # fmt: skip
-        srl("eval", "rescore", "last", "--reward", "judge")
-        print(
-            f"the judge was asked {asked:,} times in training, and {Judge.asked - asked:,} times afterwards"
-        )
 
 
 if __name__ == "__main__":

@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.tiny_models import new_model
+from tests.tiny_models import byte_level_tokenizer, new_model
 
 import srl.store
 from srl.data.corpus import write_corpus
-from srl.data.tokenizer import train_tokenizer
 from srl.index import build_index
 from srl.models.weights import save_model
 from srl.protocol import template
@@ -85,7 +84,7 @@ def write_place(folder: Path, questions: int) -> None:
         folder / "corpus.jsonl", (Passage(town, f'"{town}"\nThe flag of {town} is red .') for town in towns)
     )
     build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
-    words = train_tokenizer([template(TEMPLATE).prompt, *towns], 1000)
+    words = byte_level_tokenizer().train_new_from_iterator([template(TEMPLATE).prompt, *towns], 1000)
     sizes = {"layers": 1, "width": 16, "heads": 2, "ffn": 16, "max_length": 4096}
     ends = {"eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
     save_model(new_model("qwen2", vocab_size=len(words), **ends, **sizes), words, folder / "model")

@@ -7,7 +7,7 @@ from pathlib import Path
 from srl.store import LogWriter, Record, RunInfo
 from srl.trajectory import Hit, Passage, Question, Score, Search, Segment, Trajectory
 
-KLEE = Passage("p1", '"Paul Klee"\nPaul Klee was born in Münchenbuchsee in 1879.')
+KLEE = Passage("p1", '"Paul Klee"\nPaul Klee was born in Münchenbuchsee in 1879.', "https://example.org/klee")
 BERN = Passage("p2", '"Bern"\nBern is a city on the Aare.')
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import signal
 import subprocess
 import sys
@@ -155,24 +154,18 @@ def test_a_killed_writer_leaves_no_target_and_the_next_writer_cleans_up(tmp_path
 
 
 def test_what_is_not_a_dead_writers_is_left_alone(tmp_path):
-    """Writers that live, those of another host, and what only has such a name."""
-    host = files._host()
-    others = [f".x.tmp-{host}-{os.getppid()}-00000000", ".x.tmp-elsewhere-99999999-00000000"]
-    dead, unmarked = (f".y.tmp-{host}-99999999-0000000{end}" for end in "0f")
-    for name in (*others, dead, unmarked):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / ("thesis.txt" if name == unmarked else files.MARK)).touch()
-    with files.atomic_file(tmp_path / "x") as file:
+    """Writers that live, and what only has such a name."""
+    living, dead, unmarked = (tmp_path / f".{name}.tmp-0000000{name}" for name in "abc")
+    for folder in (living, dead, unmarked):
+        folder.mkdir()
+        (folder / ("thesis.txt" if folder == unmarked else files.MARK)).touch()
+    with files.locked(living), files.atomic_file(tmp_path / "x") as file:
         file.write("1")
-    assert names(tmp_path) == sorted([*others, unmarked, "x"])
-    files.remove_leftovers(tmp_path, alone=True)
-    assert names(tmp_path) == sorted([unmarked, "x"])
-    assert names(tmp_path / unmarked) == ["thesis.txt"]
+    assert names(tmp_path) == sorted([living.name, unmarked.name, "x"])
+    assert names(unmarked) == ["thesis.txt"]
 
 
-@pytest.mark.parametrize(
-    "bad", [b"{", b"[1]", b"\xff{}", b"[" * 100_000, b'{"id": NaN}', b'{"id": -Infinity}']
-)
+@pytest.mark.parametrize("bad", [b"{", b"[1]", b"\xff{}", b"[" * 100_000])
 def test_a_bad_line_is_named(tmp_path, bad):
     (tmp_path / "q.jsonl").write_bytes(b'{"a": 1}\n' + bad + b"\n")
     with pytest.raises(UserError, match=r"q\.jsonl:2: "):

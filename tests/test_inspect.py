@@ -64,7 +64,7 @@ def lines(text: str) -> list[dict]:
 
 MISTAKES = [
     ("trajectories", "other"), ("show", "xyz"), ("show", ""), ("curve", "00aa", "--metric", "val/me"),
-    ("sql", "SELECT 1", "--csv", "--json"), ("sql", "SELECT", "1"), ("curve", "--json", "--out", "f.svg"),
+    ("sql", "SELECT 1", "--csv", "--json"), ("sql", "SELECT", "1"),
     ("diff", "00aa", "01ab"), ("show", "a", "--group", "--tokens"), ("export", "--where", "em = 7"),
     ("report", "--where", "true; DELETE FROM runs"),
     ("export", "--where", "emm = 1"), ("report", "--where", "em = 7"), ("trajectories", "--sort", "rewrad"),
@@ -139,7 +139,7 @@ def test_curves_of_several_runs_and_metrics(srl, logs):
 
 
 WRITES = {
-    "mine.svg": (("curve", "00aa", "--out"), b"<?xml"), "mine.parquet": (("export", "-o"), b"PAR1"),
+    "mine.parquet": (("export", "-o"), b"PAR1"),
     "mine.html": (("report", "-o"), b"<!doctype html>"),
 }  # fmt: skip
 

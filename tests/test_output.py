@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
-import subprocess
 import sys
 
 import pytest
@@ -100,56 +97,3 @@ def test_a_quiet_command_says_neither_notes_nor_progress(capsys):
     output.warn("careful")
     assert capsys.readouterr() == ("", "careful\n")
     output.set_verbosity(0)
-
-
-NOTES_UNDER_A_BAR = """
-import logging, sys
-from srl.cli import output
-from srl.train.report import Terminal
-from srl.cli.train import _terminal
-
-output.set_verbosity(0)
-terminal = _terminal()
-with output.progress("episodes", 10, passing=True) as count:
-    count(3)
-    terminal.note("step 1/2  reward 0.5")
-    output.note("a note")
-    logging.warning("a warning")
-    with output.progress("inside", 5, passing=True) as inner:
-        inner(1)
-    count(10)
-print("result")
-"""
-
-
-def in_a_terminal(code: str, columns: int = 100) -> tuple[str, list[str]]:
-    """What a process wrote on a terminal, and the lines of it that no bar is on."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    raw = b""
-    while True:
-        try:
-            read = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not read:
-            break
-        raw += read
-    assert process.wait() == 0
-    os.close(ours)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw.decode())
-    return text, [line for line in re.split(r"[\r\n]+", text) if line and "━" not in line]
-
-
-def test_what_is_said_while_a_bar_is_shown_stands_on_lines_of_its_own():
-    text, lines = in_a_terminal(NOTES_UNDER_A_BAR)
-    assert [line.rstrip() for line in lines] == [
-        "step 1/2  reward 0.5",
-        "a note",
-        "WARNING root: a warning",
-        "result",
-    ]
-    assert "10/10" in text
-    assert "inside" not in text

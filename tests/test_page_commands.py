@@ -28,7 +28,7 @@ from srl.index import open_index
 from srl.serve.server import create_app
 
 HUB = "it asks the Hugging Face hub; tests/hub.py stands in for it"
-DATA = "it wants data of a page or of a hub; bench/real and tests/test_real_data.py have them"
+DATA = "it wants data of a page or of a hub; bench/real has them"
 CANNOT = {
     r"srl index (pull|import) ": DATA,
     r"srl data prepare (squad|search-r1|nq|hotpotqa|2wikimultihopqa)": DATA,

@@ -281,15 +281,6 @@ def test_the_addresses_of_a_server(typed, used, health):
     assert page_url(used, "metrics").endswith("/metrics")
 
 
-@pytest.mark.parametrize(
-    "typed",
-    ["", "localhost:8000", "ftp://h/x", "http://", "http://h:port/", "http://u:p@h", "http://h?key=1"],
-)
-def test_what_is_no_url_is_refused(typed):
-    with pytest.raises(UserError):
-        HttpSearch(typed)
-
-
 def test_a_proxy_is_for_the_servers_elsewhere_alone(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
     for name in ("NO_PROXY", "no_proxy"):

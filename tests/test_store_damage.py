@@ -116,14 +116,3 @@ def test_a_part_that_is_only_out_of_reach_is_not_set_aside(runs, monkeypatch, er
         with pytest.raises(type(error)):
             LogWriter(runs / BAD / "log", run_info(BAD))
     assert srl.store.reading([runs / BAD], steps, warn=pytest.fail) == [1, 2, 3]
-
-
-def test_a_damaged_file_of_rescores_does_not_hide_the_log(tmp_path):
-    write_step(new_log(tmp_path), 1)
-    (tmp_path / "log" / "rescores").mkdir()
-    (tmp_path / "log" / "rescores" / "1a2b3c4d5e6f.parquet").write_bytes(b"PAR1")
-    said: list[str] = []
-    with srl.store.open(tmp_path, warn=said.append) as connection:
-        assert steps(connection) == [1]
-        assert connection.execute("SELECT count(*) FROM rescores").fetchall() == [(0,)]
-    assert "rescores" in said[0]

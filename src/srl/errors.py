@@ -41,14 +41,6 @@ class CheckFailed(SrlError):  # noqa: N818 - named in the public interface
 INPUT_ERRORS = (OSError, ValueError, TypeError, LookupError, RuntimeError, ArithmeticError)
 """What Python and libraries raise on an input that they cannot read."""
 
-_TYPES = {
-    "int": "an integer", "float": "a number", "finite_number": "a finite number", "bool": "true or false",
-    "string_type": "text", "list": "a list", "tuple": "a list", "set": "a list", "dict": "a mapping",
-    "model": "a mapping", "path": "a path", "none": "null", "missing": "a value",
-}  # fmt: skip
-"""The expected value, for pydantic's errors whose type begins with the name."""
-_BOUNDS = {"greater_than": ">", "greater_than_equal": "≥", "less_than": "<", "less_than_equal": "≤"}
-
 
 @contextmanager
 def parsing(what: object) -> Iterator[None]:
@@ -79,14 +71,8 @@ def error_line(error: BaseException) -> str:
 
 
 def expected(error: Mapping[str, Any]) -> str:
-    """`expected an integer` for one error of a pydantic ValidationError; a plugin's own message as it is."""
-    kind, context = error["type"], error.get("ctx", {})
-    if kind in _BOUNDS:
-        return f"expected a number {_BOUNDS[kind]} {next(iter(context.values())):g}"
-    if kind in ("literal_error", "enum"):
-        return f"expected one of {context['expected'].replace(' or ', ', ')}"
-    words = next((words for name, words in _TYPES.items() if kind.startswith(name)), None)
-    return f"expected {words}" if words else str(error["msg"]).removeprefix("Value error, ")
+    """`expected a valid integer`: pydantic's message for one error; a plugin's own message as it is."""
+    return str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
 
 
 def nearest(name: str, names: list[str] | tuple[str, ...]) -> str:

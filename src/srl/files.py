@@ -1,7 +1,7 @@
 """Files that appear whole or not at all, their digests, JSON, manifests, and the inputs of commands.
 
-Unfinished output is written next to its target, in a hidden directory that names host and process, and that a
-file marks as ours. The next writer removes what dead processes left behind, and nothing without the mark.
+Unfinished output is written next to its target, in a hidden directory that a file marks as ours and that its
+writer holds locked. The next writer removes what dead ones left behind, and nothing without the mark.
 """
 
 from __future__ import annotations
@@ -9,23 +9,21 @@ from __future__ import annotations
 import errno
 import fcntl
 import gzip
+import hashlib
 import io
 import json
 import os
 import re
 import shutil
-import socket
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
 from typing import IO, Any, TypeVar, cast
 
 from srl.errors import UserError, parsing
-from srl.process import is_alive
 
 T = TypeVar("T")
 FORMAT = 1
@@ -38,17 +36,14 @@ CHECKPOINT = "checkpoint"
 ABOUT = "srl.json"
 """The description of a checkpoint or model, next to its weights."""
 
-_ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-(?P<host>[\w.]+)-(?P<pid>\d+)-[0-9a-f]{8}$")
+_ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-[0-9a-f]{8}$")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_BLOCK = 4096
 _HEAD = 1 << 20
 _TAR = slice(257, 262)
 """Position of the magic number of a tar archive."""
 
 Replace = Callable[[Path], None]
 """Called with a path before it is replaced; raises UserError if it must not be."""
-Report = Callable[[int], object]
-"""Called with the number of bytes of each read."""
 
 
 class NotWritten(UserError):  # noqa: N818 - what happened, as in CheckFailed
@@ -100,7 +95,7 @@ def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> 
             yield building
             _move(building, path, replace)
         except Exception as error:
-            if is_disk_full(error, building):
+            if is_disk_full(error):
                 raise NotWritten(
                     f"{path} is not finished: the disk is full",
                     hint=f"free some space and repeat the command; {building} keeps what is done",
@@ -133,17 +128,18 @@ def atomic_file(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
 def aside(path: Path) -> Iterator[Path]:
     """A path of the same name in a hidden, marked directory next to `path`; it is removed afterwards."""
     new_parents = [parent for parent in path.parents if not parent.exists()]
-    folder = path.with_name(f".{path.name}.tmp-{_host()}-{os.getpid()}-{token_hex(4)}")
+    folder = path.with_name(f".{path.name}.tmp-{token_hex(4)}")
     temporary = folder / path.name
     own_paths = {str(place) for place in (temporary, folder, *path.parents)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
         folder.mkdir()
-        (folder / MARK).touch()
-        yield temporary
+        with locked(folder):
+            (folder / MARK).touch()
+            yield temporary
     except Exception as error:
-        if is_disk_full(error, path.parent):
+        if is_disk_full(error):
             raise NotWritten(
                 f"{path} was not written: the disk is full", hint="free some space and try again"
             ) from error
@@ -164,13 +160,18 @@ def discard(path: Path) -> None:
         os.rename(path, hidden)
 
 
-def remove_leftovers(directory: Path, *, alone: bool = False) -> None:
-    """Remove what killed writers left in `directory`: of this host, or where nobody else writes (`alone`) of
-    any. What has no mark is not ours, whatever its name."""
+def remove_leftovers(directory: Path) -> None:
+    """Remove what killed writers left in `directory`. What has no mark is not ours, whatever its name."""
     for mark in directory.glob(f".*.tmp-*/{MARK}"):
-        match = _ASIDE.match(mark.parent.name)
-        if match and (alone or (match["host"] == _host() and not is_alive(int(match["pid"])))):
-            _remove_marked(mark.parent)
+        if not _ASIDE.match(mark.parent.name):
+            continue
+        with suppress(OSError):  # its writer holds it, or the file system has no locks to tell
+            descriptor = os.open(mark.parent, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove_marked(mark.parent)
+            finally:
+                os.close(descriptor)
 
 
 def target_of(path: object) -> Path:
@@ -180,18 +181,16 @@ def target_of(path: object) -> Path:
     return path.parent.with_name(match["name"]) if match else path
 
 
-def is_disk_full(error: BaseException | None, place: Path | None = None) -> bool:
-    """Whether a full disk (or quota) led to `error`, or the disk of the directory `place` is full.
-
-    Libraries wrap the system's error in their own, raise their own while it is handled, or say nothing of it.
-    """
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether a full disk (or quota) led to `error`; libraries wrap the system's error in their own, or raise
+    theirs while it is handled."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True
         if os.strerror(errno.ENOSPC) in str(error):
             return True
         error = error.__cause__ or error.__context__
-    return place is not None and not _has_room(place)
+    return False
 
 
 def link_or_copy(source: Path | str, target: Path | str) -> None:
@@ -296,28 +295,13 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-def _has_room(directory: Path) -> bool:
-    with suppress(OSError):
-        return shutil.disk_usage(directory).free >= _BLOCK
-    return True
-
-
-def _host() -> str:
-    return re.sub(r"[^\w.]", "_", socket.gethostname()) or "localhost"
-
-
 # ---- Digests
 
 
-def digest_file(path: Path | str, report: Report | None = None) -> str:
+def digest_file(path: Path | str) -> str:
     """32 hex digits (blake2b-128) of the file's bytes."""
-    digest = blake2b(digest_size=16)
     with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-            if report:
-                report(len(chunk))
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def digest_path(path: Path) -> str:
@@ -328,7 +312,7 @@ def digest_path(path: Path) -> str:
 
 def digest_text(*parts: str) -> str:
     """32 hex digits (blake2b-128) of the parts; `("ab", "c")` and `("a", "bc")` differ."""
-    digest = blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "little") + data)
@@ -341,25 +325,21 @@ def digest_text(*parts: str) -> str:
 def read_jsonl(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
     """`(line number from 1, object)` for each line of a JSON-lines file but blank ones, as `lines_of` reads.
 
-    Raises UserError that names file and line if a line is not a JSON object, or contains NaN.
+    Raises UserError that names file and line if a line is not a JSON object.
     """
     path = Path(path)
     for number, line in enumerate(lines_of(path), start=1):
         if line.strip():
-            yield number, json_object(line, f"{path}:{number}", _no_constant)
+            yield number, json_object(line, f"{path}:{number}")
 
 
-def json_object(line: bytes, where: str, constant: Callable[[str], object] | None = None) -> dict[str, Any]:
-    """The JSON object in `line`; `constant` is called for NaN and its like. Raises UserError."""
+def json_object(line: bytes, where: str) -> dict[str, Any]:
+    """The JSON object in `line`. Raises UserError."""
     with parsing(f"{where}: not JSON in UTF-8"):
-        value = json.loads(line.decode("utf-8-sig"), parse_constant=constant)
+        value = json.loads(line.decode("utf-8-sig"))
     if not isinstance(value, dict):
         raise UserError(f"{where}: expected a JSON object {{…}}, found {type(value).__name__}")
     return value
-
-
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def write_json(path: Path | str, obj: object) -> None:
@@ -447,14 +427,14 @@ def checksums(directory: Path, names: Collection[str] | None = None) -> dict[str
         return dict(zip(names, pool.map(lambda name: digest_file(directory / name), names), strict=True))
 
 
-def check_files(directory: Path, expected: Mapping[str, str], report: Report | None = None) -> None:
+def check_files(directory: Path, expected: Mapping[str, str]) -> None:
     """Read every file in `expected`. Raises DamagedError if one is missing or has another checksum."""
 
     def check(name: str) -> None:
         path = directory / name
         if not path.is_file():
             raise DamagedError(f"{path} is missing")
-        if digest_file(path, report) != expected[name]:
+        if digest_file(path) != expected[name]:
             raise DamagedError(f"{path} is damaged: its checksum differs from the recorded one")
 
     with ThreadPoolExecutor() as pool:
@@ -466,20 +446,15 @@ def check_checkpoint(path: Path, leave_out: str = "") -> None:
 
     Raises DamagedError. A directory without a manifest, or of another kind, passes.
     """
-    if is_checked(path):
-        try:
-            manifest = json.loads((path / MANIFEST).read_bytes())
-        except ValueError as error:
-            raise DamagedError(f"{path / MANIFEST} is damaged: {error}") from error
-        if isinstance(manifest, dict) and manifest.get("kind") == CHECKPOINT:
-            sums = read_manifest(path, CHECKPOINT).get("files", {})
-            left_out = {name for name in sums if leave_out and name.startswith(leave_out)}
-            check_files(path, {name: sums[name] for name in sums.keys() - left_out})
-
-
-def is_checked(path: Path) -> bool:
-    """Whether a directory has a manifest."""
-    return (path / MANIFEST).is_file()
+    if not (path / MANIFEST).is_file():
+        return
+    try:
+        manifest = json_object((path / MANIFEST).read_bytes(), str(path / MANIFEST))
+    except UserError as error:
+        raise DamagedError(error) from error
+    if manifest.get("kind") == CHECKPOINT:
+        sums = read_manifest(path, CHECKPOINT).get("files", {})
+        check_files(path, {n: sums[n] for n in sums if not (leave_out and n.startswith(leave_out))})
 
 
 # ---- Inputs of commands: files, also `.gz` and `.zst`

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -30,8 +29,6 @@ SIGNALS = {
 }
 """The signals that end a command, and the word for each."""
 _ONCE_MORE = b"srl: stopping; one more signal ends it at once\n"
-_SHOW_CURSOR = b"\x1b[?25h"
-_POLL_S = 0.1
 
 _received: list[int] = []
 _running: asyncio.Task[Any] | None = None
@@ -77,14 +74,11 @@ def _on_signal(number: int, frame: object) -> None:
     if len(_received) == 1:
         if _running is None:
             raise KeyboardInterrupt
-        _running.cancel()
-        _running.get_loop().call_soon_threadsafe(lambda: None)  # wakes it where a library took the wakeup fd
+        _running.get_loop().call_soon_threadsafe(_running.cancel)
     elif len(_received) == 2:
         with suppress(OSError):
             os.write(2, _ONCE_MORE)
     else:
-        if os.isatty(2):
-            os.write(2, _SHOW_CURSOR)  # hidden by a progress bar
         os._exit(128 + _received[0])
 
 
@@ -97,48 +91,25 @@ def run_async(coroutine: Coroutine[Any, Any, T], runner: asyncio.Runner | None =
 
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(coroutine)
+
+    async def registered() -> T:
+        global _running
+        _running = asyncio.current_task()
+        try:
+            return await coroutine
+        finally:
+            _running = None
+
     before = signal_received()
     with nullcontext(runner) if runner else asyncio.Runner() as loop:
         try:
-            result = loop.run(_registered(coroutine))
+            result = loop.run(registered())
         except asyncio.CancelledError:
             if signal_received() is before:
                 raise
     if signal_received() is not before:
         raise KeyboardInterrupt
     return result
-
-
-async def _registered(coroutine: Coroutine[Any, Any, T]) -> T:
-    import asyncio
-
-    global _running
-    _running = asyncio.current_task()
-    try:
-        with _waking(asyncio.get_running_loop()):
-            return await coroutine
-    finally:
-        _running = None
-
-
-@contextmanager
-def _waking(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Inside, a signal wakes the loop at any moment.
-
-    A signal in the moment before the loop waits, or in another thread, does not interrupt the wait by itself,
-    and Python runs its handler only afterwards.
-    """
-    reading_end, writing_end = socket.socketpair()
-    with reading_end, writing_end:
-        reading_end.setblocking(False)
-        writing_end.setblocking(False)
-        loop.add_reader(reading_end, reading_end.recv, 4096)
-        before = signal.set_wakeup_fd(writing_end.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(before)
-            loop.remove_reader(reading_end)
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -212,47 +183,27 @@ class Process:
         """Whether it is still running; None if it is on another machine."""
         if self.host != socket.gethostname():
             return None
-        return is_alive(self.pid) and self.since in ("", started(self.pid))
-
-    def wait(self, limit_s: float) -> None:
-        """Wait until it has ended, for at most `limit_s` seconds; not at all if it is on another machine."""
-        until = time.monotonic() + limit_s
-        while self.alive and time.monotonic() < until:
-            time.sleep(_POLL_S)
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return self.since == started(self.pid)
 
     def __str__(self) -> str:
         """`process 4711`, and the machine if it is another one."""
         return f"process {self.pid}" + ("" if self.host == socket.gethostname() else f" on {self.host}")
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process of this machine is running; one that was killed and not reaped is not.
+def started(pid: int) -> str:
+    """When a process started, in kernel ticks; empty without /proc, and for one that has ended.
 
     It runs until its last thread has ended: only then are its files closed, and the locks on them free.
     """
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return not (stat := _stat(pid)) or not _has_ended(stat)
-
-
-def started(pid: int) -> str:
-    """When a process started, in kernel ticks; empty without /proc, and for one that has ended."""
-    stat = _stat(pid)
-    return stat[19].decode() if stat and not _has_ended(stat) else ""
-
-
-def _has_ended(stat: list[bytes]) -> bool:
-    """Whether the main thread has ended (its state) and no other one is left (the number of threads)."""
-    return stat[0] in (b"Z", b"X") and int(stat[17]) <= 1
-
-
-def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the state on; empty if it cannot be read."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return []
+        return ""
+    has_ended = stat[0] in (b"Z", b"X") and int(stat[17]) <= 1
+    return "" if has_ended else stat[19].decode()

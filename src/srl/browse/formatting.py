@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date
+from itertools import pairwise
 from math import isfinite
 from typing import Any
 
@@ -21,6 +22,19 @@ def number(value: float | int | None, digits: int = 3) -> str:
     if isinstance(value, int):
         return str(value)
     return f"{value:.{digits}g}" if 0 < abs(value) < 10**-digits else f"{value:.{digits}f}"
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def bars(values: Sequence[float], width: int = 40) -> str:
+    """The values as at most `width` bars between the lowest and the highest, each the mean of a stretch."""
+    count = min(width, len(values))
+    cuts = [round(n * len(values) / count) for n in range(count + 1)]
+    means = [sum(values[start:stop]) / (stop - start) for start, stop in pairwise(cuts)]
+    low, span = min(means), max(means) - min(means)
+    heights = [int((mean - low) / span * 7.999) if span else 0 for mean in means]
+    return "".join(_BARS[height] for height in heights)
 
 
 def signed(value: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from srl.errors import UserError, expected
-from srl.files import MANIFEST, DamagedError, Report, check_files, digest_text, read_manifest, write_manifest
+from srl.files import MANIFEST, DamagedError, check_files, digest_text, read_manifest, write_manifest
 
 KIND = "index"
 
@@ -88,13 +88,10 @@ def check_index(directory: Path | str) -> Manifest:
     return manifest
 
 
-def verify(directory: Path, manifest: Manifest, report: Report | None = None) -> None:
-    """Compare the checksum of every file; `report` is called with the bytes of each read.
-
-    Raises UserError where a file is damaged.
-    """
+def verify(directory: Path, manifest: Manifest) -> None:
+    """Compare the checksum of every file. Raises UserError where a file is damaged."""
     try:
-        check_files(directory, manifest.checksums, report)
+        check_files(directory, manifest.checksums)
     except DamagedError as error:
         raise UserError(f"{error}", hint="copy or build the index again") from error
 

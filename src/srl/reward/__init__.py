@@ -43,8 +43,7 @@ class Reward(Protocol):
 class LoadedReward(Protocol):
     """A reward that takes time to get ready, such as a model.
 
-    `load` is called before the first episode, in every process that scores. Some have no such process around
-    them (`srl eval rescore`), so `score` must do without it.
+    `load` is called before the first episode, in every process that scores; `score` must do without it.
     """
 
     def load(self) -> None: ...

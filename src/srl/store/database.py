@@ -15,8 +15,7 @@ from srl.errors import UserError
 from srl.files import MANIFEST, aside
 from srl.store import run_info
 from srl.store.parts import PARTS_DIRECTORY, REPLACES, all_parts
-from srl.store.rescores import rescore_files
-from srl.store.schema import PARTS, RESCORE_SCHEMA, RUN_SCHEMA, TABLES, WATCH_SCHEMA, sql_type
+from srl.store.schema import PARTS, RUN_SCHEMA, TABLES, WATCH_SCHEMA, sql_type
 
 CATALOGUE = "log.duckdb"
 
@@ -36,13 +35,12 @@ def create_tables(
     logs: Sequence[Path],
     sources: Mapping[str, str],
 ) -> None:
-    """Create all tables of these logs, with the SQL that reads each table of `PARTS` and `rescores`, if there
-    are files of it."""
+    """Create all tables of these logs, with the SQL that reads each table of `PARTS`, if there are files."""
     connection.execute("CREATE SCHEMA raw")
     _create_table(connection, "runs", RUN_SCHEMA, [run_info.run_row(log) for log in logs])
     fired = [row for log in logs for row in run_info.watch_rows(log)]
     _create_table(connection, "watches", WATCH_SCHEMA, fired)
-    for name, schema in (PARTS | {"rescores": RESCORE_SCHEMA}).items():
+    for name, schema in PARTS.items():
         if source := sources.get(name):
             connection.execute(f"CREATE VIEW raw.{name} AS {source}")
         else:
@@ -80,7 +78,6 @@ def write_catalogue(log: Path) -> None:
     with aside(log / CATALOGUE) as path:
         with duckdb.connect(path) as connection:
             sources = {table: _LIVE.format(table=table, glob=glob, key=REPLACES) for table in PARTS}
-            sources["rescores"] = scan(rescore_files(log))
             create_tables(connection, [log], sources)
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -89,7 +86,7 @@ def write_catalogue(log: Path) -> None:
 
 def refresh_catalogue(log: Path) -> None:
     """Write the catalogue of a log anew if it is not of this place (a run that was moved or copied), or older
-    than its manifest or rescores. In a place that cannot be written it stays as it is."""
+    than its manifest. In a place that cannot be written it stays as it is."""
     log = log.absolute()
     file = log / CATALOGUE
     with suppress(UserError, OSError):
@@ -99,7 +96,7 @@ def refresh_catalogue(log: Path) -> None:
         except duckdb.Error:  # there is none, or it is damaged
             places = []
         written = file.stat().st_mtime if places == [(str(log),)] else 0.0
-        if any(path.stat().st_mtime > written for path in [*rescore_files(log), log / MANIFEST]):
+        if (log / MANIFEST).stat().st_mtime > written:
             write_catalogue(log)
 
 

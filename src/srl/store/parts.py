@@ -32,7 +32,7 @@ _GROUP_BYTES = 32 << 20
 
 _DICTIONARY = ["run_id", "trajectory_id", "phase", "kind", "data_source", "question_id", "question", "prompt"]
 _DICTIONARY += ["metadata", "split", "end", "status", "index_digest", "retriever"]
-_DICTIONARY += [f"hits.list.element.{name}" for name in ("passage_id", "title", "contents")]
+_DICTIONARY += [f"hits.list.element.{name}" for name in ("passage_id", "title", "contents", "url")]
 _SPLIT = [f"{name}.list.element" for name in ("logprobs", *PER_TOKEN)]
 
 Keep = Callable[[pa.Table], pa.Table]

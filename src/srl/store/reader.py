@@ -17,14 +17,13 @@ from srl.errors import UserError
 from srl.files import MANIFEST, DamagedError
 from srl.store import run_info
 from srl.store.database import create_tables, in_one_line, quoted, scan, seal
-from srl.store.parts import PARTS_DIRECTORY, damaged_parts, footer_fault, live_parts
-from srl.store.rescores import rescore_files
-from srl.store.schema import PARTS, RESCORE_SCHEMA
+from srl.store.parts import PARTS_DIRECTORY, damaged_parts, live_parts
+from srl.store.schema import PARTS
 
 T = TypeVar("T")
 Warn = Callable[[str], None]
 LeftOut = Mapping[Path, str]
-"""The damaged parts, manifests and files that are not read, each with a warning."""
+"""The damaged parts and manifests that are not read, each with a warning."""
 
 TRIES = 8
 """How often a log is read whose files the writer moves."""
@@ -153,9 +152,6 @@ def _damage(logs: Sequence[Path]) -> dict[Path, str]:
             continue
         for part, fault in damaged_parts(log / PARTS_DIRECTORY).items():
             damage[part.path] = f"run {run}: {part} is left out: {fault}"
-        for file in rescore_files(log):
-            if why := footer_fault(file, RESCORE_SCHEMA):
-                damage[file] = f"run {run}: rescores are left out: {why}"
     return damage
 
 
@@ -175,7 +171,6 @@ def _connect(
         raise UserError("; ".join(left_out.values()))
     parts = [part for log in readable for part in live_parts(log / PARTS_DIRECTORY, left_out.keys())]
     sources = {table: scan([part.file(table) for part in parts]) for table in PARTS if parts}
-    sources["rescores"] = scan([f for log in readable for f in rescore_files(log) if f not in left_out])
     connection = duckdb.connect(
         config={"autoinstall_known_extensions": "false", "arrow_lossless_conversion": "true"}
     )

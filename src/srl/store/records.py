@@ -193,6 +193,7 @@ def _search_rows(trajectory: Trajectory, once: _Once) -> Iterator[Row]:
                 "passage_id": hit.passage.id,
                 "title": hit.passage.title,
                 "contents": hit.passage.contents,
+                "url": hit.passage.url,
                 "score": hit.score,
                 "has_answer": once.contains_answer(text, golds),
             }
@@ -347,7 +348,9 @@ def _segment(row: Row) -> Segment:
 
 
 def _search(row: Row) -> Search:
-    hits = tuple(Hit(Passage(hit["passage_id"], hit["contents"]), hit["score"]) for hit in row["hits"])
+    hits = tuple(
+        Hit(Passage(hit["passage_id"], hit["contents"], hit["url"]), hit["score"]) for hit in row["hits"]
+    )
     return Search(hits=hits, **{name: row[name] for name in _OF_SEARCH})
 
 

@@ -34,15 +34,13 @@ class RunInfo:
     parent: str = ""
 
 
-def begin(log: Path, run: RunInfo, written: datetime | None, launcher: Process | None = None) -> None:
-    """Write the manifest of a log that this process starts or resumes, for the process `launcher` if given.
+def begin(log: Path, run: RunInfo, written: datetime | None) -> None:
+    """Write the manifest of a log that this process starts or resumes.
 
     A resumed run keeps its start, and the seconds that it ran until it ended, or until its last step was
     `written` (UTC) if it was killed. Raises UserError for the log of a run of another name.
     """
     times: dict[str, Any] = {"ended": None, "resumed": now(), "earlier_s": 0.0}
-    if launcher:
-        times["launcher"] = asdict(launcher)
     started = run.started or now()
     if has_log(log):
         before = load(log)
@@ -128,15 +126,6 @@ def check_not_written(log: Path) -> None:
     writer = Process(**manifest["writer"])
     if writer.pid != os.getpid() and writer.alive:
         raise UserError(f"{log} is being written by {writer}", hint="wait for it to end, or stop it")
-
-
-def left_behind(log: Path) -> Process | None:
-    """The process that still writes `log` although its launcher has ended; None if there is none."""
-    manifest = load(log) if has_log(log) else {}
-    launcher = manifest.get("launcher")
-    if not launcher or status(manifest) != RUNNING or Process(**launcher).alive is not False:
-        return None
-    return Process(**manifest["writer"])
 
 
 def run_row(log: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ _HITS = pa.list_(
             ("passage_id", pa.string()),
             ("title", pa.string()),
             ("contents", pa.string()),
+            ("url", pa.string()),
             ("score", pa.float64()),
             ("has_answer", pa.bool_()),
         ]
@@ -244,6 +245,7 @@ _HIT_ROWS = _columns(
     ("passage_id", pa.string(), "The passage's id in the corpus."),
     ("title", pa.string(), "The title."),
     ("contents", pa.string(), "The passage: title on the first line, then the text."),
+    ("url", pa.string(), "Where the passage is from; empty if its corpus does not say."),
     ("score", pa.float64(), "The score of the retriever."),
     ("shown", pa.string(), "`whole`, `part` (its middle was cut) or `none` (it did not fit into the "
      "observation)."),
@@ -305,20 +307,12 @@ FROM raw.runs LEFT JOIN (
 
 _HIT_SQL = """
 SELECT run_id, trajectory_id, step, phase, position AS search, turn, rank::INTEGER AS rank,
-    hit.passage_id, hit.title, hit.contents, hit.score, CASE WHEN rank > shown THEN 'none'
+    hit.passage_id, hit.title, hit.contents, hit.url, hit.score, CASE WHEN rank > shown THEN 'none'
     WHEN cut IS NOT NULL THEN 'part' WHEN shown IS NOT NULL THEN 'whole' END AS shown, hit.has_answer
 FROM (
     SELECT *, unnest(hits) AS hit, generate_subscripts(hits, 1) AS rank FROM raw.searches
 )
 """
-
-_RESCORES = _columns(
-    _RUN_ID, _TRAJECTORY, _STEP, _PHASE,
-    ("rewards", pa.string(), "What was computed: the rewards with their options."),
-    ("measure", pa.string(), "The reward, such as `f1`, or one of its own parts, `f1/PART`."),
-    ("value", pa.float64(), "The value."),
-    ("written", pa.timestamp("us"), "When it was computed (UTC)."),
-)  # fmt: skip
 
 _WATCHES = _columns(
     _RUN_ID,
@@ -353,8 +347,6 @@ TABLES: tuple[Table, ...] = (
         "(SELECT run_id, id AS trajectory_id, step, phase, unnest(map_entries(parts)) AS entry "
         "FROM raw.trajectories)",
     ),
-    Table("rescores", "One row per measure that `srl eval rescore` computed of a trajectory, in files of "
-          "its own.", _RESCORES, "SELECT * FROM raw.rescores"),
     Table("watches", "One row each time that a watch fired, in a file of its own.", _WATCHES,
           "SELECT * FROM raw.watches"),
 )  # fmt: skip
@@ -376,5 +368,4 @@ PER_TOKEN = ("advantages", "returns", "trainer_logprobs", "entropies")
 """The columns of `segments` with a number for each policy token that training computed."""
 
 RUN_SCHEMA = _schema(RUNS)
-RESCORE_SCHEMA = _schema(_RESCORES)
 WATCH_SCHEMA = _schema(_WATCHES)

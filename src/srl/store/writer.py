@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 
 from srl.errors import UserError, error_line
 from srl.files import remove_leftovers
-from srl.process import Process
 from srl.safe import quoted
 from srl.store import run_info
 from srl.store.database import write_catalogue
@@ -35,7 +34,6 @@ from srl.store.parts import (
     write_part,
 )
 from srl.store.records import Record, part_tables
-from srl.store.rescores import drop_rescores
 from srl.store.run_info import RunInfo
 from srl.trajectory import Phase
 
@@ -54,11 +52,10 @@ class LogWriter:
 
     One writer is `main`: it records the status of the run and holds the log's lock until it ends the log.
     Others only write, under their own name `worker` of letters and digits. With `adds`, what it writes of a
-    step is added to what earlier writers wrote of it (an evaluation is one step in many parts). `launcher` is
-    the process that this one writes for, if it is another. As a context manager it finishes the log; on an
-    error it records how the run ended. `warn` is called with the parts that cannot be read: they are renamed
-    `damaged-…`, and nobody reads them again. Raises UserError, which names the process, where another one
-    changes the log.
+    step is added to what earlier writers wrote of it (an evaluation is one step in many parts). As a context
+    manager it finishes the log; on an error it records how the run ended. `warn` is called with the parts
+    that cannot be read: they are renamed `damaged-…`, and nobody reads them again. Raises UserError, which
+    names the process, where another one changes the log.
     """
 
     def __init__(
@@ -68,7 +65,6 @@ class LogWriter:
         *,
         worker: str = _MAIN,
         adds: bool = False,
-        launcher: Process | None = None,
         warn: Callable[[str], None] = _logger.warning,
     ) -> None:
         self.directory = Path(directory).absolute()
@@ -79,18 +75,18 @@ class LogWriter:
             raise ValueError(f"a worker's name is letters, digits and underscores, not {worker!r}")
         self._lock = LogLock(self.directory)
         if worker == _MAIN:
-            self._begin(launcher)
+            self._begin()
         own_parts = [part for part in live_parts(self._parts) if part.worker == worker]
         self._earlier = set[tuple[int, str]]() if adds else set().union(*(part.steps() for part in own_parts))
         self._count()
 
-    def _begin(self, launcher: Process | None) -> None:
+    def _begin(self) -> None:
         """Lock the log, and say in its manifest that it is being written."""
         try:
             self._lock.acquire()
             run_info.check_not_written(self.directory)
             self._set_damaged_aside()
-            run_info.begin(self.directory, self._run, self._last_written(), launcher)
+            run_info.begin(self.directory, self._run, self._last_written())
         except BaseException:
             self._lock.release()
             with suppress(OSError):
@@ -104,8 +100,7 @@ class LogWriter:
         phase; two writes by the same writer add up. Raises ValueError for records of another step or phase.
         """
         tables = part_tables(self._run.run_id, step, phase, records, metrics)
-        if (step, phase) in self._earlier:  # rescores first: one that is lost is computed again
-            drop_rescores(self.directory, lambda *row: row[:2] == (step, phase))
+        if (step, phase) in self._earlier:
             self._change(lambda: drop_steps(self._parts, lambda *key: key == (step, phase), self._worker))
             self._earlier.discard((step, phase))
         write_part(self._parts, step, phase, self._worker, self._number, tables)
@@ -123,13 +118,11 @@ class LogWriter:
 
     def drop_steps_after(self, after_step: int) -> None:
         """Drop every step after `after_step`, of all writers; a resumed run writes them again."""
-        drop_rescores(self.directory, lambda step, *_: step > after_step)
         self._change(lambda: drop_steps(self._parts, lambda step, phase: step > after_step))
         self._earlier = {(step, phase) for step, phase in self._earlier if step <= after_step}
 
     def drop_trajectories(self, ids: Set[str]) -> None:
         """Drop the trajectories with these ids, of all writers, from all tables but `steps`."""
-        drop_rescores(self.directory, lambda step, phase, trajectory: trajectory in ids)
         self._change(lambda: drop_trajectories(self._parts, ids))
 
     def finish(self, status: str = run_info.FINISHED) -> None:
@@ -213,4 +206,4 @@ class LogWriter:
     def _clear_parts(self) -> None:
         """Remove replaced parts, and leftovers of killed writers."""
         sweep(self._parts)
-        remove_leftovers(self.directory, alone=True)
+        remove_leftovers(self.directory)

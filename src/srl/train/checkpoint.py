@@ -82,7 +82,7 @@ def delete_checkpoints(run: Path, paths: Iterable[Path]) -> None:
     those that a killed process was writing."""
     for path in paths:
         discard(path)
-    remove_leftovers(run / CHECKPOINTS, alone=True)  # only this process writes: it has the log's lock
+    remove_leftovers(run / CHECKPOINTS)
 
 
 def _save(tensors: object, path: Path) -> None:

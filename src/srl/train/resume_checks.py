@@ -29,7 +29,7 @@ from srl.files import (
 )
 from srl.store import run_info
 from srl.store.lock import LogLock
-from srl.store.run_info import check_not_written, has_log, is_finished, left_behind
+from srl.store.run_info import check_not_written, has_log, is_finished
 from srl.train.learning_rate import rate_notes
 from srl.train.make_missing import Note
 from srl.train.run_directory import (
@@ -46,8 +46,6 @@ from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
 
 _QUESTIONS = ("train_files", "exclude_files", "val_files", "test_files")
-LEFT_BEHIND_S = 60.0
-"""Longest wait, in seconds, for a process that a stopped run left behind; Ray's end by themselves."""
 _FIXED = {
     "reference": "the reference policy of {run}",
     "base": "the model under the adapter of {run}",
@@ -125,15 +123,9 @@ def total_steps(config: Config, algo: str) -> int:
     return int(attrgetter(steps_key(algo))(config))
 
 
-def check_resumable(run: Path, note: Note) -> None:
+def check_resumable(run: Path) -> None:
     """Raises UserError where another process trains `run`, or where its directory was copied or renamed: its
-    log has another name.
-
-    The process that wrote its log for a run on verl ends soon after a killed launcher: it is waited for.
-    """
-    if writer := left_behind(run / LOG):
-        note(f"waiting for {writer} of the stopped run to end")
-        writer.wait(LEFT_BEHIND_S)
+    log has another name."""
     check_not_written(run / LOG)
     if has_log(run / LOG):
         run_info.check_name(run / LOG, run.name, run_info.load(run / LOG))

@@ -115,7 +115,7 @@ def resume(
     finished run that has made all of its steps, no fewer and no more, is left as it is. Raises UserError
     where another process trains it.
     """
-    resume_checks.check_resumable(run, terminal.note)
+    resume_checks.check_resumable(run)
     record, before = RunRecord.read(run), load_saved(run)
     changed, warnings = before, list[str]()
     if sets:

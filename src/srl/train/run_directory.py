@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from srl.errors import UserError
-from srl.files import ABOUT, FORMAT, atomic_file, is_checked, read_json, write_json
+from srl.files import ABOUT, FORMAT, MANIFEST, atomic_file, read_json, write_json
 
 BackendName = Literal["local", "verl"]
 """What trains: this process, or verl on a cluster."""
@@ -134,7 +134,8 @@ def checkpoints(run: Path, backend: BackendName = "local") -> dict[int, Path]:
     folder, name = run / CHECKPOINTS, _VERL_NAME if backend == "verl" else _LOCAL_NAME
     paths = folder.iterdir() if folder.is_dir() else ()
     by_step = {int(match[1]): path for path in paths if (match := name.fullmatch(path.name))}
-    return {step: path for step, path in sorted(by_step.items()) if backend == "local" or is_checked(path)}
+    is_whole = lambda path: backend == "local" or (path / MANIFEST).is_file()  # noqa: E731
+    return {step: path for step, path in sorted(by_step.items()) if is_whole(path)}
 
 
 def best_step(val_em: Mapping[int, float]) -> int | None:

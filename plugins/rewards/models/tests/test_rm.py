@@ -83,14 +83,6 @@ def test_two_labels_score_their_difference_and_a_pair_is_read_without_a_chat_tem
     assert score.value == pytest.approx((logits[1] - logits[0]).item(), abs=1e-6)
 
 
-@pytest.mark.parametrize("size", [2, 8])
-def test_batches_score_as_one_by_one(chat: Path, pair: Path, size: int) -> None:
-    for model in (chat, pair):
-        alone = [score.value for score in reward(model).score(episodes())]
-        together = [score.value for score in reward(model, batch_size=size).score(episodes())]
-        assert together == pytest.approx(alone, abs=1e-5)
-
-
 def test_a_long_text_loses_its_middle_and_says_so(chat: Path) -> None:
     short, long = episode("Genoa"), episode("a very long answer " * 40)
     made = reward(chat, max_length=64)
@@ -131,31 +123,12 @@ def test_nan_is_no_score_and_the_line_says_why(tmp_path: Path) -> None:
     assert [(item.valid, item.fault) for item in batch] == [(False, line)] * 2
 
 
-def test_numbers_that_overflow_are_no_score_and_a_wider_dtype_is_named(chat: Path, tmp_path: Path) -> None:
-    large = chat_model(tmp_path / "large")
-    weights = load_file(large / "model.safetensors")
-    weights["score.weight"] *= 1e5
-    save_file(weights, large / "model.safetensors", {"format": "pt"})
-    [score] = reward(large, dtype="float16").score([episode("Genoa")])
-    assert "in float16; try reward.rm.dtype=float32" in score.error
-    assert reward(large).score([episode("Genoa")])[0].error == ""
-
-
 def test_a_model_that_is_no_classifier_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
     folder = chat_model(tmp_path / "lm")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen2ForCausalLM"]}))
     with pytest.raises(UserError, match="is a Qwen2ForCausalLM; expected a sequence classifier"):
         reward(folder)
-
-
-def test_a_classifier_without_its_head_is_refused(tmp_path: Path) -> None:
-    folder = chat_model(tmp_path / "headless")
-    weights = load_file(folder / "model.safetensors")
-    del weights["score.weight"]
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"incomplete: no weights for score\.weight"):
-        reward(folder).load()
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class Pages:
         return template.render(path=request.url.path, live=shown.live, **{"warnings": []} | shown.values)
 
     def state(self, request: Request) -> str:
-        """Changes with every step and rescore that is written to a run that the page may show, and when its
+        """Changes with every step that is written to a run that the page may show, and when its
         process ends; of `last` also when another run is the latest."""
         name = request.path_params.get("run")
         run_paths = self._runs()
@@ -264,7 +264,7 @@ class Pages:
 def _state(run: Path) -> list[Any]:
     log = run / "log"
     try:
-        places = (log, log / "parts", log / "rescores")
+        places = (log, log / "parts")
         times = [path.stat().st_mtime_ns for path in places if path.exists()]
         return [*times, run_info.status(run_info.load(log))]
     except (UserError, OSError) as error:

@@ -9,7 +9,7 @@ import typer
 
 from srl.cli.index.shared import IndexDirectory, show_index, stages
 from srl.cli.options import Json, Overwrite, RetrieverSettings, check_new, read_settings
-from srl.cli.output import note, progress
+from srl.cli.output import note
 
 Out = Annotated[Path, typer.Option(help="Output directory; written atomically.")]
 
@@ -88,22 +88,11 @@ def info(
     Example:
       srl index info my-index --verify
     """
-    from threading import Lock
-
     from srl.index import check_corpus, check_index, verify
 
     manifest = check_index(directory)
     if checksums:
-        done, lock = 0, Lock()
-        with progress("bytes read", manifest.size) as update:
-
-            def report(count: int) -> None:
-                nonlocal done
-                with lock:
-                    done += count
-                    update(done)
-
-            verify(directory, manifest, report)
+        verify(directory, manifest)
         note(f"the checksums of all {len(manifest.files)} files are right")
     if corpus is not None:
         check_corpus(directory, corpus)

@@ -25,7 +25,7 @@ from srl.cli.inspect.shared import (
     read,
     read_holding,
 )
-from srl.cli.options import Overwrite, check_new, exclude
+from srl.cli.options import exclude
 
 if TYPE_CHECKING:
     import duckdb
@@ -163,8 +163,6 @@ def curve(
     metric: Annotated[
         list[str] | None, typer.Option(help="Metric to draw (repeatable).", show_default="val/em")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
-    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Show metrics over steps, for one or several runs, with the steps at which watches fired.
@@ -174,18 +172,11 @@ def curve(
       srl inspect curve last --metric val/em --metric response_length/mean
     """
     from srl.browse.curve import curve as series_of
-    from srl.browse.figure import bars, save_figure
+    from srl.browse.formatting import bars
 
-    exclude({"--json": json, "--out": out is not None}, "one prints the points, the other draws them")
-    check_new(out, overwrite)
     names: list[str | None] = [*metric] if metric else [None]
     run_paths = paths(runs or ["last"], trained=runs in (None, [], ["last"]))
-    panels = read(run_paths, lambda log: [series_of(log, name) for name in names])
-    if out is not None:
-        save_figure(panels, out)
-        output.line(out)
-        return
-    curves = [run for series in panels for run in series]
+    curves = read(run_paths, lambda log: [run for name in names for run in series_of(log, name)])
     if json:
         output.print_rows(curves)
         return
@@ -218,7 +209,7 @@ def sql(
 ) -> None:
     """Query the log with SQL.
 
-    Tables: runs, steps, metrics, trajectories, segments, searches, hits, rewards, rescores, watches.
+    Tables: runs, steps, metrics, trajectories, segments, searches, hits, rewards, watches.
     `DESCRIBE hits` lists the columns of one; docs/inspect.md has queries to begin with. A query can read only
     the log, and takes 10 minutes at most.
 

@@ -18,7 +18,6 @@ from srl.errors import SrlError, UserError, first_line, with_notes
 from srl.files import is_disk_full
 from srl.rollout.delivery import NotDelivered
 from srl.train.resume_checks import resume_with
-from srl.train.run_directory import LOG
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -79,7 +78,7 @@ def end_of_run(error: BaseException, run: Path) -> BaseException:
         return NotDelivered(str(first), hint=resume)
     if isinstance(first, SrlError):
         return first
-    if is_disk_full(first, run / LOG):
+    if is_disk_full(first):
         return UserError(f"the disk is full: {reason(first)}", hint=f"free some space and {resume}")
     if isinstance(first, RayError):
         return UserError(reason(first), hint=resume)

@@ -18,7 +18,6 @@ from typing import Any
 from srl.config import Config
 from srl.errors import SrlError, UserError
 from srl.evaluate import step_metrics, summarise
-from srl.process import Process
 from srl.store import LogWriter, Record, RunInfo
 from srl.train.report import SAMPLES
 from srl.train.run_directory import LOG, Progress, due
@@ -65,7 +64,6 @@ class LogActor:
     info: RunInfo
     sample_freq: int = 0
     watcher: Watcher | None = None
-    launcher: Process | None = None
     resumed_from: int | None = None
     progress: Progress = field(default_factory=Progress)
     _log: LogWriter = field(init=False)
@@ -82,7 +80,7 @@ class LogActor:
     _last: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._log = LogWriter(self.directory, self.info, launcher=self.launcher, warn=self._notes.append)
+        self._log = LogWriter(self.directory, self.info, warn=self._notes.append)
         if self.resumed_from is None:
             return
         self._log.drop_steps_after(self.resumed_from)
@@ -215,7 +213,7 @@ def start_log_actor(run: Path, info: RunInfo, config: Config, resumed_from: int 
     strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     actor = ray.remote(num_cpus=0)(LogActor).options(name=f"srl_log_{run.name}", scheduling_strategy=strategy)
     sample_freq, watcher = config.trainer.sample_freq, Watcher(config)
-    return actor.remote(run / LOG, info, sample_freq, watcher, Process.here(), resumed_from)
+    return actor.remote(run / LOG, info, sample_freq, watcher, resumed_from)
 
 
 def log_actor_of(run: Path) -> Any:
