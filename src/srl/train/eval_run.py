@@ -26,6 +26,7 @@ from srl.rollout.engine import Engine
 from srl.rollout.environment import Environment, Key
 from srl.serve.named_retrievers import aclose, connect
 from srl.store import QUESTION_DIGEST, LogWriter, Record, RunInfo, find_logs, question_digest, reading
+from srl.store.lock import LogLock
 from srl.train.baselines import CLOSED_BOOK, baseline_config
 from srl.train.load_components import Generation, load_environment, load_generation
 from srl.train.load_protocol import load_template, warn_about_unlisted_retrievers
@@ -289,15 +290,19 @@ def _evaluated(
     """One setting: generate what the logs of its `runs` lack into the first, and read the result. What a
     fault ended is generated again."""
     run, record = runs[0], RunRecord.read(runs[0])
-    query = "SELECT question_id, sample, id, valid, coalesce(em, 0) FROM trajectories WHERE phase = 'eval'"
+    columns = "question_id, sample, run_id, id, valid, coalesce(em, 0)"
+    query = f"SELECT {columns} FROM trajectories WHERE phase = 'eval'"
     logs = [each for each in runs if find_logs(each)]
     rows = reading(logs, lambda log: log.execute(query).fetchall(), warn=note) if logs else []
-    em = {(question, sample): value for question, sample, _, valid, value in rows if valid}
-    failed = {(question, sample): name for question, sample, name, valid, _ in rows if not valid}
+    em = {(question, sample): value for question, sample, *_, valid, value in rows if valid}
     episodes = [(question, sample) for question in questions for sample in range(n)]
     done = [em[key] for question, sample in episodes if (key := (question.id, sample)) in em]
     wanted = [(question, sample) for question, sample in episodes if (question.id, sample) not in em]
-    replaced = {failed[key] for question, sample in wanted if (key := (question.id, sample)) in failed}
+    wanted_keys = {(question.id, sample) for question, sample in wanted}
+    replaced: dict[str, set[str]] = {each.name: set() for each in runs}
+    for question, sample, name, trajectory, *_ in rows:
+        if (question, sample) in wanted_keys:
+            replaced[name].add(trajectory)
     note(f"evaluation {run.name}" + (f": its log has {len(done):,} of {len(episodes):,}" if done else ""))
     if not wanted:
         return Evaluation.read(runs, questions, n, 0)
@@ -323,8 +328,13 @@ def _evaluated(
                     done.append(exact_match(each.answer, each.question.golden_answers) if each.valid else 0.0)
                 count(len(done), f"EM {sum(done) / len(done):.3f}")
 
-            if replaced:
-                log.drop_trajectories(replaced)
+            if replaced[run.name]:
+                log.drop_trajectories(replaced[run.name])
+            for other in runs[1:]:
+                if replaced[other.name]:
+                    with LogLock(other / LOG):
+                        shard = LogWriter(other / LOG, RunInfo(other.name), worker="again")
+                        shard.drop_trajectories(replaced[other.name])
             process.run_async(
                 generate(
                     wanted, loaded.engine, environment, log, at_once=at_once, seed=config.trainer.seed,
