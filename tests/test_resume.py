@@ -325,7 +325,6 @@ def test_a_finished_run_that_gets_more_steps_is_the_run_that_had_them_from_the_s
     run = only_run(tmp_path / "short")
     text, summary = longer(run, 4)
     assert "4 steps now, not 2" in text
-    assert "the learning rate of the actor stays at 0.001" in text
     assert summary.steps == 4
     assert differences(run, only_run(tmp_path / "long")) == []
     assert load_saved(run).trainer.total_training_steps == 4
@@ -354,15 +353,13 @@ def test_a_longer_run_has_the_learning_rate_of_its_new_schedule(setting, tmp_pat
         settings = {**linear, "trainer.total_training_steps": steps}
         train(config(setting, "grpo", **settings), tmp_path / folder, "grpo")
     run = only_run(tmp_path / "short")
-    text, _ = longer(run, 3)
-    assert "the linear schedule of the actor is recomputed for 3 steps" in text
-    assert "goes from 0.0005 in step 2 to 0.000333 in step 3" in text
+    longer(run, 3)
     whole = only_run(tmp_path / "long")
     assert rates(run)[2] == rates(whole)[2]
     assert rates(run)[1] != rates(whole)[1]
 
 
-def test_a_longer_run_of_few_questions_is_told_the_rate_that_it_has(setting, tmp_path):
+def test_a_longer_run_of_few_questions_warms_up_by_updates(setting, tmp_path):
     """Two questions are one update a step, where a batch of four would be two; the warm-up counts updates."""
     write_questions(tmp_path / "two.parquet", questions("train", 2))
     few = {
@@ -371,8 +368,7 @@ def test_a_longer_run_of_few_questions_is_told_the_rate_that_it_has(setting, tmp
     }  # fmt: skip
     train(config(setting, "grpo", **few), tmp_path, "grpo")
     run = only_run(tmp_path)
-    text, _ = longer(run, 3)
-    assert "the learning rate of the actor stays at 0.00075" in text
+    longer(run, 3)
     assert rates(run) == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3])
 
 

@@ -30,7 +30,6 @@ from srl.files import (
 from srl.store import run_info
 from srl.store.lock import LogLock
 from srl.store.run_info import check_not_written, has_log, is_finished
-from srl.train.learning_rate import rate_notes
 from srl.train.make_missing import Note
 from srl.train.run_directory import (
     LOG,
@@ -225,7 +224,7 @@ def question_digests(config: Config) -> dict[str, str]:
 
 
 def with_changes_noted(
-    run: Path, record: RunRecord, before: Config, config: Config, steps_done: int, questions: int, note: Note
+    run: Path, record: RunRecord, before: Config, config: Config, steps_done: int, note: Note
 ) -> RunRecord:
     """Save what a resumed run changes after `steps_done` steps (steps, `CHANGEABLE` settings), and say it."""
     as_it_was, steps = record, steps_key(record.algo)
@@ -235,8 +234,6 @@ def with_changes_noted(
             continue
         if key == steps:
             note(f"{run.name} has {new} steps now, not {old}")
-            for line in rate_notes(before, config, steps_done, record.algo, questions):
-                note(line)
         else:
             note(f"{key} is {new} from here on, not {old}")
         change = {"at": steps_done, "key": key, "before": old, "after": new, "when": utc_now()}

@@ -144,9 +144,7 @@ def resume(
     resume_checks.check_inputs(run, record, inputs, config, terminal.note)
     terminal.note(f"resuming {run.name}")
     with resume_checks.only_this_process(run, saved, record.backend) as lock:
-        record = resume_checks.with_changes_noted(
-            run, record, before, config, steps_done, trainer.questions, terminal.note
-        )
+        record = resume_checks.with_changes_noted(run, record, before, config, steps_done, terminal.note)
         if record.backend == "verl":  # another process writes the log
             lock.release()
         return _train(run, config, record, trainer, resumed_from=step)
