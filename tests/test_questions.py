@@ -13,16 +13,15 @@ from tests import training
 from tests.training import config, tokenizer, train, write_setting
 
 import srl.store
-from srl.config.sections import Data, Sft
-from srl.data.demonstration_file import read_demonstrations, write_demonstrations
+from srl.config.sections import Data
+from srl.data.demonstration_file import write_demonstrations
 from srl.data.parquet import write_questions
 from srl.data.splits import proportional
 from srl.errors import UserError
 from srl.rollout.codec import Codec
 from srl.train.questions import QuestionOrder, load_splits, order_of, stratified
-from srl.train.sft import batches
 from srl.train.startup_errors import startup_errors
-from srl.trajectory import Question, Trajectory
+from srl.trajectory import Question
 
 SHARES = st.lists(st.floats(0.05, 1), min_size=1, max_size=4)
 SIZES = st.integers(1, 12)
@@ -145,24 +144,6 @@ def test_a_run_trains_on_the_mix(tmp_path):
         query = "SELECT DISTINCT step, question_id, hops FROM trajectories WHERE phase = 'train'"
         rows = srl.store.rows(log, query)
     assert Counter((row["step"], row["hops"]) for row in rows) == {(1, 1): 1, (1, 2): 3, (2, 1): 1, (2, 2): 3}
-
-
-@pytest.mark.parametrize(("mix", "kind"), [({"nq": 1, "squad": 3}, "source"), ({"1": 1, "2": 3}, "hops")])
-def test_batches_of_demonstrations_have_the_shares_of_their_sources_or_hops(tmp_path, mix, kind):
-    asked = [
-        replace(item, golden_answers=("a",), metadata={**item.metadata, "turns": ["…"]})
-        for item in questions(nq=20, squad=20)
-    ]
-    write_demonstrations(tmp_path / "d.jsonl", asked)
-    rows = [Trajectory(item) for item in read_demonstrations(tmp_path / "d.jsonl")]
-    sft = Sft(batch_size=8, steps=9, mix=mix)
-    found = list(batches(rows, sft, seed=0))
-    few, many = mix
-    for part in found:
-        asked = [item.question for item in part]
-        names = [item.data_source if kind == "source" else str(item.metadata["hops"]) for item in asked]
-        assert Counter(names) == {few: 2, many: 6}
-    assert found == list(batches(rows, sft, seed=0)) != list(batches(rows, sft, seed=1))
 
 
 # --- what is excluded ---

@@ -48,6 +48,7 @@ def option(command: list[str], name: str) -> str:
 def test_reinforcement_learning_asks_nothing_that_the_cold_start_was_shown(bench, typed, monkeypatch, part):
     monkeypatch.setattr(parts, "start", lambda bench: "cold@best")
     monkeypatch.setattr(parts, "write_answers", lambda bench, name, text: bench.prepared / name)
+    monkeypatch.setattr(parts, "mixed", lambda shown: f"sft.train_files={shown}")
     getattr(parts, part)(bench)
     assert f"data.exclude_files={bench.prepared / parts.SHOWN}" in typed[-1]
     mixed = [setting.split("=")[0] for setting in typed[-1] if setting.startswith("data.mix.")]

@@ -238,7 +238,6 @@ def test_keys_that_another_key_makes_void_are_named_and_no_others(settings, key)
 @pytest.mark.parametrize(
     ("algo", "sets", "key"),
     [
-        ("rft", ["sft.mix={a: 1}"], "sft.mix"),
         ("rft", ["sft.steps=0"], "sft.steps"),
         ("sft", ["sft.steps=0"], "sft.steps"),
         ("grpo", ["model.dtype=float16"], "model.dtype"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import blake2b
 from math import ceil
@@ -93,13 +94,16 @@ def common(bench: Bench) -> list[str]:
     return options([*paths, f"search.index={bench.index}", *([] if bench.smoke else [asked])])
 
 
-def sft_mix(bench: Bench, shares: Mapping[str, float] = SHARES) -> list[str]:
-    """The shares of fine-tuning; none in a smoke run, whose demonstrations may be of one source."""
-    return [] if bench.smoke else mix_of(shares)
-
-
-def mix_of(shares: Mapping[str, float]) -> list[str]:
-    return [f"sft.mix.{name}={share}" for name, share in shares.items()]
+def mixed(shown: Path, shares: Mapping[str, float] = SHARES) -> str:
+    """The setting of fine-tuning on a file beside `shown` with its demonstrations, those of each source so
+    often that they have about its share."""
+    rows = [json.loads(line) for line in shown.read_text(encoding="utf-8").splitlines()]
+    counts = Counter(row["data_source"] for row in rows)
+    wanted = {source: shares.get(source, 0) / count for source, count in counts.items()}
+    least = min(filter(None, wanted.values()))
+    out = shown.with_name(f"mixed-{shown.name}")
+    write_rows(out, [row for row in rows for _ in range(round(wanted[row["data_source"]] / least))])
+    return f"sft.train_files={out}"
 
 
 def demonstrations(bench: Bench) -> None:
@@ -128,7 +132,7 @@ def cold_start(bench: Bench) -> None:
 
 def taught(bench: Bench) -> list[str]:
     """The settings of fine-tuning: its demonstrations, and their shares."""
-    return options([f"sft.train_files={bench.prepared / SHOWN}", *sft_mix(bench)])
+    return options([mixed(bench.prepared / SHOWN)])
 
 
 def made(bench: Bench, kind: str) -> Path:
@@ -203,7 +207,7 @@ def rag(bench: Bench) -> None:
     shown = write_answers(bench, f"rag-s{bench.seed}.jsonl", answer, asked=asked(bench, "grpo"))
     arguments = [
         "--algo", "sft", "--model", bench.model, *common(bench),
-        *options([*RETRIEVED, *CHECKED, f"sft.train_files={shown}", *sft_mix(bench, ASKED)]),
+        *options([*RETRIEVED, *CHECKED, mixed(shown, ASKED)]),
     ]  # fmt: skip
 
     def steps() -> int:
@@ -221,7 +225,7 @@ def r1(bench: Bench) -> None:
     text = "<think> I answer from what I know. </think> <answer> {answer} </answer>"
     shown = write_answers(bench, "r1.jsonl", text)
     alone = options(["data.template=r1", "rollout.search=false"])
-    first = [*common(bench), *alone, *options([f"sft.train_files={shown}", *sft_mix(bench)])]
+    first = [*common(bench), *alone, *options([mixed(shown)])]
     taught = bench.train_once("r1-start", "--algo", "sft", "--model", bench.model, *first)
     bench.train_once(
         "r1", "--algo", "grpo", "--model", f"{taught.run}@best", *common(bench), *asked_by_rl(bench), *alone

@@ -197,8 +197,6 @@ def check_training(config: Config, kind: str, backend: str = "local") -> None:
     served = backend == "local" and config.rollout.engine == "openai"
     rows = [
         (no_steps, "sft.steps", "nothing to fine-tune: sft.steps = 0", ""),
-        (kind == "rft" and sft.mix, "sft.mix", "sft.mix is not for --algo rft",
-         "data.mix gives shares of the questions, sft.filter chooses"),
         (no_validation, "sft.patience", "sft.patience counts validations, and trainer.test_freq = 0", ""),
         (backend == "local" and config.model.dtype == "float16", "model.dtype",
          "model.dtype = float16: the local backend does not scale the loss", "set bfloat16 or float32"),

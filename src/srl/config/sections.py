@@ -620,9 +620,6 @@ class Sft(Section):
     """End `--algo sft` after as many validations in a row without a higher EM. null: make all steps."""
     batch_size: Count = 32
     """Episodes per step."""
-    mix: dict[str, NonNegative] = {}
-    """Shares of a batch, as in data.mix: by the `data_source` of demonstrations, or their `hops`. Empty: all
-    alike."""
     optim: SftOptim = SftOptim()
 
 

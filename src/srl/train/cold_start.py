@@ -33,7 +33,7 @@ _NAME = "cold-start-"
 _HARMLESS = {"trust_remote_code", "gradient_checkpointing", "device"}
 """Keys of the section `model` that do not change the weights; only the device's type does."""
 
-_OF_THE_MODEL = ("steps", "epochs", "batch_size", "mix", "optim")
+_OF_THE_MODEL = ("steps", "epochs", "batch_size", "optim")
 """Keys of the section `sft` that the weights depend on."""
 
 

@@ -40,7 +40,6 @@ from srl.train.run_directory import RFT, SFT
 from srl.train.search import as_inputs, index_digests, load_search
 from srl.train.sft import (
     FineTuning,
-    batches,
     digest_of_episodes,
     episodes_to_learn,
     sft_optimiser,
@@ -98,7 +97,6 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     elif algo == SFT:
         episodes, counts = episodes_to_learn(config, policy, environment, splits, workspace, terminal.note)
         sft = with_epochs(config.sft, len(episodes))
-        batches(episodes, sft, config.trainer.seed)  # raises where sft.mix does not fit
         inputs["episodes"] = digest_of_episodes(episodes)
         loaded |= {"config": config.model_copy(update={"sft": sft})}
         loop = FineTuning(

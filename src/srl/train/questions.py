@@ -178,7 +178,7 @@ class QuestionOrder:
 
     Questions at the end of an epoch that do not fill a batch are left out. A data set smaller than a batch
     makes smaller batches. With a `mix` a batch has shares of data sources or hops (`_mixed`). Raises
-    UserError, naming `key`, where that does not fit the questions.
+    UserError where that does not fit the questions.
 
     With dynamic sampling a training step may ask for more than a batch (`further`), and the next one goes on
     after that: a batch of this order is then not a step of training.
@@ -186,9 +186,9 @@ class QuestionOrder:
 
     def __init__(
         self, questions: Sequence[Question], batch_size: int, seed: int,
-        mix: Mapping[str, float] | None = None, *, key: str = "data.mix",
+        mix: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
-        pools, shares = _pools(questions, mix, batch_size, key) if mix else ([list(questions)], [])
+        pools, shares = _pools(questions, mix, batch_size) if mix else ([list(questions)], [])
         self.questions = [question for pool in pools for question in pool]
         self.batch_size = min(batch_size, len(self.questions))
         self._questions_so_far: list[Question] = []
@@ -274,7 +274,7 @@ def _mixed(
 
 
 def _pools(
-    questions: Sequence[Question], mix: Mapping[str, float], size: int, key: str
+    questions: Sequence[Question], mix: Mapping[str, float], size: int
 ) -> tuple[list[list[Question]], list[float]]:
     """The questions of each name in `mix` that has a share, in its order: of each number of hops where the
     names are numbers (`unknown` may be among them, and alone is a data source), else of each data source. And
@@ -292,19 +292,19 @@ def _pools(
         name = hops if by_hops else question.data_source
         if name not in pools:
             raise UserError(
-                f"{key} has no share for the {kind} {name!r} of question {question.id}; add it, with 0 to "
+                f"data.mix has no share for the {kind} {name!r} of question {question.id}; add it, with 0 to "
                 f"leave such questions out{nearest(name, list(mix))}"
             )
         pools[name].append(question)
     pools = {name: pool for name, pool in pools.items() if mix[name]}
     if not pools:
-        raise UserError(f"{key} has only shares of 0; give a share to what is to be trained on")
+        raise UserError("data.mix has only shares of 0; give a share to what is to be trained on")
     shares = [mix[name] / sum(mix[name] for name in pools) for name in pools]
     most_on_top = sum(1 / place for place in range(1, len(pools) + 1)) - 1 / len(pools)
     for (name, pool), share in zip(pools.items(), shares, strict=True):
         if len(pool) < (smallest := max(1, floor(share * size + most_on_top))):
             raise UserError(
-                f"{key} needs at least {smallest} questions of the {kind} {name!r} for batches of {size}, "
+                f"data.mix needs at least {smallest} questions of the {kind} {name!r} for batches of {size}, "
                 f"and there are {len(pool)}: lower its share or the size of batches"
             )
     return list(pools.values()), shares

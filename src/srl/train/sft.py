@@ -38,7 +38,7 @@ from srl.train.load_protocol import prompts
 from srl.train.logged_episodes import check_tokens, select_episodes
 from srl.train.loop import Loop
 from srl.train.make_missing import Note, demonstration_file
-from srl.train.questions import QuestionOrder, Splits
+from srl.train.questions import Splits
 from srl.trajectory import Question, Trajectory
 from srl.update.batch import Batch, collate
 from srl.update.logits import micro_batches_of
@@ -273,24 +273,8 @@ def demonstrate(questions: Sequence[Question], environment: Environment) -> list
 
 
 def batches(trajectories: Sequence[Trajectory], sft: Sft, seed: int) -> Iterator[list[Trajectory]]:
-    """`sft.steps` batches of `sft.batch_size` trajectories: shuffled anew each epoch, or as `sft.mix` says.
-
-    Raises UserError where `sft.mix` does not fit them.
-    """
-    if sft.mix:
-        by_name = {
-            f"{trajectory.question.id} (number {place})": trajectory
-            for place, trajectory in enumerate(trajectories, 1)
-        }
-        questions = [replace(trajectory.question, id=name) for name, trajectory in by_name.items()]
-        order = QuestionOrder(questions, sft.batch_size, seed, mix=sft.mix, key="sft.mix")
-        question_batches = map(order.batch, range(1, sft.steps + 1))
-        return ([by_name[question.id] for question in batch] for batch in question_batches)
-    return _shuffled(trajectories, sft, random.Random(seed))
-
-
-def _shuffled(trajectories: Sequence[Trajectory], sft: Sft, rng: random.Random) -> Iterator[list[Trajectory]]:
-    queue: list[Trajectory] = []
+    """`sft.steps` batches of `sft.batch_size` trajectories, shuffled anew each epoch."""
+    rng, queue = random.Random(seed), list[Trajectory]()
     for _ in range(sft.steps):
         while len(queue) < sft.batch_size:
             queue += rng.sample(trajectories, len(trajectories))
