@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 from srl.config.cross_checks import algorithm_plugin, check_plugins, check_training, cross_check
 from srl.config.keys import Config, KeyPath, flat, keys, plain
-from srl.config.paths import portable, restored, workspace_of
+from srl.config.paths import located
 from srl.config.sections import one_or_many
 from srl.config.settings import Setting, Values, build, defaults, flatten, put, reveal
 from srl.config.unread import Backend, Kind, kind_of, unread, unread_lines
@@ -142,10 +142,9 @@ def typed_keys(flags: Mapping[str, object], sets: Sequence[str]) -> list[str]:
 
 
 def save_config(directory: Path | str, config: Config) -> None:
-    """Write `config.yaml` into a directory, atomically, with `portable` paths."""
-    file = Path(directory) / SAVED
-    with atomic_file(file) as out:
-        out.write(to_yaml(portable(config, workspace_of(file))))
+    """Write `config.yaml` into a directory, atomically, with absolute paths."""
+    with atomic_file(Path(directory) / SAVED) as out:
+        out.write(to_yaml(located(config)))
 
 
 def to_yaml(config: Config) -> str:
@@ -286,10 +285,6 @@ def read_layer(path: Path, origin: str) -> Layer:
         keys_of_it = _mapping(overlay, f"per_algorithm.{name}", origin)
         overlays[name] = list(flatten(keys_of_it, _origin_in(tree, origin, ("per_algorithm", name))))
     settings = list(flatten(sections, _origin_in(tree, origin)))
-    if workspace := workspace_of(path):
-        settings = [
-            replace(setting, value=restored(setting.path, setting.value, workspace)) for setting in settings
-        ]
     says_extends = extends is not _ABSENT
     return Layer(settings, overlays, extends if says_extends else None, says_extends, is_typed)
 

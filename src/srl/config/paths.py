@@ -1,12 +1,9 @@
-"""Paths in a configuration: absolute in a run, relative to the workspace in its saved configuration.
-
-So a run can be resumed from any directory, and in a workspace that was moved or copied.
-"""
+"""Paths in a configuration: absolute in a run, so that it can be resumed from any directory."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any, get_args
@@ -14,12 +11,7 @@ from typing import Any, get_args
 from srl.config.keys import Config, KeyPath, flat, place
 from srl.config.sections import OnDisk
 from srl.errors import UserError
-from srl.models.hub import cached, hub_name
 from srl.protocol import TEMPLATES
-
-WORKSPACE = "${workspace}"
-"""Stands for the workspace in a saved configuration."""
-_MODELS = ("model.path", "model.tokenizer", "ref.path")
 
 
 def located(config: Config) -> Config:
@@ -31,67 +23,25 @@ def located(config: Config) -> Config:
 
     if config.trainer.plugin_path is None and (used := used_directories()):
         config = config.with_settings({"trainer.plugin_path": used})
-    return _mapped(config, lambda text: text)
-
-
-def portable(config: Config, workspace: Path | None) -> Config:
-    """`config` as saved: paths in the workspace begin with `${workspace}`, others are absolute.
-
-    A model in the cache of the Hugging Face hub is saved as `ORG/NAME@COMMIT`.
-    """
-    paths = (config.model.path, config.model.tokenizer, config.ref.path)
-    hub_names = {key: name for key, path in zip(_MODELS, paths, strict=True) if (name := hub_name(path))}
-
-    def relative(path: str) -> str:
-        """Below the workspace as it is written, or with links resolved."""
-        for whole in (os.path.abspath, os.path.realpath):
-            root = whole(workspace) if workspace else ""
-            if root and Path(whole(path)).is_relative_to(root) and whole(path) != root:
-                return f"{WORKSPACE}/{os.path.relpath(whole(path), root)}"
-        return path
-
-    return _mapped(config, relative).with_settings(hub_names)
-
-
-def workspace_of(file: Path) -> Path | None:
-    """The workspace of the run whose `config.yaml` is `file`, absolute; None for any other file."""
-    run = Path(os.path.abspath(file)).parent
-    return run.parent.parent if run.parent.name == "runs" else None
-
-
-def restored(path: KeyPath, value: Any, workspace: Path) -> Any:
-    """A saved value with absolute paths."""
-    if isinstance(value, list | tuple):
-        return [restored(path, each, workspace) for each in value]
-    if isinstance(value, Mapping):
-        return {name: restored((*path, name), each, workspace) for name, each in value.items()}
-    if not isinstance(value, str):
-        return value
-    value = cached(value) if ".".join(path) in _MODELS else value
-    return value.replace(f"{WORKSPACE}/", f"{workspace}/")
-
-
-def _mapped(config: Config, change: Callable[[str], str]) -> Config:
-    """`config` with every path made absolute and passed through `change`."""
     tree = config.model_dump()
     on_disk = [(path, False) for path, _ in flat(tree) if (field := place(path)[1]) and _is_marked(field)]
     for path, is_sure in [*on_disk, *_options(config)]:
         node: dict[str, Any] = reduce(lambda below, part: below[part], path[:-1], tree)
-        node[path[-1]] = _changed(path, node[path[-1]], is_sure, change)
+        node[path[-1]] = _absolute(path, node[path[-1]], is_sure)
     return Config.model_validate(tree)
 
 
-def _changed(path: KeyPath, value: Any, is_sure: bool, change: Callable[[str], str]) -> Any:
+def _absolute(path: KeyPath, value: Any, is_sure: bool) -> Any:
     if isinstance(value, list | tuple):
-        return type(value)(_changed(path, each, is_sure, change) for each in value)
+        return type(value)(_absolute(path, each, is_sure) for each in value)
     if not isinstance(value, str):
         return value
     if path == ("search", "cassette"):
         mode, _, file = value.partition(" ")
-        return f"{mode} {change(os.path.abspath(file.strip()))}"
+        return f"{mode} {os.path.abspath(file.strip())}"
     if path == ("data", "template") and (value in TEMPLATES or not os.path.isfile(value)):
         return value
-    return change(os.path.abspath(value)) if is_sure or os.path.exists(value) else value
+    return os.path.abspath(value) if is_sure or os.path.exists(value) else value
 
 
 def _is_marked(kind: Any) -> bool:
