@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from srl.config import Config, load_config
-from srl.train.importing import Imported, import_file
+from srl.train.importing.convert import Imported, import_file
 
 HEAD = """\
 export CUDA_VISIBLE_DEVICES=0,1

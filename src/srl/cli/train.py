@@ -182,7 +182,7 @@ def import_config(
       srl train --config grpo.yaml --dry-run
     """
     from srl.files import atomic_file
-    from srl.train.importing import import_file
+    from srl.train.importing.convert import import_file
 
     check_new(out, overwrite=None, inputs=[file])
     result = import_file(file)

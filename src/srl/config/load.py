@@ -63,9 +63,19 @@ def load_config(
     with the value in YAML. A file with `extends:` extends that instead of `preset`. Without `trains` it may
     be what no training run can do. Raises UserError that names key, value, expectation and origin.
     """
-    layers = read_layers(preset, Path(file) if file else None)
     kind = kind_of(algo)
     typed = _typed(algo if kind == "rl" else None, flags or {}, sets)
+    layers = read_layers(preset, Path(file) if file else None)
+    label = Path(file).stem if file else preset or "defaults"
+    return resolve(layers, typed, label, kind, backend, trains=trains)
+
+
+def resolve(
+    layers: Sequence[Layer], typed: Sequence[Setting] = (), preset: str = DEFAULT_PRESET,
+    kind: Kind = "rl", backend: Backend = "local", *, trains: bool = True,
+) -> Resolved:  # fmt: skip
+    """The configuration of layers, lowest precedence first, and of `typed`, what the command line says."""
+    typed = list(typed)
     from_layers = [setting for layer in layers for setting in layer.settings] + typed
     _look_for_plugins(from_layers, Path.cwd())
     name = _algorithm_name(from_layers)
@@ -90,8 +100,7 @@ def load_config(
     config = build(values)
     own = [setting for layer in layers if layer.is_typed for setting in layer.settings]
     warnings += unread_lines(unread(config, [setting.key for setting in own + typed], kind, backend, plugin))
-    label = Path(file).stem if file else preset or "defaults"
-    return Resolved(config, _origins(values), tuple(warnings), label)
+    return Resolved(config, _origins(values), tuple(warnings), preset)
 
 
 def load_saved(path: Path | str) -> Config:
