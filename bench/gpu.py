@@ -53,8 +53,7 @@ from srl.rollout.torch_engine import TorchEngine  # noqa: E402
 from srl.rollout.vllm_engine import version_problem  # noqa: E402
 from srl.train import load_components as load  # noqa: E402
 from srl.train import rl  # noqa: E402
-from srl.train.memory import Layout, footprint, total  # noqa: E402
-from srl.train.model_size import PUBLISHED, Shape, shape_of  # noqa: E402
+from srl.train.memory import PUBLISHED, Layout, Shape, footprint, shape_of, total  # noqa: E402
 from srl.trajectory import Question, Score, Search, Segment, Trajectory  # noqa: E402
 from srl.update.actor import update_actor  # noqa: E402
 from srl.update.batch import collate  # noqa: E402
@@ -301,7 +300,7 @@ def step(subject: Subject, engine: str, rows: Sequence[int]) -> None:
             samples.wake()
         figure(step=number, engine=type(samples).__name__, seconds=seconds, peak_bytes=peaks,
                episodes=len(episodes), **bounds(subject, episodes, seconds))  # fmt: skip
-    plan = footprint(subject.shape, config, Layout("local", cpu=subject.device.type == "cpu"))
+    plan = footprint(subject.shape, config, Layout(cpu=subject.device.type == "cpu"))
     planned = {"rollout": total(plan, "rollout"), "update": total(plan, "update")}
     figure(planned_bytes=planned, device=asdict(subject.speed))
 

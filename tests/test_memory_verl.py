@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,15 +17,16 @@ from srl.train.memory import (
     VERL_LOGIT,
     Layout,
     Part,
+    Shape,
     footprint,
     pass_tokens,
     server_bytes,
+    shape_of,
     total,
 )
-from srl.train.model_size import Shape, shape_of
 
 QWEN_7B = 7_615_616_512
-EIGHT = Layout("verl", workers=8)
+EIGHT = Layout(verl=True, served=True, workers=8, shards=8)
 VOCABULARY = 20_000
 
 
@@ -46,7 +48,7 @@ def test_training_state_is_shared_among_the_workers_in_float32():
     assert bytes_of(memory, "policy optimiser") == (QWEN_7B * 8 // 8, QWEN_7B * 8 // 8)
     assert bytes_of(memory, "critic weights")[1] == -(-shape.critic * 4 // 8)
     assert bytes_of(memory, "gradients") == (0, QWEN_7B * 4 // 8)
-    groups = footprint(shape, config, Layout("verl", workers=16, shard_group=8))
+    groups = footprint(shape, config, replace(EIGHT, workers=16))
     for name in ("policy weights", "policy optimiser", "gradients"):
         assert bytes_of(groups, name) == bytes_of(memory, name)
 
@@ -63,8 +65,7 @@ def test_adapter_alone_has_gradients_and_moments():
     config, shape = seven_b("model.lora_rank=8", "algorithm.name=grpo", critic=False)
     memory = footprint(shape, config, EIGHT)
     assert bytes_of(memory, "policy optimiser")[1] == -(-shape.adapter * 8 // 8)
-    assert bytes_of(memory, "policy weights")[1] == QWEN_7B * 4 // 8
-    assert bytes_of(memory, "adapter weights")[1] == -(-shape.adapter * 4 // 8)
+    assert bytes_of(memory, "policy weights")[1] == -(-(QWEN_7B + shape.adapter) * 4 // 8)
 
 
 def test_pass_has_no_more_tokens_than_a_workers_rows():
@@ -80,7 +81,7 @@ def test_a_server_takes_its_share_of_a_gpu_in_which_weights_and_an_episode_must_
     eighty, sixteen = 80 * 2**30, 16 * 2**30
     assert server_bytes(shape, config, EIGHT, eighty) == pytest.approx(0.5 * eighty)
     assert server_bytes(shape, config, EIGHT, sixteen) == float("inf")
-    two = Layout("verl", workers=8, copy_gpus=2)
+    two = replace(EIGHT, copy_gpus=2)
     assert server_bytes(shape, config, two, 24 * 2**30) < server_bytes(shape, config, EIGHT, 24 * 2**30)
 
 

@@ -68,7 +68,7 @@ def train(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the plan, memory and time of the run, without starting it."),
+        typer.Option("--dry-run", help="Print the memory of the run, and what to set if it does not fit."),
     ] = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print every key with its value and origin.")
@@ -132,7 +132,7 @@ def export(
         ),
     ] = "last",
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
+        Literal["float32", "bfloat16"] | None,
         typer.Option(help="Precision of the weights; default: as saved."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an exported model.")] = False,

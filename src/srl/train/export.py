@@ -6,7 +6,7 @@ import json
 import logging
 import pickle
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,16 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from srl.config import load_saved
 from srl.errors import UserError, error_line, first_line, parsing
-from srl.files import (
-    ABOUT,
-    MANIFEST,
-    atomic_directory,
-    check_checkpoint,
-    files_in,
-    link_or_copy,
-    replaceable,
-    write_manifest,
-)
+from srl.files import ABOUT, atomic_directory, check_checkpoint, files_in, replaceable, write_manifest
 from srl.models.load import DTYPES, load_model, load_tokenizer
 from srl.models.weights import save_model
 from srl.train.load_protocol import read_card, stop_strings
@@ -36,8 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KIND = "model"
-_REPLACEABLE = replaceable(KIND, "an exported model")
-_TRAINER = "trainer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +43,11 @@ class Exported:
 
 
 def export(
-    run: Path,
-    out: Path,
-    *,
-    step: int | None = None,
-    dtype: str | None = None,
-    overwrite: bool = False,
+    run: Path, out: Path, *, step: int | None = None, dtype: str | None = None, overwrite: bool = False
 ) -> Exported:
     """Write the checkpoint of `step` (the newest by default) of `run` to the directory `out`.
 
-    The weights are the actor's, as saved or converted to `dtype`. The directory appears whole or not at all.
+    The weights are the actor's, as saved or rounded to `dtype`. The directory appears whole or not at all.
     Raises UserError.
     """
     backend, section = RunRecord.read(run).backend, load_saved(run).model
@@ -73,59 +57,28 @@ def export(
     step = max(whole) if step is None else step
     if step not in whole:
         raise UserError(f"{run.name} has no checkpoint of step {step}; it has {', '.join(map(str, whole))}")
-    checkpoint = whole[step]
-    check_checkpoint(checkpoint, leave_out=f"{_TRAINER}/")
+    checkpoint, trust = whole[step], section.trust_remote_code
+    check_checkpoint(checkpoint, leave_out="trainer/")
     if out.is_dir() and any(out.iterdir()) and not overwrite:
         raise UserError(f"{out} exists already", hint="--overwrite, or another --out")
-    with atomic_directory(out, replace=_REPLACEABLE if overwrite else None) as folder:
-        if backend == "local" and dtype is None:
-            _copy(checkpoint, folder)
+    with atomic_directory(
+        out, replace=replaceable(KIND, "an exported model") if overwrite else None
+    ) as folder:
+        if backend == "verl":
+            source, tokenizer = checkpoint / "actor" / "huggingface", run / "tokenizer"
+            model = with_weights(source, merged(checkpoint / "actor"), trust_remote_code=trust)
+            model = model if dtype is None else model.to(dtype=DTYPES[dtype])  # type: ignore[call-arg]
         else:
-            trust = section.trust_remote_code
-            if backend == "verl":
-                source, tokenizer = checkpoint / "actor" / "huggingface", run / "tokenizer"
-                model = with_weights(source, merged(source.parent), trust_remote_code=trust)
-            else:
-                source = tokenizer = checkpoint
-                saved = "float32" if dtype else _dtype_of(source)
-                model = load_model(source, dtype=saved, device="cpu", trust_remote_code=trust)
-            model = model if dtype is None else in_dtype(model, DTYPES[dtype])
-            stops = stop_strings(read_card(checkpoint))
-            save_model(model, load_tokenizer(tokenizer)[0], folder / "model", stop_strings=stops)
-            for file in (folder / "model").iterdir():
-                file.rename(folder / file.name)
-            (folder / "model").rmdir()
-            for file in source.glob("*.py"):
-                shutil.copyfile(file, folder / file.name)
-            _copy(tokenizer, folder, leave_out=("config.json", "generation_config.json"), weights=False)
-            shutil.copyfile(checkpoint / ABOUT, folder / ABOUT)
-        kept = _dtype_of(folder)
-        write_manifest(folder, KIND, {"run": run.name, "step": step, "files": files_in(folder)})
-    return Exported(out, run.name, backend, step, kept, str(read_card(out).get("vllm", "")))
-
-
-def _dtype_of(model: Path) -> str:
-    return str(json.loads((model / "config.json").read_text(encoding="utf-8")).get("dtype"))
-
-
-def _copy(source: Path, folder: Path, leave_out: Sequence[str] = (), weights: bool = True) -> None:
-    """Copy a model's files, without its trainer state; safetensors are hard links where possible."""
-    for file in source.iterdir():
-        if file.name in (MANIFEST, _TRAINER, *leave_out) or (not weights and ".safetensors" in file.name):
-            continue
-        if file.is_dir() or file.suffix == ".safetensors":
-            link_or_copy(file, folder / file.name)
-        else:
+            source, tokenizer = checkpoint, checkpoint
+            saved = json.loads((source / "config.json").read_text(encoding="utf-8"))["dtype"]
+            model = load_model(source, dtype=dtype or saved, device="cpu", trust_remote_code=trust)
+        card = read_card(checkpoint)
+        save_model(model, load_tokenizer(tokenizer)[0], folder, stop_strings=stop_strings(card))
+        for file in (checkpoint / ABOUT, *source.glob("*.py")):
             shutil.copyfile(file, folder / file.name)
-
-
-def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """`model` in `dtype`. Raises UserError if a number overflows."""
-    model.to(dtype=dtype)  # type: ignore[call-arg]
-    for name, weight in model.named_parameters():
-        if not torch.isfinite(weight).all():
-            raise UserError(f"{name} has values too large for {str(dtype)[6:]}", key="dtype", hint="bfloat16")
-    return model
+        write_manifest(folder, KIND, {"run": run.name, "step": step, "files": files_in(folder)})
+    dtype = str(model.dtype).removeprefix("torch.")
+    return Exported(out, run.name, backend, step, dtype, str(card.get("vllm", "")))
 
 
 def with_weights(
@@ -167,26 +120,15 @@ _PEFT = "base_model.model."
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
-def shard_files(folder: Path) -> list[Path]:
-    """The file of each process in order; empty if `folder` is not a complete FSDP checkpoint."""
-    file = folder / "fsdp_config.json"
-    if not file.is_file():
-        return []
-    size = int(json.loads(file.read_text(encoding="utf-8"))["world_size"])
-    files = [folder / f"model_world_size_{size}_rank_{rank}.pt" for rank in range(size)]
-    return files if all(path.is_file() for path in files) else []
-
-
 def merged(folder: Path) -> dict[str, Tensor]:
     """The merged weights of the checkpoint in `folder`, with any LoRA adapter added. Raises UserError."""
     logger = logging.getLogger("torch.distributed.device_mesh")
     before = logger.level
     logger.setLevel(logging.ERROR)  # it says for every tensor that there are no process groups
     try:
-        shards = [
-            dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
-            for file in shard_files(folder)
-        ]
+        size = int(json.loads((folder / "fsdp_config.json").read_text(encoding="utf-8"))["world_size"])
+        files = [folder / f"model_world_size_{size}_rank_{rank}.pt" for rank in range(size)]
+        shards = [dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True)) for file in files]
         state = {name: _whole(name, [shard.pop(name) for shard in shards]) for name in list(shards[0])}
     except (OSError, ValueError, RuntimeError, EOFError, LookupError, pickle.UnpicklingError) as error:
         raise UserError(f"{folder} cannot be read as weights alone: {first_line(error)}") from error

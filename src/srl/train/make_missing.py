@@ -18,12 +18,12 @@ NOTHING_TO_SEARCH = (
     "nothing to search: set search.index (a directory made by `srl index build`), search.url (a server), or "
     "data.corpus (a JSONL file); or rollout.search=false"
 )
-_PRESETS = Path(__file__).parent.parent / "presets"
-BASE_MODEL = _PRESETS / "base"
+PRESETS = Path(__file__).parent.parent / "presets"
+BASE_MODEL = PRESETS / "base"
 """The small base model of the world `tiny`."""
-BASE_MODELS = {"tiny": BASE_MODEL, "tiny-hard": _PRESETS / "base-hard"}
+BASE_MODELS = {"tiny": BASE_MODEL, "tiny-hard": PRESETS / "base-hard"}
 """By `data.world`."""
-HERMES = _PRESETS / "hermes"
+HERMES = PRESETS / "hermes"
 """The tokenizer with which they call tools: their ids, with hermes calls for tags, and a chat template."""
 
 

@@ -20,8 +20,8 @@ from srl.models.weights import add_lora, stored_weights
 from srl.rollout.choose_forward import choose_forward
 from srl.train.load_components import model_options
 from srl.train.make_missing import Note, start_of
+from srl.train.memory import meta_model
 from srl.train.model_check import check_model, has_room
-from srl.train.model_size import meta_model
 from srl.train.threads import set_threads
 from srl.train.verl.job import TORCH, Job, model_config, rollout_name
 from srl.train.verl.translate import without_dropout
