@@ -103,11 +103,11 @@ def test_rollout_takes_about_what_is_estimated_and_not_more(tmp_path, monkeypatc
             made = await engine.generate(str(number), ids, Sampling(max_tokens=8))
             ids += [*made.token_ids, *[9] * read]
 
-    async def episodes() -> None:
+    async def play() -> None:
         await asyncio.gather(*map(episode, range(slots)))
 
     with Live(list(model.parameters())) as live:
-        asyncio.run(episodes())
+        asyncio.run(play())
     own = live.peak - cache_bytes(shape, slots, longest)
     assert 0.95 * own <= part(shape, config, "rollout buffers", "rollout") <= 1.5 * own
 
@@ -116,14 +116,19 @@ def tiny(path: Path) -> torch.nn.Module:
     return load_model(path, dtype="float32", device="cpu")
 
 
-def experience(rows: int, length: int, vocabulary: int) -> Experience:
-    """Rows of a prompt token and policy tokens, one row a token shorter so that attention has a mask."""
+def episodes(count: int, length: int, vocabulary: int) -> list[Trajectory]:
+    """Two for each question, all but the first token written by the policy; the first has one token less, so
+    that attention has a mask."""
     made = []
-    for row in range(rows):
+    for row in range(count):
         ids = tuple(torch.randint(0, vocabulary, (length - 1 - (row == 0),)).tolist())
         parts = [Segment("prompt", (1,), "", 0), Segment("policy", ids, "", 0, (-1.0,) * len(ids))]
-        made.append(Trajectory(Question(str(row), "", ()), parts))
-    batch = collate(made)
+        made.append(Trajectory(Question(str(row // 2), "", ()), parts, sample=row % 2))
+    return made
+
+
+def experience(rows: int, length: int, vocabulary: int) -> Experience:
+    batch = collate(episodes(rows, length, vocabulary))
     mask = batch.response_mask
     return on_policy(batch, mask, torch.ones_like(mask), batch.sampler_logprobs)
 
@@ -209,18 +214,9 @@ def test_between_its_phases_a_run_holds_exactly_what_is_counted(saved, networks,
     assert counted == sum(size for place, size in held.items() if place not in buffers)
 
 
-def scored(count: int, length: int, vocabulary: int) -> list[Trajectory]:
-    """Episodes of `length` tokens, all but the first written by the policy, two for each question."""
-    made = []
-    for row in range(count):
-        ids = tuple(torch.randint(0, vocabulary, (length - 1,)).tolist())
-        parts = [Segment("prompt", (1,), "", 0), Segment("policy", ids, "", 0, (-1.0,) * len(ids))]
-        made.append(Trajectory(Question(str(row // 2), "", ()), parts, sample=row % 2))
-    return made
-
-
-@pytest.mark.parametrize("vocabulary", [400, 6000])
-@pytest.mark.parametrize("networks", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize(
+    ("networks", "vocabulary"), [("all weights", 6000), ("adapter", 400), ("critic", 6000), ("critic", 400)]
+)
 def test_log_probs_take_no_more_than_an_update(tmp_path, monkeypatch, networks, vocabulary):
     for module in ("srl.update.logprobs", "srl.train.memory"):
         monkeypatch.setattr(f"{module}.CHUNK", 256)
@@ -229,22 +225,23 @@ def test_log_probs_take_no_more_than_an_update(tmp_path, monkeypatch, networks, 
         tiny_model(vocab_size=vocabulary, width=64, ffn=192), byte_level_tokenizer(), tmp_path / "model"
     )
     config, learner, optimisers = made_learner(
-        tmp_path / "model", **networks, model__dtype="bfloat16", data__max_prompt_length=1,
+        tmp_path / "model", **NETWORKS[networks], model__dtype="bfloat16", data__max_prompt_length=1,
         data__max_response_length=length - 1, actor__ppo_mini_batch_size=rows // 4, rollout__n=2,
         actor__ppo_max_token_len=rows * length // 2, critic__ppo_max_token_len=rows * length // 2,
         data__train_batch_size=rows // 2,
     )  # fmt: skip
     shape = shape_of(config, tmp_path / "model", needs_critic=learner.critic is not None)
-    episodes = scored(rows, length, vocabulary)
+    sampled = episodes(rows, length, vocabulary)
     with Live(tensors_of(learner, optimisers)) as live:
-        make_experience(learner, episodes, [Score(1.0)] * rows)
+        make_experience(learner, sampled, [Score(1.0)] * rows)
     sections = [config.actor, config.critic][: 1 + (learner.critic is not None)]
     assert live.peak <= max(total(pass_parts(shape, config, CPU, section), "update") for section in sections)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("rank", [0, 8])
+@pytest.mark.parametrize(
+    ("dtype", "checkpointing", "rank"),
+    [("float32", False, 0), ("bfloat16", False, 8), ("float32", True, 8), ("bfloat16", True, 0)],
+)
 def test_update_of_a_critic_takes_about_what_is_estimated_and_not_more(saved, dtype, checkpointing, rank):
     rows, length = 6, 72
     config, learner, optimisers = made_learner(
@@ -266,7 +263,7 @@ def test_update_of_a_critic_takes_about_what_is_estimated_and_not_more(saved, dt
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("networks", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize("networks", [NETWORKS["all weights"], NETWORKS["adapter"]], ids=["whole", "adapter"])
 def test_a_checkpoint_takes_no_more_than_is_estimated(tmp_path, saved, networks, dtype):
     config, learner, optimisers = made_learner(saved["qwen2"], **networks, model__dtype=dtype)
     shape = shape_of(config, saved["qwen2"], needs_critic=learner.critic is not None)

@@ -83,7 +83,7 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
     )
     if layout.served:
         share = config.rollout.gpu_memory_utilization
-        notes.append(f"vLLM takes rollout.gpu_memory_utilization={share:g} of a GPU beside what is listed")
+        notes.append(f"the server takes rollout.gpu_memory_utilization={share:g} of a GPU beside these parts")
     warnings = [*context_errors(config, shape.context), *startup_errors(config, *checks)]
     if cpu:
         name, available = "this CPU", available_memory()

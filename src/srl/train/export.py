@@ -74,7 +74,7 @@ def export(
             model = load_model(source, dtype=dtype or saved, device="cpu", trust_remote_code=trust)
         card = read_card(checkpoint)
         save_model(model, load_tokenizer(tokenizer)[0], folder, stop_strings=stop_strings(card))
-        for file in (checkpoint / ABOUT, *source.glob("*.py")):
+        for file in (checkpoint / ABOUT, *source.glob("*.py"), *tokenizer.glob("tokenizer*.json")):
             shutil.copyfile(file, folder / file.name)
         write_manifest(folder, KIND, {"run": run.name, "step": step, "files": files_in(folder)})
     dtype = str(model.dtype).removeprefix("torch.")
