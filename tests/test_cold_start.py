@@ -53,7 +53,7 @@ OF_THE_RUN: dict[str, object] = {
     "data.train_files": ("others.parquet",), "data.train_batch_size": 2,
     "search.cassette": "record run.cassette", "search.timeout_s": 7.0, "rollout.temperature": 0.5,
     "rollout.n": 3, "rollout.call_format": "hermes", "reward.weights": {"em": 2.0}, "algorithm.name": "ppo",
-    "actor.optim.lr": 1e-5, "sft.patience": 2, "sft.filter": "true", "trainer.total_training_steps": 7,
+    "actor.optim.lr": 1e-5, "sft.filter": "true", "trainer.total_training_steps": 7,
     "watch.actions": {"kl": "stop"},
 }  # fmt: skip
 """Keys that it does not depend on."""

@@ -14,7 +14,6 @@ import srl.store
 from srl.data.demonstration_file import write_demonstrations
 from srl.train import sft
 from srl.train.loop import Loop
-from srl.train.named_checkpoint import model_directory
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
 from srl.trajectory import Question
@@ -121,19 +120,3 @@ def test_it_is_extended(setting: Path, workspace: Path) -> None:
     assert f"{run.name} is finished" in said.text
     summary = resume(run, workspace=Workspace(workspace), terminal=said, steps=4)
     assert (summary.steps, list(checkpoints(run))) == (4, [2, 3, 4])
-
-
-def test_it_stops_when_validation_em_has_stopped_rising_and_keeps_the_best(
-    setting: Path, workspace: Path
-) -> None:
-    """A learning rate of nothing: without a validation before the first step, that of step 1 is the best."""
-    frozen = {"sft__optim__lr": 1e-12, "sft__patience": 2, "trainer__test_freq": 1, "trainer__save_freq": 0}
-    summary = train(chosen(setting, trainer__val_before_train=False, **frozen), workspace, "sft")
-    run = only_run(workspace)
-    assert (summary.steps, list(checkpoints(run))) == (3, [1, 3])
-    assert logged(run, "SELECT count(*) FROM steps WHERE phase = 'test' AND step = 3") == [(1,)]
-    for steps in (None, 6):
-        again = resume(run, workspace=Workspace(workspace), terminal=Said(), steps=steps)
-        assert (again.steps, list(checkpoints(run))) == (3, [1, 3])
-        assert again.test_em_end == summary.test_em_end
-    assert model_directory(f"{run.name}@best", Workspace(workspace)).name == "step-000001"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import read_questions, write_questions
 from srl.errors import CheckFailed, UserError
 from srl.protocol import parse_action
+from srl.rollout import openai_engine
 from srl.store import LogWriter, Record, RunInfo
 from srl.train.logged_episodes import questions_where, write_logged_demonstrations
 from srl.trajectory import Question, Search, Segment, Trajectory
@@ -64,7 +66,7 @@ def server(teacher):
 
 def options(url: str, *more: str) -> list[str]:
     sets = [
-        "rollout.engine=openai", f"rollout.openai.url={url}", "rollout.openai.retries=0",
+        "rollout.engine=openai", f"rollout.openai.url={url}",
         "data.max_response_length=1000", "rollout.max_turn_tokens=100", "eval.max_failed=0.1", *more,
     ]  # fmt: skip
     return [part for setting in sets for part in ("--set", setting)]
@@ -99,8 +101,9 @@ def test_model_of_a_server_is_evaluated_without_one_here(shell: Shell, place, co
 
 
 def test_episodes_that_a_server_fails_count_zero_and_end_with_exit_code_1(
-    shell: Shell, place, corpus, server, teacher  # noqa: F811
+    shell: Shell, place, corpus, server, teacher, monkeypatch  # noqa: F811
 ):  # fmt: skip
+    monkeypatch.setattr(openai_engine, "OpenAiServer", partial(openai_engine.OpenAiServer, retries=0))
     teacher.down = {"velmar"}
     command = ("eval", "run", "--data", place / "q.parquet", "--index", corpus, *options(server))
     code, out, err = shell.typed(*command)

@@ -174,7 +174,6 @@ def test_every_key_is_read_by_a_kind_of_run_that_there_is():
         ("sft", "rollout.n=3"),
         ("sft", "sft.filter=em = 1"),
         ("rft", "trainer.save_freq=3"),
-        ("rft", "sft.patience=3"),
         ("rft", "algorithm.filter_groups.enable=true"),
         ("grpo", "rft.questions=3"),
         ("grpo", "critic.optim.lr=1e-3"),
@@ -221,8 +220,6 @@ def test_a_typed_key_that_the_run_does_not_read_is_named_in_a_warning(algo, key)
         (["sft.steps=0", "sft.epochs=3", "sft.optim.lr=1e-3"], "sft.epochs sft.optim.lr"),
         (["search.url=http://h/", "data.corpus=c.jsonl"], "data.corpus"),
         (["search.index=i", "data.corpus=c.jsonl"], ""),  # compared
-        (["data.examples=e.txt"], "data.examples"),
-        (["data.examples=e.txt", "data.template=few-shot"], ""),
         (["retriever.e5.model=x", "retriever.bm25.k1=1.5"], "retriever.e5.model"),
         (["reward.format.structure_score=.3"], "reward.format.structure_score"),
         (["reward.weights={format: 1.0}", "reward.format.structure_score=.3"], ""),
@@ -242,7 +239,6 @@ def test_keys_that_another_key_makes_void_are_named_and_no_others(settings, key)
         ("sft", ["sft.steps=0"], "sft.steps"),
         ("grpo", ["model.dtype=float16"], "model.dtype"),
         ("grpo", ["rollout.engine=openai", "rollout.openai.url=http://h/"], "rollout.engine"),
-        ("sft", ["sft.patience=3", "trainer.test_freq=0"], "sft.patience"),
         (
             "ppo",
             ["search.retrievers={a: {url: 'http://h/', options: {k1: 1}}}"],

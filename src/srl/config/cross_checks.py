@@ -192,12 +192,10 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[Contradict
 
 def check_training(config: Config, kind: str, backend: str = "local") -> None:
     """Raises UserError for what a training run of this `kind` (rl, sft or rft) cannot do."""
-    sft, no_steps = config.sft, kind in ("sft", "rft") and config.sft.steps == 0
-    no_validation = kind == "sft" and sft.patience and not config.trainer.test_freq
+    no_steps = kind in ("sft", "rft") and config.sft.steps == 0
     served = backend == "local" and config.rollout.engine == "openai"
     rows = [
         (no_steps, "sft.steps", "nothing to fine-tune: sft.steps = 0", ""),
-        (no_validation, "sft.patience", "sft.patience counts validations, and trainer.test_freq = 0", ""),
         (backend == "local" and config.model.dtype == "float16", "model.dtype",
          "model.dtype = float16: the local backend does not scale the loss", "set bfloat16 or float32"),
         (served, "rollout.engine", "rollout.engine = openai: the weights of a server cannot be changed",

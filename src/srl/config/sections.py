@@ -203,9 +203,6 @@ class Data(Section):
     """Prompt template: search-r1, short, r1, closed-book, cot, rag, few-shot, tools, tools-tagged, tiny,
     tiny-r1, or a text file with `{question}`. Where it has `{information}`, the question is searched for
     first. null: the prompts in the files; with calls of tools the template tools."""
-    examples: Annotated[File | None, Key(EVERY)] = None
-    """Worked examples for the template few-shot: a text file, each a line `Question: …` above an episode.
-    null: three of ours."""
     train_batch_size: Annotated[Count, Key(SAMPLING, verl=".")] = 128
     """Questions per training step; each is sampled rollout.n times."""
     max_prompt_length: Annotated[Count, Key(EVERY, verl=".")] = 2048
@@ -308,8 +305,6 @@ class OpenAi(Section):
         default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"
     )
     """Environment variable with the API key. null: OPENAI_API_KEY, or SRL_API_KEY."""
-    retries: Natural = 5
-    """Retries after a failed request."""
 
 
 class Rollout(Section):
@@ -616,8 +611,6 @@ class Sft(Section):
     """Optimiser steps, at most; with `--algo rft` of each round. 0: none."""
     epochs: Positive | None = None
     """Passes over the episodes, at most. null: steps alone decides."""
-    patience: Annotated[Count | None, Key("sft")] = None
-    """End `--algo sft` after as many validations in a row without a higher EM. null: make all steps."""
     batch_size: Count = 32
     """Episodes per step."""
     optim: SftOptim = SftOptim()
@@ -713,7 +706,5 @@ class Cluster(Section):
         False
     )
     """Offload the optimiser state to CPU memory while it is not in use."""
-    agent_workers: Annotated[Count, Key(verl=f"{ROLLOUT}.agent.num_workers", resumes=True)] = 8
-    """Processes in which episodes run; without a GPU, at most one per worker."""
     watchdog_s: Annotated[Positive, Key(resumes=True)] = 1800.0
     """Seconds without progress after which the run is stopped, to be resumed."""

@@ -106,8 +106,6 @@ def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tu
         (not config.needs_reference, ["ref"], "there is no KL to a reference policy"),
         (config.model.lora_rank == config.critic.lora_rank == 0,
          ["model.lora_alpha", "model.lora_target_modules"], "model.lora_rank is 0"),
-        (kind != "eval" and config.data.template != "few-shot", ["data.examples"],
-         "they are for data.template=few-shot"),  # an evaluation may have a baseline with it
         (kind == "sft" and sft.log, ["sft.train_files"], "sft.log takes its place"),
         (kind == "sft" and not sft.log, ["sft.filter", "sft.max_per_question"], "sft.log is null"),
         (kind == "rl" and path, ["sft"], start),

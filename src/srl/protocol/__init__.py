@@ -24,13 +24,12 @@ from srl.protocol.templates import (
     WITHOUT_SEARCH,
     Template,
     examples_in,
-    read_examples,
     template,
 )
 
 __all__ = [
     "ENGINE", "FORMATS", "INFORMATION", "NO_INFORMATION", "NO_RESULTS", "STOP_STRINGS", "TAGS", "TEMPLATES",
     "WITHOUT_SEARCH", "Action", "Format", "Said", "Template", "ToolCall", "checked", "escape",
-    "examples_in", "list_retrievers", "opens_thought", "parse_action", "read_examples", "render_information",
+    "examples_in", "list_retrievers", "opens_thought", "parse_action", "render_information",
     "render_passage", "search_tag", "shown_result", "template", "unknown_retriever",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -44,11 +44,6 @@ class Template:
         """Whether passages stand in the prompt, so that the episode searches before the first turn."""
         return INFORMATION in self.prompt
 
-    @property
-    def takes_examples(self) -> bool:
-        """Whether worked examples stand in the prompt that others may replace."""
-        return bool(self.examples) and self.searches
-
     def messages(self, question: str, information: str = INFORMATION) -> tuple[dict[str, str], ...]:
         """The chat messages for `question`, which gets its question mark where it lacks one.
 
@@ -66,10 +61,6 @@ class Template:
         if self.untagged == "no answer" or (self.untagged == "phrase" and not before):
             return None
         return after.rpartition("<answer>")[2].strip() or None
-
-    def with_examples(self, examples: Sequence[tuple[str, str]]) -> Template:
-        """This template with other examples, if it takes any."""
-        return replace(self, examples=tuple(examples)) if self.takes_examples else self
 
     def naming(self, retrievers: Mapping[str, str]) -> Template:
         """This template with the named retrievers (name to description) in its prompt and its feedback."""
@@ -143,15 +134,3 @@ def template(name: str) -> Template:
     feedback = TEMPLATES["search-r1" if "<search>" in text else "r1"].feedback
     untagged: Literal["no answer", "text"] = "no answer" if "<answer>" in text else "text"
     return Template(name=name, prompt=text, feedback=feedback, searches=searches, untagged=untagged)
-
-
-def read_examples(path: Path | str) -> tuple[tuple[str, str], ...]:
-    """The worked examples in a text file, for `Template.with_examples`. Raises UserError."""
-    with parsing(path):
-        examples = examples_in(Path(path).read_text(encoding="utf-8"))
-    if not examples or not all(question and says.endswith("</answer>") for question, says in examples):
-        raise UserError(
-            f"{path}: expected worked examples, each with a line `Question: …` and below it an episode that "
-            "ends with </answer>"
-        )
-    return examples

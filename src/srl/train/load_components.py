@@ -139,7 +139,7 @@ def _load_server(config: Config, note: Note) -> Generation:
     section, openai, longest = config.model, config.rollout.openai, config.data.max_episode_tokens
     server = OpenAiServer(
         url=str(openai.url), model=openai.model or "", api=openai.api, key=find_key(openai.key_variable),
-        retries=openai.retries, max_concurrent=config.rollout.max_num_seqs,
+        max_concurrent=config.rollout.max_num_seqs,
     )  # fmt: skip
     server.model = process.run_async(find_model(server, longest))
     directory = section.tokenizer or section.path

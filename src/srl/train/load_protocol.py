@@ -23,7 +23,7 @@ from srl.files import ABOUT, FORMAT, check_format, json_object, write_json
 from srl.models.hub import hub_name
 from srl.models.load import check_tags, load_tokenizer
 from srl.plugins import manager
-from srl.protocol import STOP_STRINGS, WITHOUT_SEARCH, Template, read_examples, template
+from srl.protocol import STOP_STRINGS, WITHOUT_SEARCH, Template, template
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.documents import OPENERS, Documents, FindCall, OpenCall
 from srl.rollout.engine import Engine
@@ -117,12 +117,10 @@ def load_template(config: Config) -> Template:
 
 
 def choose_template(config: Config) -> Template:
-    """The template `template_name`, with `data.examples` and the named retrievers filled in."""
-    prompting = template(template_name(config))
-    if config.data.examples is not None:
-        prompting = prompting.with_examples(read_examples(config.data.examples))
+    """The template `template_name`, with the named retrievers filled in."""
     retrievers = config.search.retrievers if config.rollout.search else {}
-    return prompting.naming({name: retriever.description for name, retriever in retrievers.items()})
+    descriptions = {name: retriever.description for name, retriever in retrievers.items()}
+    return template(template_name(config)).naming(descriptions)
 
 
 def template_name(config: Config) -> str:

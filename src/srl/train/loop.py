@@ -40,7 +40,6 @@ from srl.train.resume_checks import resume_with, too_many_failures, without_dama
 from srl.train.run_directory import (
     LOG,
     Progress,
-    best_step,
     checkpoint_path,
     checkpoints,
     due,
@@ -115,11 +114,6 @@ class Loop:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up what `state` gave."""
 
-    @property
-    def patience(self) -> int | None:
-        """How many validations without a better one end the run, whose best is saved though it is not due."""
-        return None
-
     # The skeleton.
 
     @property
@@ -173,14 +167,9 @@ class Loop:
                 self._test()
             if self.progress.step:
                 self._save_and_validate()
-            while self.progress.step < self.steps and not self._ends_early():
+            while self.progress.step < self.steps:
                 self._make_step(self.progress.step + 1)
                 self._save_and_validate()
-            if self.progress.step < self.steps:
-                best = best_step(self.progress.val_em)
-                self.terminal.note(
-                    f"stopped at step {self.progress.step}: validation EM has not risen since step {best}"
-                )
             self._test()
         except (LogitsNotFinite, OutputsNotFinite) as error:
             if self.progress.step:
@@ -207,18 +196,9 @@ class Loop:
             saved = checkpoints(self.run).items()
             delete_checkpoints(self.run, [path for number, path in saved if number == step])
         self._act_on(fired)
-        if self.patience is not None and (self._ends_early() or best_step(self.progress.val_em) == step):
-            self._save()
         delete_checkpoints(
             self.run, superseded_checkpoints(self.run, trainer.max_ckpt_to_keep, val_em=self.progress.val_em)
         )
-
-    def _ends_early(self) -> bool:
-        """Whether as many validations as `patience` have come since the best one."""
-        val_em, best = self.progress.val_em, best_step(self.progress.val_em)
-        if self.patience is None or best is None:
-            return False
-        return sum(step > best for step in val_em) >= self.patience
 
     def _is_due(self, every: int) -> bool:
         return self.progress.step == self.steps or due(self.progress.step, every)

@@ -86,10 +86,6 @@ class FineTuning(Loop):
         if self.progress.step == 0:
             self.record(0, "sft", [], self.counts)
 
-    @property
-    def patience(self) -> int | None:
-        return self.config.sft.patience
-
 
 def episodes_to_learn(
     config: Config, policy: LoadedModel, environment: Environment, splits: Splits, workspace: Workspace,
@@ -98,10 +94,8 @@ def episodes_to_learn(
     """What a fine-tuning learns from, and its counts: the episodes of `sft.log`, or the demonstrations of
     `sft.train_files` or the world, which are run here first.
 
-    Raises UserError for patience without questions for validations, and for episodes of another tokenizer.
+    Raises UserError for episodes of another tokenizer.
     """
-    if config.sft.patience and not splits.val:
-        raise UserError("sft.patience counts validations, and there are none: data.val_files is not set")
     counts = dict[str, float]()
     if config.sft.log is not None:
         sft, log = config.sft, config.sft.log

@@ -158,14 +158,15 @@ def without_dropout(sizes: dict[str, Any]) -> dict[str, Any]:
 
 def _rollout(config: Config, job: Job) -> Settings:
     """The engine that generates, and how much it generates at once on each copy of the model."""
-    engine, workers = rollout_name(config, job), config.cluster.agent_workers
+    engine = rollout_name(config, job)
     values: Settings = {
         "name": engine,
         "dtype": precision(config, job),
         "max_model_len": config.data.max_episode_tokens,
         "seed": config.trainer.seed,
-        "agent.num_workers": min(workers, job.gpus_per_node) if job.cpu else workers,
     }
+    if job.cpu:
+        values["agent.num_workers"] = min(8, job.gpus_per_node)  # 8 is verl's
     if engine == "vllm":  # it looks for a tokenizer beside the model unless told
         values["engine_kwargs.vllm.tokenizer"] = absolute(job.tokenizer)
         values["engine_kwargs.vllm.worker_extension_cls"] = CHECKED_WORKER
