@@ -84,9 +84,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(0)
     shown = [replace(each, metadata={"turns": turns(each, rng)}) for each in questions("train", 8)]
     write_demonstrations(folder / "shown.jsonl", shown)
-    chosen = config(
-        folder, sets=["data.corpus=null", f"search.index={folder / 'index'}", "trainer.sample_freq=0"]
-    )
+    chosen = config(folder, sets=["data.corpus=null", f"search.index={folder / 'index'}"])
     (folder / "small.yaml").write_text(to_yaml(chosen), encoding="utf-8")
     return folder
 

@@ -41,7 +41,7 @@ OF_THE_MODEL: dict[str, object] = {
     "search.retrievers": NAMED, "search.topk": 2, "retriever.bm25": {"k1": 1.5}, "rollout.max_turns": 3,
     "rollout.max_turn_tokens": 63, "rollout.max_obs_length": 127, "rollout.search": False,
     "rollout.protocol": "native", "actor.ppo_max_token_len": 300, "data.world": "tiny-hard",
-    "sft.train_files": Path("others.jsonl"), "sft.steps": 3, "sft.epochs": 0.5,
+    "sft.train_files": Path("others.jsonl"), "sft.steps": 3,
     "sft.batch_size": 3, "sft.optim.lr": 3e-5, "sft.optim.betas": (0.9, 0.98),
     "sft.optim.weight_decay": 0.5, "sft.optim.lr_warmup_steps": 1, "sft.optim.lr_warmup_steps_ratio": 0.5,
     "sft.optim.lr_scheduler_type": "linear", "trainer.seed": 1,

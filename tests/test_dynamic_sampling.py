@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rows import trajectory
@@ -14,12 +13,11 @@ from tests.training import Said, config, questions, setting, train
 import srl.store
 from srl.config.sections import FilterGroups
 from srl.errors import UserError
-from srl.plugins import manager
 from srl.reward import RewardMix
-from srl.store import read_records
-from srl.train import rl
+from srl.store import Record, read_records
+from srl.train import dynamic_sampling
+from srl.train.dynamic_sampling import sample_until_differing
 from srl.train.questions import QuestionOrder
-from srl.train.rl import Sampled, compared, differ
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
 from srl.trajectory import Score
@@ -32,99 +30,68 @@ ON = FilterGroups(enable=True)
 
 @pytest.fixture(autouse=True)
 def three_batches(monkeypatch):
-    monkeypatch.setattr(rl, "MAX_BATCHES", 3)
+    monkeypatch.setattr(dynamic_sampling, "MAX_BATCHES", 3)
 
 
-GROUPED = ("grpo", "rloo", "turn_rloo", "gspo", "cispo")
-"""The algorithms whose baseline is the group."""
+class InOrder:
+    """An order of questions that are numbered as they are asked."""
+
+    batch_size = 4
+
+    def further(self, position, count, asked):
+        return list(range(position, position + count)), position + count
 
 
-def sampled(*batches, wanted=4, section=ON):
-    """The groups of these generation batches, each a text with `d` for a group that differs, `.` for one that
-    agrees, `1` for one with a single valid episode."""
-    made, number = Sampled(section, wanted), 0
-    for batch in batches:
-        episodes, scores = [], []
-        for mark in batch:
-            episodes += [
-                trajectory("pa", question=str(number), failed=mark == "1" and n > 0) for n in range(2)
-            ]
-            scores += [Score(float(mark != "d" or n)) for n in range(2)]
-            number += 1
-        made.add(episodes, scores)
-    return made
+def sampled(marks, section=ON):
+    """How many questions each batch asks, and those that are trained on. A mark for each question: `d` for a
+    group that differs, `.` for one that agrees, `1` for one with a single valid episode."""
+    counts, records = [], []
 
+    def play(numbers):
+        counts.append(len(numbers))
+        for number in numbers:
+            mark = marks[number]
+            for n in range(2):
+                episode = trajectory("pa", question=str(number), failed=mark == "1" and n > 0)
+                records.append(Record(episode, Score(float(mark != "d" or n))))
+        return records
 
-def trained_on(made):
-    return {record.trajectory.question.id for record in made.trained()}
+    position, batches = sample_until_differing(section, InOrder(), 0, play)
+    assert (position, batches) == (sum(counts), len(counts))
+    return counts, {record.trajectory.question.id for record in records if not record.left_out}
 
 
 @pytest.mark.parametrize(
-    ("batches", "count", "kept"),
+    ("marks", "counts", "kept"),
     [
-        ((), 4, ""),
-        (("dddd",), 0, "0123"),
-        (("dd..",), 4, "0123"),  # two missing at a share of a half: four; until then what agrees fills up
-        (("d...",), 4, "0123"),  # three missing at a quarter would be twelve: a whole batch
-        (("ddd.",), 2, "0123"),  # one missing at three quarters: two
-        (("ddd.", "dd"), 0, "0124"),  # the surplus is left out
-        (("....", ".d1."), 4, "5012"),
-        (("....", ".d..", "d..."), 0, "5801"),  # the last of three
+        ("dddd", [4], "0123"),
+        ("dd..dd..", [4, 4], "0145"),  # two missing at a share of a half: four
+        ("d...dd..d...", [4, 4, 3], "0458"),  # three missing at a quarter would be twelve: a whole batch
+        ("ddd.dd", [4, 2], "0124"),  # one missing at three quarters: two; the surplus is left out
+        ("....1d1.d...", [4, 4, 4], "0158"),  # after the last of three batches what agrees fills up
     ],
 )
-def test_a_step_asks_until_enough_groups_differ_or_the_batches_are_used_up(batches, count, kept):
-    made = sampled(*batches)
-    assert made.next_batch() == count
-    assert trained_on(made) == set(kept)
-    assert made.metrics() == {"train/num_gen_batches": len(batches)}
+def test_a_step_asks_until_enough_groups_differ_or_the_batches_are_used_up(marks, counts, kept):
+    assert sampled(marks) == (counts, set(kept))
 
 
 def test_where_no_group_differs_it_is_an_error():
     with pytest.raises(UserError) as caught:
-        sampled("....", "....").require_differing(7)
+        sampled("." * 12)
     assert caught.value.key == "algorithm.filter_groups.enable"
-    sampled("...d").require_differing(7)
 
 
 def test_an_episode_without_the_metric_is_left_out_and_none_with_it_is_an_error():
-    scores = [Score(1.0, {"em": 1.0, "judge": 0.5}), Score(0.0, {"em": 0.0}), Score(0.0)]
-    episodes = [trajectory("pa"), trajectory("pa"), trajectory("pa", failed=True)]
-    for metric, values in (("judge", [(0.5,)]), ("reward", [(1.0,), (0.0,)])):
-        made = Sampled(FilterGroups(enable=True, metric=metric), 1)
-        made.add(episodes, scores)
-        assert list(made.groups.values()) == [values]
-    with pytest.raises(UserError) as caught:
-        Sampled(FilterGroups(enable=True, metric="acc"), 1).add(episodes, scores)
-    assert caught.value.key == "algorithm.filter_groups.metric"
+    def play(numbers):
+        parts = [{"em": 1.0, "judge": 0.5}, {"em": 1.0, "judge": 0.0}, {"em": 1.0}, {}]
+        records = [Record(trajectory("pa", question="q"), Score(1.0, each)) for each in parts]
+        return [*records, Record(trajectory("pa", question="q", failed=True), Score(0.0))]
 
-
-def advantages(name, turns):
-    """The advantages of a group with these rewards by turn; a turn is one token, and one is read after it."""
-    longest = 2 * max(map(len, turns))
-    rewards, mask = torch.zeros(len(turns), longest), torch.zeros(len(turns), longest)
-    for row, each in enumerate(turns):
-        rewards[row, : 2 * len(each) : 2] = torch.tensor(each)
-        mask[row, : 2 * len(each) : 2] = 1
-    valid, group = torch.ones(len(turns), dtype=torch.bool), torch.zeros(len(turns), dtype=torch.long)
-    return manager.load("algorithm", name).estimator(
-        token_level_rewards=rewards, response_mask=mask.long(), group_ids=group, valid=valid,
-        values=None, group_size=len(turns), gamma=1.0, lam=1.0,
-    ).advantages  # fmt: skip
-
-
-def differs(name, turns):
-    turn_level = manager.load("algorithm", name).turn_level
-    return differ([compared(Score(sum(each), {}, each), "reward", turn_level) for each in turns])
-
-
-@pytest.mark.parametrize("name", GROUPED)
-@settings(deadline=None, max_examples=100)
-@given(st.data())
-def test_a_group_differs_exactly_where_it_has_an_advantage(name, data):
-    """Rewards are halves, so that no sum is rounded. Episodes may have more turns than others."""
-    turn = st.lists(st.sampled_from([0.0, 0.5]), min_size=1, max_size=3).map(tuple)
-    turns = data.draw(st.lists(turn, min_size=2, max_size=4))
-    assert differs(name, turns) == bool((advantages(name, turns).abs() > 1e-5).any())
+    assert sample_until_differing(FilterGroups(enable=True, metric="judge"), InOrder(), 0, play)[1] == 3
+    for metric, key in (("em", "enable"), ("acc", "metric")):
+        with pytest.raises(UserError) as caught:
+            sample_until_differing(FilterGroups(enable=True, metric=metric), InOrder(), 0, play)
+        assert caught.value.key == f"algorithm.filter_groups.{key}"
 
 
 @settings(deadline=None, max_examples=40)
@@ -154,15 +121,8 @@ SETS = {
 
 
 def made_rewards(monkeypatch, value):
-    """Rewards by `value` of a trajectory: a number, or one for each turn."""
-
     async def score(self, trajectories):
-        return [scored(value(item)) for item in trajectories]
-
-    def scored(found):
-        per_turn = found if isinstance(found, tuple) else None
-        total = sum(per_turn) if per_turn else found
-        return Score(total, {"em": total}, per_turn)
+        return [Score(value(item), {"em": value(item)}) for item in trajectories]
 
     monkeypatch.setattr(RewardMix, "score", score)
 

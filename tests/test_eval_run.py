@@ -193,7 +193,7 @@ def test_baselines_are_columns_of_one_table_and_rows_of_json(
     code, out, _ = run(place, capsys, *searching, "--json")
     assert code == 0
     report = json.loads(out)
-    assert (report["questions"], report["index_digest"]) == (4, open_index(place / "index").digest)
+    assert (report["questions"], report["indexes"][""]) == (4, open_index(place / "index").digest)
     settings = {name: value for name, value in report.items() if isinstance(value, dict) and "run" in value}
     assert list(settings) == ["search", "closed-book", "cot", "rag", "few-shot", "r1"]
     em = {name: value["metrics"]["em"] for name, value in settings.items()}

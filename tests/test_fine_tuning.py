@@ -13,7 +13,6 @@ from tests.training import Said, config, only_run, questions, train, write_setti
 import srl.store
 from srl.data.demonstration_file import write_demonstrations
 from srl.train import sft
-from srl.train.loop import Loop
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
 from srl.trajectory import Question
@@ -73,42 +72,23 @@ def test_the_schedule_warms_up_and_ends_at_the_last_step(whole: tuple[Path, str]
     assert [rate for (rate,) in rates] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
 
 
-class Stop:
-    """Breaks a function at its n-th call."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, place: object, name: str, call: int) -> None:
-        self.left, real = call, getattr(place, name)
-
-        def breaking(*arguments, **named):
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-            return real(*arguments, **named)
-
-        monkeypatch.setattr(place, name, breaking)
-
-
-MOMENTS = {
-    "a step before the first checkpoint": (sft, "fine_tune_step", 2, 1),
-    "a step": (sft, "fine_tune_step", 5, 4),
-    "the last validation": (Loop, "score", 5, STEPS),
-}
-
-
-@pytest.mark.parametrize(
-    "moment", [each if each == "a step" else pytest.param(each, marks=pytest.mark.slow) for each in MOMENTS]
-)
 def test_it_resumes_bit_for_bit(
-    setting: Path, workspace: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, moment: str
+    setting: Path, workspace: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the step before, which is saved since the run was stopped."""
-    *breaks, newest = MOMENTS[moment]
+    real, calls = sft.fine_tune_step, iter(range(5))
+
+    def breaking(*arguments: object, **named: object) -> dict[str, float]:
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*arguments, **named)  # type: ignore[arg-type]
+
     with monkeypatch.context() as patch:
-        Stop(patch, *breaks)
+        patch.setattr(sft, "fine_tune_step", breaking)
         with pytest.raises(KeyboardInterrupt):
             train(chosen(setting), workspace, "sft")
     run = only_run(workspace)
-    assert max(checkpoints(run)) == newest
+    assert max(checkpoints(run)) == 4
     assert resume(run, workspace=Workspace(workspace), terminal=Said()).steps == STEPS
     assert differences(run, whole[0]) == []
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,43 +66,3 @@ def train_steps(workspace: Path) -> list[int]:
     (run,) = (workspace / "runs").iterdir()
     query = "SELECT step FROM steps WHERE phase = 'train' ORDER BY step"
     return [step for (step,) in reading([run], lambda log: log.execute(query).fetchall())]
-
-
-@pytest.fixture
-def small_disk(shell: Shell) -> Iterator[Callable[[int], Path]]:
-    """Gives a disk of so many kilobytes, empty; skipped where none may be mounted."""
-    folder = shell.folder / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("only root may mount a small disk")
-
-    def resize(kilobytes: int) -> Path:
-        subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", folder], check=True)
-        return folder
-
-    try:
-        yield resize
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)  # a process forked meanwhile may hold it
-
-
-@pytest.mark.slow
-def test_a_disk_of_any_size_ends_a_run_in_one_line_and_it_goes_on_with_more(
-    shell: Shell, place: Path, small_disk, monkeypatch
-) -> None:
-    begin, resume = train(place, "--steps", "2"), ("-q", "train", "--resume")
-    for kilobytes in (4, 12, 24, 40, 60, 90, 130, 180, 240, 320, 500, 1000, 2000, 4000):
-        home = small_disk(kilobytes) / f"of-{kilobytes}"
-        monkeypatch.setenv("SRL_WORKSPACE", str(home))
-        code, _, err = shell.typed(*begin)
-        if code == 0:
-            break
-        assert (code, err.count("\n"), "the disk is full" in err) == (2, 1, True), err
-        assert [name for name in shell.hidden() if ".tmp-" in name] == []
-        small_disk(8000)
-        has_begun = any((home / "runs").glob("*"))
-        assert shell.typed(*(resume if has_begun else begin))[0] == 0
-        assert train_steps(home) == [1, 2]
-        shutil.rmtree(home)
-    assert (kilobytes > 4, code) == (True, 0)

@@ -67,11 +67,8 @@ def steps_of(run: Path) -> list[tuple[int, int]]:
 MOMENTS = {
     "reading questions": "srl.train.questions:read_questions:2",
     "sampling": "srl.rollout.cached_forward:draw:40",
-    "the update": "srl.train.rl:update_actor:2",
     "a step's part of the log": "srl.store.writer:write_part:5",
-    "a validation": "srl.train.loop:summarise:3",
     "saving the optimiser": "torch:save:3",
-    "finishing the log": "srl.store.writer:write_catalogue:2",
 }
 
 

@@ -67,15 +67,17 @@ def test_another_index_of_a_named_retriever_is_said_aloud(place, tmp_path, scrip
     model = run / "checkpoints" / "step-000001"
     files, workspace = [str(place / "train.parquet")], Workspace(tmp_path)
     same = evaluate_model(settings_of(model, None, None, {}, []), files, workspace)
-    assert same.changed_indexes == []
+    assert same.indexes == same.trained_with
     assert same.settings["search"].metrics["eval/em"] == 1
     sets = [f"search.retrievers.papers.index={place / 'pages'}", f"search.index={place / 'papers'}"]
     other = evaluate_model(settings_of(model, None, None, {}, sets), files, workspace)
     _show(other, as_json=True)
-    found = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
     trained = json.loads((model / "srl.json").read_text(encoding="utf-8"))["indexes"]
-    assert found["retriever_digests"] == {"papers": trained[""]}
-    assert [item["retriever"] for item in found["other_indexes"]] == ["", "papers"]
+    assert found["indexes"] == {"": trained["papers"], "papers": trained[""]}
+    assert found["trained_with"] == trained
+    assert captured.err.count("trained with the index") == 2
     _show(same, as_json=False)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["searches", "per", "question", "2.000"] in rows

@@ -19,7 +19,7 @@ from srl.errors import UserError
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.store import LogWriter, Record, RunInfo, read_records
-from srl.train import rejection_sampling, sft
+from srl.train import sft
 from srl.train.logged_episodes import check_tokens, select_episodes
 from srl.train.loop import Loop
 from srl.train.run import resume
@@ -206,22 +206,11 @@ def test_a_round_is_a_step_of_the_log(whole: tuple[Path, str]) -> None:
     assert "by data source: towns" in said
 
 
-MOMENTS = {
-    # An episode is scored by a call: 10 before round 1, 64 in it, 6 after it, and 32 in a batch of round 2.
-    "sampling, with one batch in the log": (RewardMix, "score", 10 + 64 + 6 + 32 + 5, 1),
-    "fine-tuning": (rejection_sampling, "fine_tune", 2, 0),
-}
-
-
-@pytest.mark.parametrize(
-    "moment", [each if "batch" in each else pytest.param(each, marks=pytest.mark.slow) for each in MOMENTS]
-)
-def test_rounds_resume_where_they_stopped(
-    setting: Path, workspace: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, moment: str
+def test_a_round_that_was_cut_off_is_made_again(
+    setting: Path, workspace: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the log has is not sampled again; `batches` are."""
-    place, name, call, batches = MOMENTS[moment]
-    real, left = getattr(place, name), [call]
+    """An episode is scored by a call: 10 before round 1, 64 in it, 6 after it, 32 in round 2."""
+    real, left = RewardMix.score, [10 + 64 + 6 + 32 + 5]
 
     def breaking(*arguments, **named):
         left[0] -= 1
@@ -230,18 +219,11 @@ def test_rounds_resume_where_they_stopped(
         return real(*arguments, **named)
 
     with process.signals_handled(), monkeypatch.context() as patch:
-        patch.setattr(place, name, breaking)
+        patch.setattr(RewardMix, "score", breaking)
         with pytest.raises(KeyboardInterrupt):
             train(config(setting, "ppo", **ROUNDS), workspace, "rft")
-    run, sampled, roll_out = only_run(workspace), [], Loop.roll_out
-
-    def noted(runner, questions, phase, step, *rest, **named):
-        sampled.append(phase)
-        return roll_out(runner, questions, phase, step, *rest, **named)
-
-    monkeypatch.setattr(Loop, "roll_out", noted)
+    run = only_run(workspace)
     assert resume(run, workspace=Workspace(workspace), terminal=Said()).steps == 2
-    assert sampled.count("train") == batches
     assert bench._metrics(run) == bench._metrics(whole[0])
     assert bench._files(run) == bench._files(whole[0])
     assert sampled_ids(run) == sampled_ids(whole[0])

@@ -12,8 +12,13 @@ import pytest
 from tests.store_builder import new_log, write_step
 
 import srl.store
+from srl.config import Config, save_config
 from srl.errors import UserError
 from srl.store import lock
+from srl.train import run as train
+from srl.train.report import Terminal
+from srl.train.run_directory import RunRecord
+from srl.workspace import Workspace
 
 HOLDER = """
 import sys
@@ -32,6 +37,8 @@ def run(tmp_path: Path) -> Path:
     for step in (1, 2):
         write_step(log, step)
     log.close("interrupted")
+    save_config(tmp_path / "run", Config())
+    RunRecord("tiny", "grpo", "").save(tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -55,6 +62,8 @@ def test_a_log_that_is_being_changed_is_left_alone_until_its_process_is_killed(r
         child.stdout.readline()
         with pytest.raises(UserError, match=f"process {child.pid}"):
             new_log(run)
+        with pytest.raises(UserError, match=f"process {child.pid}"):
+            train.resume(run, workspace=Workspace(run.parent), terminal=Terminal(quiet=True))
         assert counts(run) == [(1, 2), (2, 2)]
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie, which nobody has waited for

@@ -217,7 +217,7 @@ def test_a_typed_key_that_the_run_does_not_read_is_named_in_a_warning(algo, key)
             ["algorithm.rollout_correction={rollout_is: 'off', rollout_is_threshold: 3}"],
             "algorithm.rollout_correction.rollout_is_threshold",
         ),
-        (["sft.steps=0", "sft.epochs=3", "sft.optim.lr=1e-3"], "sft.epochs sft.optim.lr"),
+        (["sft.steps=0", "sft.batch_size=3", "sft.optim.lr=1e-3"], "sft.batch_size sft.optim.lr"),
         (["search.url=http://h/", "data.corpus=c.jsonl"], "data.corpus"),
         (["search.index=i", "data.corpus=c.jsonl"], ""),  # compared
         (["retriever.e5.model=x", "retriever.bm25.k1=1.5"], "retriever.e5.model"),

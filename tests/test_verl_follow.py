@@ -48,7 +48,7 @@ class Followed:
     with an error or well."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.log = LogActor(FOLDER / "log", run_info(), sample_freq=1)
+        self.log = LogActor(FOLDER / "log", run_info())
         self.out, self.steps_told = io.StringIO(), list[int]()
         self.config = Config.model_validate({"cluster": {"watchdog_s": 5.0}})
         self.acts, self.end = list[Callable[[], object]](), None

@@ -64,7 +64,7 @@ STEPS = 3
 def test_ppo_goes_on_after_a_worker_and_its_launcher_are_killed_and_is_exported(towns, tmp_path):
     more = {"algorithm.use_kl_in_reward": True, "trainer.critic_warmup": 1, "trainer.max_ckpt_to_keep": 1}
     more |= {"actor.optim.lr_scheduler_type": "linear", "trainer.total_training_steps": STEPS}
-    file = write_config(towns, "ppo", **more, **{"trainer.sample_freq": 0})
+    file = write_config(towns, "ppo", **more)
     workspace = tmp_path / "ws"
     with Typed(workspace, "train", "--backend", "verl", "--algo", "ppo", "--config", str(file)) as first:
         first.until(lambda: checkpointed(workspace, 1))
@@ -115,7 +115,7 @@ def grpo(towns, tmp_path_factory):
     given = {
         "actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001, "actor.loss_agg_mode": "seq-mean-token-sum",
         "actor.optim.lr_scheduler_type": "linear", "trainer.total_training_steps": 2,
-        "trainer.sample_freq": 0, "trainer.test_freq": 2, "data.test_files": None,
+        "trainer.test_freq": 2, "data.test_files": None,
         "algorithm.rollout_correction.rollout_rs": "seq_mean_k1",
         "algorithm.rollout_correction.rollout_rs_threshold": 1.5,
     }  # fmt: skip

@@ -26,34 +26,34 @@ def fired_in(run):
 
 def test_a_note_is_said_and_logged_and_marked_on_curves(setting, workspace, capsys):
     said = Said()
-    sets = ["watch.thresholds.entropy_high=0", "watch.patience.entropy_high=2"]
+    sets = ["watch.thresholds.repetition=-1", "trainer.total_training_steps=3"]
     train(config(setting, "reinforce", sets), workspace, "reinforce", said)
-    assert "watch entropy_high at step 2" in said.text
+    assert "watch repetition at step 3" in said.text
     (row,) = fired_in(only_run(workspace))
-    assert (row["number"], row["step"], row["phase"], row["watch"]) == (1, 2, "train", "entropy_high")
-    assert (row["since"], row["action"], row["bound"]) == (1, "note", 0.0)
+    assert (row["number"], row["step"], row["phase"], row["watch"]) == (1, 3, "train", "repetition")
+    assert (row["since"], row["action"], row["bound"]) == (1, "note", -1.0)
     curve = ("inspect", "curve", "--metric", "actor/entropy")
     assert main(["--workspace", str(workspace), *curve]) == 0
-    assert "entropy_high" in capsys.readouterr().out
+    assert "repetition" in capsys.readouterr().out
 
 
 def test_a_watch_stops_a_run_and_says_what_starts_again(setting, workspace):
     sets = [
-        "watch.thresholds.length_high=0",
-        "watch.patience.length_high=2",
-        "watch.actions.length_high=stop",
+        "watch.thresholds.repetition=-1",
+        "watch.actions.repetition=stop",
+        "trainer.total_training_steps=4",
     ]
-    with pytest.raises(UserError, match="length_high at step 2") as caught:
+    with pytest.raises(UserError, match="repetition at step 3") as caught:
         train(config(setting, "reinforce", sets), workspace, "reinforce")
     run = only_run(workspace)
     assert f"train --config {run}/config.yaml --set actor.optim.lr=0.0005" in str(caught.value)
     assert [row["action"] for row in fired_in(run)] == ["stop"]
     with srl.store.open(run) as log:
-        assert log.execute("SELECT status, steps FROM runs").fetchall() == [("failed", 2)]
+        assert log.execute("SELECT status, steps FROM runs").fetchall() == [("failed", 3)]
 
 
 def test_a_watch_that_fires_on_a_validation_leaves_no_checkpoint_of_its_step(setting, workspace, monkeypatch):
-    rule = Rule("val/em", 0.5, 2, phase="val", value=lambda metrics, config: float("val/em" in metrics))
+    rule = Rule("val/em", -1.0, 2, above=True)
     monkeypatch.setitem(RULES, "kl", rule)
     sets = ["watch.actions.kl=stop", "trainer.val_before_train=false", "trainer.total_training_steps=3"]
     with pytest.raises(UserError, match="kl at step 2"):

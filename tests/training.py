@@ -67,7 +67,6 @@ SETTINGS = {
     "trainer.save_freq": 1,
     "trainer.test_freq": 1,
     "trainer.critic_warmup": 0,
-    "trainer.sample_freq": 1,
     "trainer.threads": 1,
 }
 

@@ -26,7 +26,7 @@ WHEELS = (
 """What `srl` and its plugins need besides PyTorch, transformers, peft, pyarrow and what these bring."""
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GPU = (
-    "rollout.max_num_seqs=128", "actor.ppo_max_token_len=16384", "trainer.sample_freq=0",
+    "rollout.max_num_seqs=128", "actor.ppo_max_token_len=16384",
 )  # fmt: skip
 SFT_STEPS = 160
 STEPS, LR = 200, 3e-5

@@ -179,7 +179,7 @@ def real_settings(material: dict[str, str], smoke: bool) -> dict[str, Any]:
         "rollout.max_num_seqs": 16, "algorithm.name": "grpo", "actor.ppo_mini_batch_size": 4,
         "actor.ppo_max_token_len": 2048, "actor.use_kl_loss": False, "actor.optim.lr": 1e-6,
         "sft.steps": 0, "trainer.test_freq": 0, "trainer.save_freq": 0, "trainer.val_before_train": False,
-        "trainer.sample_freq": 0, "trainer.total_training_steps": 1000, **(small if smoke else {}),
+        "trainer.total_training_steps": 1000, **(small if smoke else {}),
     }  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def tiny_settings(smoke: bool) -> dict[str, Any]:
     return {
         "model.path": str(BASE_MODEL), "model.device": "cpu", "sft.steps": 0, "actor.use_kl_loss": False,
         "actor.ppo_mini_batch_size": 16, "trainer.test_freq": 0, "trainer.save_freq": 0,
-        "trainer.val_before_train": False, "trainer.sample_freq": 0, "trainer.total_training_steps": 1000,
+        "trainer.val_before_train": False, "trainer.total_training_steps": 1000,
         **(few if smoke else {}),
     }  # fmt: skip
 

@@ -31,8 +31,6 @@ class Algorithm:
     Rows with the same `group_ids` answer the same question; `group_size` is `rollout.n`. `defaults` maps
     dotted configuration keys to values, such as `{"actor.use_kl_loss": True}`; a user's settings override
     them. `requires` maps keys to the values that the method works with; a run with another is refused.
-    `turn_level` says that the advantages depend on which turn got a reward (`Score.per_turn`), so that
-    episodes with equal totals may differ; dynamic sampling then compares the returns from each turn on.
     """
 
     name: str
@@ -40,4 +38,3 @@ class Algorithm:
     needs_critic: bool = False
     defaults: Mapping[str, object] = field(default_factory=dict)
     requires: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    turn_level: bool = False

@@ -68,7 +68,9 @@ def ask(
             settings = local_settings(directory, None, None, flags, sets or [], output.note, "ask")
             check_search(settings, typed=index or url)
             talk = stack.enter_context(conversation(settings, workspace, output.note))
-        tell_changed_indexes(talk.changed_indexes, "now", "it may search worse in a different index")
+        tell_changed_indexes(
+            talk.indexes, talk.trained_with, "now", "it may search worse in a different index"
+        )
         if question is not None:
             _answer(talk, question, full, as_json)
         else:

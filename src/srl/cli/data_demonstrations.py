@@ -46,11 +46,7 @@ def demonstrations(
     index: IndexToSearch = None,
     url: ServerUrl = None,
     limit: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Take a random sample of so many questions, in all or of a data source by name "
-            "(SOURCE=NUMBER, repeatable)."
-        ),
+        int | None, typer.Option(min=1, help="Take a random sample of so many questions.")
     ] = None,
     template: TemplateName = None,
     preset: Annotated[str | None, typer.Option(help="Preset of the training that follows.")] = None,
@@ -61,8 +57,8 @@ def demonstrations(
 ) -> None:
     """Write right episodes for fine-tuning: made from supporting facts or passages, or those of a log.
 
-    With --from facts evidence triples, decompositions and gold titles become searches, which are made in the
-    index; one that does not bring its passage is reworded, or the question is left out. With --from passages
+    With --from facts the titles of gold passages become searches, which are made in the index; one that does
+    not bring its passage is reworded, or the question is left out. With --from passages
     the question is the search, and the answer names the passage that has it; other questions are left out.
     No model runs. Give the --preset or --config of the training: it decides what of a search is shown, and
     how long a turn may be.
@@ -88,11 +84,9 @@ def demonstrations(
         return
 
     from srl.cli.eval.shared import check_inputs, check_search, read_model
-    from srl.data.splits import parse_limit
 
     if not data or source is None:
         raise UserError("nothing to ask: give --data FILE", key="data")
-    most = parse_limit(limit or [])
     check_inputs(data, index, url, [template] if template else [])
     directory, workspace = read_model(model)
     flags = {"search.index": index, "search.url": url, "data.template": template}
@@ -104,7 +98,7 @@ def demonstrations(
     check_search(settings)
     files = [str(path) for path in data]
     _show(
-        make_demonstrations(settings, source, files, out, workspace, limit=most, note=output.note),
+        make_demonstrations(settings, source, files, out, workspace, limit=limit, note=output.note),
         json,
     )
 

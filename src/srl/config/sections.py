@@ -35,9 +35,8 @@ LOSS_AGG = {"constant": "seq-mean-token-sum-norm"}
 
 Action = Literal["off", "note", "stop"]
 WatchName = Literal[
-    "entropy_low", "entropy_high", "kl", "sampler_mismatch", "grad_norm", "skipped_steps", "searches_low",
-    "valid_actions", "repetition", "length_low", "length_high", "equal_groups",
-    "explained_variance", "val_em",
+    "entropy_low", "kl", "sampler_mismatch", "skipped_steps", "searches_low", "valid_actions", "repetition",
+    "equal_groups", "val_em",
 ]  # fmt: skip
 
 
@@ -608,9 +607,7 @@ class Sft(Section):
     max_per_question: Annotated[Count | None, Key("sft rft")] = 4
     """Most sampled episodes of a question that are kept, chosen at random. null: all."""
     steps: Natural = 80
-    """Optimiser steps, at most; with `--algo rft` of each round. 0: none."""
-    epochs: Positive | None = None
-    """Passes over the episodes, at most. null: steps alone decides."""
+    """Optimiser steps; with `--algo rft` of each round. 0: none."""
     batch_size: Count = 32
     """Episodes per step."""
     optim: SftOptim = SftOptim()
@@ -650,8 +647,6 @@ class Trainer(Section):
     million parameters, up to the cores of the process."""
     plugin_path: Annotated[Files | None, Key(EVERY)] = None
     """Directories with the modules of `module:Class` plugins. null: the current directory."""
-    sample_freq: Annotated[Natural, Key("rl", resumes=True)] = 10
-    """Steps between printing two example episodes. 0: never."""
 
 
 class Watches(Section):
@@ -664,8 +659,6 @@ class Watches(Section):
     """What single watches do in place of watch.action, unless that is off."""
     thresholds: dict[WatchName, float] = Field(default={})
     """Thresholds of watches by name, in place of their own."""
-    patience: dict[WatchName, Count] = Field(default={})
-    """Steps in a row beyond the threshold (validations for val_em), by name, in place of a watch's own."""
 
     def does(self, name: WatchName) -> Action:
         """What is done when the watch fires."""
@@ -681,7 +674,7 @@ class Eval(Section):
     """Questions per test, drawn in the same way. null: all."""
     temperature: Annotated[NonNegative, Key(GENERATING, verl=f"{ROLLOUT}.val_kwargs.temperature")] = 0.0
     """Sampling temperature. 0: greedy."""
-    max_failed: Annotated[Share, Key("eval made")] = 0.01
+    max_failed: Annotated[Share, Key("eval")] = 0.01
     """Largest share of questions that may be lost to faults; above it the exit code is 1."""
 
 

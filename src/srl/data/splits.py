@@ -56,20 +56,6 @@ def parse_amounts(texts: Sequence[str], option: str = "--val") -> float | dict[s
     return amounts.get("", amounts or 0.0)
 
 
-def parse_limit(texts: Sequence[str]) -> int | dict[str, int] | None:
-    """The most questions to take: `["400"]` of all, `["nq=60", "squad=200"]` of data sources, none if empty.
-
-    Raises UserError.
-    """
-    amount = parse_amounts(texts, "--limit")
-    parts = amount.values() if isinstance(amount, dict) else [amount] if texts else []
-    if any(part < 1 or part != int(part) for part in parts):
-        raise UserError(f"--limit {' '.join(texts)}: expected whole numbers of questions, 1 or more")
-    if isinstance(amount, dict):
-        return {source: int(part) for source, part in amount.items()}
-    return int(amount) if texts else None
-
-
 def split_off(
     questions: Sequence[Question], amount: float | Mapping[str, float]
 ) -> tuple[list[Question], list[Question]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -18,14 +18,14 @@ from srl.train.load_components import Generation, load_environment, load_generat
 from srl.train.load_protocol import load_template, prompts
 from srl.train.make_missing import Note
 from srl.train.model_settings import trained_with
-from srl.train.search import ChangedIndex, changed_indexes, index_digests, load_search
+from srl.train.search import index_digests, load_search
 from srl.trajectory import Question, Trajectory
 from srl.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A model and what it searches, both loaded. `changed_indexes` have another digest than in training.
+    """A model and what it searches, both loaded. `indexes` and `trained_with` are digests by retriever.
 
     Questions are asked one after the other, each without what was said before it.
     """
@@ -33,7 +33,8 @@ class Conversation:
     loaded: Generation
     environment: Environment
     seed: int
-    changed_indexes: Sequence[ChangedIndex]
+    indexes: Mapping[str, str]
+    trained_with: Mapping[str, str]
     _runner: asyncio.Runner
     _samples: Counter[str] = field(default_factory=Counter)
 
@@ -60,13 +61,14 @@ def conversation(config: Config, workspace: Workspace, note: Note) -> Iterator[C
     load_template(config)  # raises before the model is loaded
     search = load_search(config, workspace, note)
     loaded = load_generation(config.with_settings({"rollout.max_num_seqs": 1}), note)
-    changed = changed_indexes(index_digests(search), trained_with(config))
     with asyncio.Runner() as runner:
         try:
             process.run_async(connect(search), runner)
             environment = load_environment(config, loaded.codec, search, note, loaded.engine)
             environment = replace(environment.for_evaluation(config.eval.temperature), attempts=1)
-            yield Conversation(loaded, environment, config.trainer.seed, changed, runner)
+            yield Conversation(
+                loaded, environment, config.trainer.seed, index_digests(search), trained_with(config), runner
+            )
         finally:
             loaded.engine.close()
             process.run_async(aclose(search), runner)

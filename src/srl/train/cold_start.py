@@ -33,7 +33,7 @@ _NAME = "cold-start-"
 _HARMLESS = {"trust_remote_code", "gradient_checkpointing", "device"}
 """Keys of the section `model` that do not change the weights; only the device's type does."""
 
-_OF_THE_MODEL = ("steps", "epochs", "batch_size", "optim")
+_OF_THE_MODEL = ("steps", "batch_size", "optim")
 """Keys of the section `sft` that the weights depend on."""
 
 
@@ -73,8 +73,7 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
     )  # fmt: skip
 
     def fine_tuned(path: Path) -> None:
-        most = "" if sft.epochs is None else "up to "
-        note(f"cold start: {most}{sft.steps} steps on {file.name} → {path}")
+        note(f"cold start: {sft.steps} steps on {file.name} → {path}")
         torch.manual_seed(seed)
         paths = {"path": str(start), "tokenizer": str(tokenizer)}
         policy = load_policy(model.model_copy(update=paths), lambda text: None)

@@ -29,15 +29,13 @@ from srl.store import QUESTION_DIGEST, LogWriter, Record, RunInfo, find_logs, qu
 from srl.store.lock import LogLock
 from srl.train.baselines import CLOSED_BOOK, baseline_config
 from srl.train.load_components import Generation, load_environment, load_generation
-from srl.train.load_protocol import load_template, warn_about_unlisted_retrievers
+from srl.train.load_protocol import load_template
 from srl.train.make_missing import Note
 from srl.train.model_settings import trained_with
 from srl.train.questions import check_some_left, load_questions
 from srl.train.run_directory import LOG, RECORD, RunRecord
 from srl.train.search import (
-    ChangedIndex,
     as_inputs,
-    changed_indexes,
     index_digests,
     load_search,
     new_cassette,
@@ -107,9 +105,9 @@ class ModelReport:
 
     A setting is `search`, `no_search` or the name of a baseline.
 
-    `index_digest` is that of the index searched now, `trained_with` that of training; empty if unknown.
-    `changed_indexes` are those with another digest than in training. `usage` has the requests and tokens of a
-    server. `sample` has the questions that were asked, by sets.
+    `indexes` are the digests of those searched now, by retriever ("": the default one), `trained_with` those
+    of training; empty if unknown. `usage` has the requests and tokens of a server. `sample` has the questions
+    that were asked, by sets.
     """
 
     model: str
@@ -118,12 +116,10 @@ class ModelReport:
     samples: int
     temperature: float
     templates: Mapping[str, str]
-    index_digest: str
-    trained_with: str
+    indexes: Mapping[str, str]
+    trained_with: Mapping[str, str]
     settings: Mapping[str, Evaluation]
     sample: Sample
-    retriever_digests: Mapping[str, str] = field(default_factory=dict)
-    changed_indexes: Sequence[ChangedIndex] = ()
     usage: Mapping[str, float] = field(default_factory=dict)
 
     def gain_over_closed_book(self, setting: str) -> float | None:
@@ -178,8 +174,6 @@ def evaluate_model(
     earlier = runs_by_setting(runs)
     loaded = _load(config, settings, note)
     pools, sample = _questions(settings, files, loaded.codec, limit, shard, note)
-    if "search" in pools:
-        warn_about_unlisted_retrievers(pools["search"], config, note)
     searches = any(setting.rollout.search for setting in settings.values())
     with new_cassette(config):
         search = load_search(config.with_settings({"rollout.search": searches}), workspace, note)
@@ -203,15 +197,12 @@ def evaluate_model(
             evaluations[name] = _evaluated(setting, name, loaded, tool, pools[name], places, n=n, note=note)
     finally:
         loaded.engine.close()
-    searched, trained = index_digests(search), trained_with(config)
     return ModelReport(
         model=loaded.name, files=tuple(files), questions=len(next(iter(pools.values()))), samples=n,
         temperature=config.eval.temperature,
         templates={name: load_template(setting).name for name, setting in settings.items()},
-        index_digest=searched.get("", ""), trained_with=trained.get("", ""),
+        indexes=index_digests(search), trained_with=trained_with(config), usage=loaded.usage(),
         settings=evaluations, sample=sample,
-        retriever_digests={name: digest for name, digest in searched.items() if name},
-        changed_indexes=changed_indexes(searched, trained), usage=loaded.usage(),
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ The card is `srl.json` beside a model's weights: how the model was trained to ta
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -32,7 +31,7 @@ from srl.rollout.native import Native
 from srl.rollout.protocol import Protocol, SearchCall, Tool, schema, search_parameters
 from srl.rollout.tools import Guarded, tools_of
 from srl.train.make_missing import HERMES, Note
-from srl.trajectory import Question, SearchTool
+from srl.trajectory import SearchTool
 
 
 def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec:
@@ -128,20 +127,6 @@ def template_name(config: Config) -> str:
     counterpart without search."""
     name = config.data.template or ("tools" if is_native(config) else "search-r1")
     return name if config.rollout.search else WITHOUT_SEARCH.get(name, name)
-
-
-def warn_about_unlisted_retrievers(questions: Sequence[Question], config: Config, note: Note) -> None:
-    """Warn of prompts that leave out a named retriever: the policy would never use it."""
-    retrievers = config.search.retrievers if config.rollout.search and not is_native(config) else ()
-    names = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in retrievers]
-    texts = ["\n".join(message["content"] for message in question.prompt) for question in questions]
-    unlisted = sum(not all(name.search(text) for name in names) for text in texts)
-    if unlisted:
-        note(
-            f"warning: {unlisted:,} of {len(texts):,} prompts do not name every retriever of "
-            "search.retrievers, so the policy does not know them; set data.template=search-r1, or a file "
-            "with {retrievers} in it"
-        )
 
 
 def takes_written_prompts(config: Config) -> bool:

@@ -43,7 +43,6 @@ from srl.train.sft import (
     digest_of_episodes,
     episodes_to_learn,
     sft_optimiser,
-    with_epochs,
 )
 from srl.train.threads import set_threads
 from srl.train.watches import Watcher
@@ -96,11 +95,9 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
         loop: Loop = RejectionSampling(**loaded)
     elif algo == SFT:
         episodes, counts = episodes_to_learn(config, policy, environment, splits, workspace, terminal.note)
-        sft = with_epochs(config.sft, len(episodes))
         inputs["episodes"] = digest_of_episodes(episodes)
-        loaded |= {"config": config.model_copy(update={"sft": sft})}
         loop = FineTuning(
-            **loaded, optimisers={"actor": sft_optimiser(sft, actor)}, episodes=episodes, counts=counts
+            **loaded, optimisers={"actor": sft_optimiser(config.sft, actor)}, episodes=episodes, counts=counts
         )
     else:
         learner = load_learner(config, policy, samples_as_trained(engine, actor))

@@ -185,7 +185,7 @@ class Loop:
 
     def _save_and_validate(self) -> None:
         """What is due after the last step and not done: its checkpoint, before the validation, which may take
-        long. The validation decides which checkpoints stay, and whether the run goes on."""
+        long. The validation decides which checkpoints stay, and a watch whether the run goes on."""
         step, fired, trainer = self.progress.step, list[Fired](), self.config.trainer
         with self._saved_if_stopped():
             if self._is_due(trainer.save_freq):

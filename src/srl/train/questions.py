@@ -15,7 +15,7 @@ from srl.config.sections import Data, Rft
 from srl.data.demonstration_file import are_demonstrations, read_demonstrations
 from srl.data.parquet import read_questions
 from srl.data.published_rows import is_parquet
-from srl.data.splits import check_sources, proportional
+from srl.data.splits import proportional
 from srl.errors import UserError, nearest
 from srl.progress import counted
 from srl.protocol import NO_INFORMATION
@@ -27,7 +27,6 @@ from srl.train.load_protocol import (
     is_native,
     prompts,
     takes_written_prompts,
-    warn_about_unlisted_retrievers,
 )
 from srl.train.make_missing import Note
 from srl.train.run_directory import RFT, SFT
@@ -47,7 +46,6 @@ def load_splits(config: Config, codec: Codec, note: Note, algo: str) -> Splits:
     """The questions of a run. Raises UserError if there is none to train on, or `data.mix` does not fit."""
     splits = Splits(*(load_split(phase, config, codec, note) for phase in ("train", "val", "test")))
     check_training_questions(splits.train, config, algo)
-    warn_about_unlisted_retrievers(splits.train, config, note)
     return splits
 
 
@@ -95,15 +93,14 @@ def load_questions(
     config: Config,
     codec: Codec,
     note: Note,
-    limit: int | Mapping[str, int] | None = None,
+    limit: int | None = None,
     questions_read: Sequence[Question] | None = None,
 ) -> list[Question]:
     """The questions of `files`, or a sample of `limit` of them: the same each time, and of every data source
-    in proportion, or as many as `limit` has for it by name. `questions_read` are the questions where the
-    caller has read the files.
+    in proportion. `questions_read` are the questions where the caller has read the files.
 
     A question without a prompt of its own gets that of the template. Raises UserError for an id that occurs
-    twice, for a data source in `limit` that no question has, and for a prompt longer than
+    twice, and for a prompt longer than
     `data.max_prompt_length` unless `data.filter_overlong_prompts`; one that retrieves needs room for a word
     of a passage.
     """
@@ -150,20 +147,14 @@ def check_some_left(questions: Sequence[object], files: Sequence[str]) -> None:
         raise UserError(f"no question is left of {', '.join(files)}; raise data.max_prompt_length")
 
 
-def stratified(questions: Sequence[Question], size: int | Mapping[str, int]) -> list[Question]:
+def stratified(questions: Sequence[Question], size: int) -> list[Question]:
     """A sample of at most `size` of the questions, in their order: the same each time, and in proportion to
-    the data sources, or so many of each source by name; one that is not named gives none. What is drawn of a
-    source depends on its own questions and its share only. Raises UserError for a name that no question has.
-    """
+    the data sources. What is drawn of a source depends on its own questions and its share only."""
     strata: dict[str, list[int]] = defaultdict(list)
     for position, question in enumerate(questions):
         strata[question.data_source].append(position)
     sizes = {source: len(positions) for source, positions in strata.items()}
-    if isinstance(size, Mapping):
-        check_sources(size, sizes, "--limit")
-        shares = {source: min(size.get(source, 0), count) for source, count in sizes.items()}
-    else:
-        shares = proportional(sizes, min(size, len(questions)))
+    shares = proportional(sizes, min(size, len(questions)))
     places = [
         position
         for source, positions in strata.items()

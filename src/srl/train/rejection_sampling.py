@@ -7,31 +7,27 @@ fine-tunes on them (RFT: Yuan et al. 2023; RAFT: Dong et al. 2023; ReST-EM: Sing
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 
 from srl.evaluate import step_metrics
-from srl.store import Record, read_records, reading
+from srl.store import Record
 from srl.train.logged_episodes import Selection, select_episodes
 from srl.train.loop import Loop
 from srl.train.questions import order_of
 from srl.train.run_directory import LOG
 from srl.train.sft import fine_tune
-from srl.trajectory import Question, Score, Trajectory
+from srl.trajectory import Score
 
 
 @dataclass(slots=True, kw_only=True)
 class RejectionSampling(Loop):
     """Sampling is keyed by seed and round, so a resumed run continues as if it had not stopped."""
 
-    sampled: list[Record] = field(default_factory=list)
-    """The episodes of the next round that the log of a resumed run has: they are not sampled again."""
-
     def step(self, number: int) -> dict[str, float]:
         """Sample, filter and fine-tune; the round's metrics are logged after its episodes."""
         began = time.perf_counter()
-        records = list(self.sample(number))
+        records = self.sample(number)
         seconds = {"timing_s/gen": time.perf_counter() - began}
         selection = self.select(number)
         self.put_to_sleep()
@@ -51,21 +47,19 @@ class RejectionSampling(Loop):
         self.terminal.step(number, self.config, metrics)
         return metrics
 
-    def sample(self, number: int) -> Iterator[Record]:
+    def sample(self, number: int) -> list[Record]:
         """The scored episodes of the round; each batch is logged at once. Raises UserError when too many of
         them failed."""
-        logged, ended = {record.trajectory.id: record for record in self.sampled}, list[Trajectory]()
-        for batch, ids in self._batches(number):
-            if is_logged := logged.keys() >= set(ids):
-                records = [logged[name] for name in ids]
-            else:
-                trajectories = self.roll_out(batch, "train", number, self.config.rollout.n)
-                records = list(map(Record, trajectories, self.score(trajectories)))
-            ended += [record.trajectory for record in records]
-            self.check_failures(ended)
-            if not is_logged:
-                self.record(number, "train", records, {})
-            yield from records
+        config, records = self.config, list[Record]()
+        order = order_of(self.splits.train, config.data, config.trainer.seed, config.rft)
+        questions, size = order.batch(number), config.data.train_batch_size
+        for start in range(0, len(questions), size):
+            trajectories = self.roll_out(questions[start : start + size], "train", number, config.rollout.n)
+            batch = list(map(Record, trajectories, self.score(trajectories)))
+            records += batch
+            self.check_failures([record.trajectory for record in records])
+            self.record(number, "train", batch, {})
+        return records
 
     def select(self, number: int) -> Selection:
         """What the filter keeps of the round. Raises UserError where that is nothing: a resumed run keeps its
@@ -78,26 +72,3 @@ class RejectionSampling(Loop):
         for line in selection.lines():
             self.terminal.note(f"round {number}: {line}")
         return selection
-
-    def resume(self, step: int) -> None:
-        """Also put back into the log, first of all, what it had of the round that was cut off: whole batches,
-        the others are lost."""
-        logged = reading(
-            [self.run / LOG], lambda log: read_records(log, "phase = 'train' AND step = ?", [step + 1])
-        )
-        Loop.resume(self, step)
-        by_id = {record.trajectory.id: record for record in logged}
-        batches = [ids for _, ids in self._batches(step + 1) if by_id.keys() >= set(ids)]
-        self.sampled = [by_id[name] for ids in batches for name in ids]
-        if self.sampled:
-            self.record(step + 1, "train", self.sampled, {})
-
-    def _batches(self, number: int) -> Iterator[tuple[Sequence[Question], list[str]]]:
-        """The questions of a round, by `data.train_batch_size`, with the ids of their episodes."""
-        config = self.config
-        order = order_of(self.splits.train, config.data, config.trainer.seed, config.rft)
-        questions, size = order.batch(number), config.data.train_batch_size
-        for start in range(0, len(questions), size):
-            batch = questions[start : start + size]
-            pairs = [(question, sample) for question in batch for sample in range(config.rollout.n)]
-            yield batch, [Trajectory(question, sample=sample, step=number).id for question, sample in pairs]

@@ -17,11 +17,7 @@ from srl.browse.formatting import duration
 from srl.config import Config
 from srl.errors import UserError, first_line
 from srl.install import pip_install
-from srl.safe import Stderr, one_line, quoted, safe_message
-from srl.trajectory import Score, Trajectory
-
-SAMPLES = 2
-"""Example episodes that a run prints."""
+from srl.safe import Stderr, quoted, safe_message
 
 
 class Reporter(Protocol):
@@ -32,8 +28,6 @@ class Reporter(Protocol):
     def close(self) -> None: ...
 
 
-PERSISTS = 10
-"""Steps in a row without anything to learn from, after which a run says so again."""
 _NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb"}
 """External loggers, and the module that each needs."""
 
@@ -111,7 +105,6 @@ class Terminal:
         self.quiet = quiet
         self._began: tuple[int, float] | None = None
         self._evaluations = dict[str, float]()
-        self._nothing = 0
 
     def note(self, text: str) -> None:
         if not self.quiet:
@@ -120,12 +113,10 @@ class Terminal:
     def step(self, step: int, config: Config, values: Mapping[str, float]) -> None:
         """`step 12/30  reward .43  EM .43  searches 1.21 | …health… | 1.9 s  40s left`.
 
-        A line more says so after the first step, and after the tenth in a row, if there is nothing to learn.
+        A line more says so where the first step has nothing to learn from.
         """
         self._progress(step, config.trainer.total_training_steps, values)
-        why = nothing_to_learn(values, config)
-        self._nothing = self._nothing + 1 if why else 0
-        if self._nothing == PERSISTS or (why and step == 1):
+        if step == 1 and (why := nothing_to_learn(values, config)):
             self.note(f"step {step}: {why}")
 
     def fine_tuning_step(self, step: int, total: int, values: Mapping[str, float]) -> None:
@@ -158,18 +149,6 @@ class Terminal:
         parts.append(f"F1 {values[f'{name}/f1']:.3f}")
         parts.append(f"searches {values.get(f'{name}/env/number_of_valid_search', 0.0):.2f}")
         self.note("  ".join(parts))
-
-    def samples(
-        self, trajectories: Sequence[Trajectory], scores: Sequence[Score], count: int = SAMPLES
-    ) -> None:
-        """The first `count` episodes, shortened, with their rewards."""
-        for trajectory, score in list(zip(trajectories, scores, strict=True))[:count]:
-            gold = " | ".join(trajectory.question.golden_answers)
-            self.note(f"  ┌ {trajectory.id}  gold: {gold}  reward {score.value:g}")
-            for segment in trajectory.segments:
-                mark = "│ " if segment.is_policy else "· "
-                self.note(f"  {mark}{_shortened(segment.text)}")
-            self.note(f"  └ {trajectory.end}")
 
 
 def nothing_to_learn(values: Mapping[str, float], config: Config) -> str:
@@ -214,8 +193,3 @@ def _health(values: Mapping[str, float]) -> str:
         if key in values:
             parts.append(f"{name} {values[key]:.3f}")
     return "  ".join([*parts, f"{values['timing_s/step']:.1f} s"])
-
-
-def _shortened(text: str, width: int = 240) -> str:
-    flat = one_line(text)
-    return flat if len(flat) <= width else f"{flat[: width - 40]} … {flat[-37:]}"

@@ -7,7 +7,7 @@ Which settings may change is said where each key is declared (`Key.resumes` in `
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,7 +28,6 @@ from srl.files import (
     is_disk_full,
 )
 from srl.store import run_info
-from srl.store.lock import LogLock
 from srl.store.run_info import check_not_written, has_log, is_finished
 from srl.train.make_missing import Note
 from srl.train.run_directory import (
@@ -51,6 +50,7 @@ _FIXED = {
     "episodes": "what {run} learns from",
 }
 """The inputs that must stay: what is learned would be neither run's."""
+_NAMES = {"glue": "text of the chat template around results"}
 
 
 def resume_command(run: Path) -> str:
@@ -117,33 +117,12 @@ def without_damaged(checkpoint: Path) -> Iterator[None]:
         raise DamagedError(f"{error}; to resume without it type: {aside} && {command}") from error
 
 
-def total_steps(config: Config, algo: str) -> int:
-    """The number of steps of a run."""
-    return int(attrgetter(steps_key(algo))(config))
-
-
 def check_resumable(run: Path) -> None:
     """Raises UserError where another process trains `run`, or where its directory was copied or renamed: its
     log has another name."""
     check_not_written(run / LOG)
     if has_log(run / LOG):
         run_info.check_name(run / LOG, run.name, run_info.load(run / LOG))
-
-
-@contextmanager
-def only_this_process(run: Path, saved: Sequence[int], backend: BackendName) -> Iterator[LogLock]:
-    """Locks the log of `run`, of which this process is about to resume the newest of the checkpoints `saved`.
-
-    Raises UserError where another process is training it, or has trained it since `saved` was read.
-    """
-    with LogLock(run / LOG) as lock:
-        check_not_written(run / LOG)
-        if list(checkpoints(run, backend)) != list(saved):
-            raise UserError(
-                f"another process has trained {run.name} meanwhile; look with `srl inspect runs`, and "
-                f"{resume_with(run)} if it is not finished"
-            )
-        yield lock
 
 
 def with_steps(run: Path, record: RunRecord, config: Config, steps: int | None, steps_done: int) -> Config:
@@ -162,7 +141,7 @@ def progress_if_finished(
     run: Path, record: RunRecord, config: Config, steps_done: int, note: Note
 ) -> Progress | None:
     """The progress of a run that has made all steps and closed its log; None while there is work left."""
-    if steps_done < total_steps(config, record.algo) or not is_finished(run / LOG):
+    if steps_done < attrgetter(steps_key(record.algo))(config) or not is_finished(run / LOG):
         return None
     note(f"{run.name} is finished, all {steps_done} steps; to train longer: {resume_command(run)} --steps N")
     return Progress.of_log(run / LOG, steps_done)
@@ -182,35 +161,14 @@ def check_inputs(run: Path, record: RunRecord, now: Mapping[str, str], config: C
                 f"{_FIXED[name].format(run=run.name)} has changed: expected digest {before}, found {digest}",
                 hint="put back what it was, or start a new run",
             )
-        if name == "glue":
-            note(
-                f"warning: the chat template has another text around results than when {run.name} started; "
-                "the model reads what it was not trained with"
-            )
-        elif name.startswith("index"):
-            note(f"warning: {run.name} started with another {name} ({before[:12]})")
+        if not name.startswith("data."):
+            note(f"warning: {run.name} started with another {_NAMES.get(name, name)} ({before[:12]})")
         else:
             files = ", ".join(getattr(config.data, name.removeprefix("data.")) or ())
             note(
                 f"warning: {run.name} started with other questions: the files of {name} ({files}) have "
                 "changed since; what is measured from here on does not compare with what was before"
             )
-
-
-def dtype_here(config: Config) -> str:
-    """What `model.dtype` comes to on this device."""
-    from srl.models.load import pick_device, pick_dtype
-
-    return str(pick_dtype(config.model.dtype, pick_device(config.model.device))).removeprefix("torch.")
-
-
-def with_its_dtype(run: Path, record: RunRecord, config: Config, note: Note) -> Config:
-    """`config` with the precision that `model.dtype=auto` meant where the run started."""
-    if config.model.dtype != "auto" or not record.dtype:
-        return config
-    if (dtype := dtype_here(config)) != record.dtype:
-        note(f"{run.name} goes on in {record.dtype}, as it began; on this device model.dtype=auto is {dtype}")
-    return config.with_settings({"model.dtype": record.dtype})
 
 
 def question_digests(config: Config) -> dict[str, str]:

@@ -5,13 +5,10 @@ sample the episodes of a batch of questions, score them, compute advantages, upd
 
 from __future__ import annotations
 
-import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +16,6 @@ from torch import Tensor, nn
 
 from srl.advantage import Algorithm, masked_mean
 from srl.config import Config
-from srl.config.sections import FilterGroups
-from srl.errors import UserError
 from srl.evaluate import step_metrics
 from srl.models.load import load_model, on_device
 from srl.models.weights import has_lora, model_digest, without_lora
@@ -34,12 +29,12 @@ from srl.train.compute_advantages import (
     rollout_correction,
     token_rewards,
 )
+from srl.train.dynamic_sampling import sample_until_differing
 from srl.train.learning_rate import Network, rate_factor
 from srl.train.load_components import LoadedModel, load_algorithm, model_options
 from srl.train.loop import Loop
 from srl.train.questions import QuestionOrder, order_of
-from srl.train.run_directory import due
-from srl.trajectory import Score, Trajectory
+from srl.trajectory import Question, Score, Trajectory
 from srl.update.actor import ActorLoss, Experience, rows_with_gradient, update_actor
 from srl.update.batch import Batch, collate, response_and_loss_mask
 from srl.update.critic import Critic, batched_values, update_critic
@@ -69,51 +64,52 @@ class ReinforcementLearning(Loop):
         learner = self.learner
         learner.timings.clear()
         with learner.timed("step"):
-            sampled, position = self.sample(number)
-            trained = sampled.trained()
+            records, position, metrics = self.sample(number)
+            trained = [record for record in records if not record.left_out]
             trajectories, scores = unzipped(trained)
             self.put_to_sleep()
-            experience, metrics = make_experience(learner, trajectories, scores)
+            experience, described = make_experience(learner, trajectories, scores)
             experience, updated = update(learner, self.optimisers, number, experience)
             with learner.timed("update_weights"):
                 self.wake()
         self.asked = position
-        metrics |= updated | step_metrics(*unzipped(sampled.records)) | sampled.metrics()
+        metrics = described | updated | step_metrics(*unzipped(records)) | metrics
         metrics |= {f"timing_s/{name}": seconds for name, seconds in learner.timings.items()}
         with_numbers_of_tokens(trained, experience)
-        self.record(number, "train", sampled.records, metrics)
+        self.record(number, "train", records, metrics)
         self.terminal.step(number, self.config, metrics)
-        if due(number, self.config.trainer.sample_freq):
-            self.terminal.samples(trajectories, scores)
         return metrics
 
-    def sample(self, number: int) -> tuple[Sampled, int]:
-        """The scored episodes of a step, in as many generation batches as it takes, and the place in the
-        order of questions after those asked.
+    def sample(self, number: int) -> tuple[list[Record], int, dict[str, float]]:
+        """The scored episodes of a step, the place in the order of questions after those asked, and metrics.
 
         An error puts the episodes that have ended in the log, and a resumed run samples them again. Raises
-        UserError where too many failed, or where none teaches anything.
+        UserError where too many failed.
         """
-        config, order, position = self.config, self.order, self.asked
-        sampled = Sampled(config.algorithm.filter_groups, order.batch_size, self.learner.algorithm.turn_level)
+        config, order, records = self.config, self.order, list[Record]()
+
+        def play(questions: Sequence[Question]) -> list[Record]:
+            with self.learner.timed("gen"):
+                trajectories = self.roll_out(questions, "train", number, config.rollout.n)
+            with self.learner.timed("reward"):
+                scores = self.score(trajectories)
+            self.check_failures([*unzipped(records)[0], *trajectories])
+            records.extend(map(Record, trajectories, scores))
+            return records
+
         try:
-            while count := sampled.next_batch():
-                questions, position = order.further(position, count, sampled.groups)
-                if not questions:
-                    break
-                with self.learner.timed("gen"):
-                    trajectories = self.roll_out(questions, "train", number, config.rollout.n)
-                with self.learner.timed("reward"):
-                    scores = self.score(trajectories)
-                self.check_failures([*sampled.trajectories, *trajectories])
-                sampled.add(trajectories, scores)
-            sampled.require_differing(number)
+            if config.algorithm.filter_groups.enable:
+                position, batches = sample_until_differing(
+                    config.algorithm.filter_groups, order, self.asked, play
+                )
+                return records, position, {"train/num_gen_batches": float(batches)}
+            questions, position = order.further(self.asked, order.batch_size)
+            return play(questions), position, {}
         except Exception:
-            ended = [*sampled.trajectories, *(episode for episode in self.ended if episode.step == number)]
+            ended = [*unzipped(records)[0], *(episode for episode in self.ended if episode.step == number)]
             if ended := list({episode.id: episode for episode in ended}.values()):
                 self.record(number, "train", list(map(Record, ended)), step_metrics(ended))
             raise
-        return sampled, position
 
     def state(self) -> dict[str, Any]:
         return {"kl": self.learner.kl_control.state_dict(), "asked": self.asked}
@@ -231,123 +227,12 @@ def with_numbers_of_tokens(trained: Sequence[Record], experience: Experience) ->
     """
     old, entropies = experience.old_logprobs, experience.entropies
     for row, record in enumerate(trained):
-        length, record.left_out = len(record.trajectory.token_ids), False
+        length = len(record.trajectory.token_ids)
         record.advantages = experience.advantages[row, :length].tolist()
         record.returns = experience.returns[row, :length].tolist()
         if old is not None and bool(old[row].any()):
             record.trainer_logprobs = old[row, :length].tolist()
             record.entropies = None if entropies is None else entropies[row, :length].tolist()
-
-
-# ---- Dynamic sampling
-
-MAX_BATCHES = 10
-"""Most generation batches of a step."""
-REWARD = "reward"
-"""The metric that is the whole reward."""
-Returns = tuple[float, ...]
-"""What is compared of an episode: its metric; then, for turn-level credit, its return from each later turn
-on."""
-
-
-@dataclass(slots=True)
-class Sampled:
-    """The scored episodes of one step in the order asked; it trains on `wanted` of their groups.
-
-    With dynamic sampling (`enable`; DAPO, arXiv 2503.14476, section 3.2) groups whose scores agree, which
-    have no advantage, are replaced by those of further questions. Without it a step trains on its first
-    generation batch, whatever the scores.
-    """
-
-    section: FilterGroups
-    wanted: int
-    turn_level: bool = False
-    records: list[Record] = field(default_factory=list)
-    """Of the log; all are left out until `trained` has chosen."""
-    batches: int = 0
-    """Generation batches so far."""
-    groups: dict[str, list[Returns]] = field(default_factory=dict)
-    """By question, what is compared of the group's valid episodes."""
-
-    def add(self, trajectories: Sequence[Trajectory], scores: Sequence[Score]) -> None:
-        """One more generation batch. A reward of weight 0 may have given some episodes no `metric`; raises
-        UserError where none has it."""
-        metric = self.section.metric if self.section.enable else REWARD
-        scored = list(zip(trajectories, scores, strict=True))
-        self.batches += 1
-        self.records += [Record(trajectory, score, left_out=True) for trajectory, score in scored]
-        self.groups |= {trajectory.question.id: [] for trajectory in trajectories}
-        valid = [(trajectory.question.id, score) for trajectory, score in scored if trajectory.valid]
-        having = [pair for pair in valid if metric == REWARD or metric in pair[1].parts]
-        if valid and not having:
-            parts = dict.fromkeys([REWARD, *(name for _, score in valid for name in score.parts)])
-            raise UserError(
-                f"algorithm.filter_groups.metric = {metric}: no episode has this part of the reward",
-                key="algorithm.filter_groups.metric", hint=f"use one of {', '.join(parts)}",
-            )  # fmt: skip
-        for question, score in having:
-            self.groups[question].append(compared(score, metric, self.turn_level))
-
-    def next_batch(self) -> int:
-        """How many questions to ask next; 0 once enough groups differ, or after the last generation batch.
-
-        As many as bring the missing groups at the share that differed so far, and `wanted` at most.
-        """
-        most = MAX_BATCHES if self.section.enable else 1
-        differing = len(self._differing())
-        if differing >= self.wanted or self.batches >= most:
-            return 0
-        if not differing:
-            return self.wanted
-        return min(self.wanted, math.ceil((self.wanted - differing) * len(self.groups) / differing))
-
-    def trained(self) -> list[Record]:
-        """Those that are trained on: the first groups that differ, then the first that agree."""
-        differing = self._differing()
-        agreeing = [question for question in self.groups if question not in set(differing)]
-        question_ids = set([*differing, *agreeing][: self.wanted])
-        return [record for record in self.records if record.trajectory.question.id in question_ids]
-
-    @property
-    def trajectories(self) -> list[Trajectory]:
-        return [record.trajectory for record in self.records]
-
-    def require_differing(self, step: int) -> None:
-        """Raises UserError where dynamic sampling has found no group that differs."""
-        if not self.section.enable or self._differing():
-            return
-        values = Counter(episodes[0][0] for episodes in self.groups.values() if episodes)
-        common = ", ".join(f"{count:,} at {value:g}" for value, count in values.most_common(3))
-        raise UserError(
-            f"nothing to learn in step {step}: the episodes of each of {len(self.groups):,} questions have "
-            f"the same {self.section.metric} ({common or 'none is valid'})",
-            key="algorithm.filter_groups.enable",
-            hint="start a new run with a larger rollout.n, other questions or another --model",
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """How many generation batches there were, under verl's name; empty without dynamic sampling."""
-        return {"train/num_gen_batches": float(self.batches)} if self.section.enable else {}
-
-    def _differing(self) -> list[str]:
-        """The questions whose scores differ. A group with less than two valid episodes has none that do."""
-        return [question for question, episodes in self.groups.items() if differ(episodes)]
-
-
-def differ(episodes: Sequence[Returns]) -> bool:
-    """Whether a group teaches something: the returns from one turn on differ among those that take it."""
-    return any(len(set(column) - {None}) > 1 for column in zip_longest(*episodes))
-
-
-def compared(score: Score, metric: str, turn_level: bool) -> Returns:
-    """What dynamic sampling compares of an episode. With `turn_level` credit (`Algorithm.turn_level`) two
-    episodes of equal reward differ where one had got more of it before a turn that both take.
-    """
-    value = score.value if metric == REWARD else score.parts[metric]
-    value = round(value, 9)  # sums of equal parts may differ in their last bit
-    if metric != REWARD or not turn_level or not score.per_turn:
-        return (value,)
-    return value, *(round(value - before, 9) for before in accumulate(score.per_turn[:-1]))
 
 
 # ---- The networks

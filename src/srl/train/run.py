@@ -22,6 +22,7 @@ from srl.config.cross_checks import check_training
 from srl.config.unread import kind_of
 from srl.models.hub import hub_name
 from srl.store import RunInfo
+from srl.store.lock import LogLock
 from srl.train import resume_checks
 from srl.train.cold_start import cold_started
 from srl.train.load_protocol import with_base_tokenizer, with_day, with_protocol
@@ -83,6 +84,8 @@ def start(
     backend: BackendName = "local",
 ) -> Summary:  # fmt: skip
     """A new run. Its directory is created after all checks, so one that cannot start leaves nothing."""
+    from srl.models.load import pick_device, pick_dtype
+
     began = time.perf_counter()
     trains = load_backend(backend)
     check_training(config, kind_of(algo), backend)
@@ -90,10 +93,12 @@ def start(
     with new_cassette(config):
         config = with_paths(config, algo, workspace, terminal)
         check_loggers(config.trainer.logger)
+        if backend == "local":  # a run keeps the precision that auto means where it starts
+            dtype = pick_dtype(config.model.dtype, pick_device(config.model.device))
+            config = config.with_settings({"model.dtype": str(dtype).removeprefix("torch.")})
         trainer = trains.prepare(config, algo, workspace, terminal)
-    dtype = resume_checks.dtype_here(config) if backend == "local" else ""
     inputs = {**trainer.inputs, **resume_checks.question_digests(config)}
-    record = RunRecord(preset, algo, resume_checks.utc_now(), backend, dtype, inputs)
+    record = RunRecord(preset, algo, resume_checks.utc_now(), backend, inputs)
     run = workspace.new_run(preset, algo, config.trainer.seed)
     with removed_unless_begun(run):
         save_config(run, config)
@@ -115,35 +120,33 @@ def resume(
     finished run that has made all of its steps, no fewer and no more, is left as it is. Raises UserError
     where another process trains it.
     """
-    resume_checks.check_resumable(run)
     record, before = RunRecord.read(run), load_saved(run)
-    changed, warnings = before, list[str]()
-    if sets:
-        changed, warnings = with_changes(before, sets, kind_of(record.algo), record.backend)
-    for line in warnings:
-        terminal.note(f"warning: {line}")
-    saved = list(checkpoints(run, record.backend))
-    step = max(saved, default=-1)
-    steps_done = max(0, step)
-    if record.backend == "verl":
-        resume_checks.check_for_verl(run, step)
-    config = resume_checks.with_steps(run, record, changed, steps, steps_done)
-    if steps in (None, steps_done) and (
-        progress := resume_checks.progress_if_finished(run, record, before, steps_done, terminal.note)
-    ):
+    resume_checks.check_resumable(run)
+    with LogLock(run / LOG) as lock:  # so no other process trains it meanwhile
+        changed, warnings = before, list[str]()
         if sets:
-            terminal.note("warning: --set has no effect on a finished run; --steps N makes it longer")
-        return _summary(run, config, record, progress)
-    trains = load_backend(record.backend)
-    trains.check(config)
-    check_loggers(config.trainer.logger)
-    config = with_local_models(config, terminal.note)
-    config = resume_checks.with_its_dtype(run, record, config, terminal.note)
-    trainer = trains.prepare(config, record.algo, workspace, terminal)
-    inputs = {**trainer.inputs, **resume_checks.question_digests(config)}
-    resume_checks.check_inputs(run, record, inputs, config, terminal.note)
-    terminal.note(f"resuming {run.name}")
-    with resume_checks.only_this_process(run, saved, record.backend) as lock:
+            changed, warnings = with_changes(before, sets, kind_of(record.algo), record.backend)
+        for line in warnings:
+            terminal.note(f"warning: {line}")
+        step = max(checkpoints(run, record.backend), default=-1)
+        steps_done = max(0, step)
+        if record.backend == "verl":
+            resume_checks.check_for_verl(run, step)
+        config = resume_checks.with_steps(run, record, changed, steps, steps_done)
+        if steps in (None, steps_done) and (
+            progress := resume_checks.progress_if_finished(run, record, before, steps_done, terminal.note)
+        ):
+            if sets:
+                terminal.note("warning: --set has no effect on a finished run; --steps N makes it longer")
+            return _summary(run, config, record, progress)
+        trains = load_backend(record.backend)
+        trains.check(config)
+        check_loggers(config.trainer.logger)
+        config = with_local_models(config, terminal.note)
+        trainer = trains.prepare(config, record.algo, workspace, terminal)
+        inputs = {**trainer.inputs, **resume_checks.question_digests(config)}
+        resume_checks.check_inputs(run, record, inputs, config, terminal.note)
+        terminal.note(f"resuming {run.name}")
         record = resume_checks.with_changes_noted(run, record, before, config, steps_done, terminal.note)
         if record.backend == "verl":  # another process writes the log
             lock.release()

@@ -88,8 +88,6 @@ class RunRecord:
     algo: str
     started: str
     backend: BackendName = "local"
-    dtype: str = ""
-    """What `model.dtype` came to on this backend; empty on verl."""
     inputs: dict[str, str] = field(default_factory=dict)
     """The digest of everything that the run is made from, by its name: `reference`, `base` (the model under
     an adapter), `index`, `index of NAME` (a named retriever's), the keys of the files of questions, and

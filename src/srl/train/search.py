@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from srl import process
@@ -184,26 +183,3 @@ def as_inputs(digests: Mapping[str, str], protocol: Protocol | None = None) -> d
     """The digests of indexes, and of the texts around results, under the names of `RunRecord.inputs`."""
     inputs = {f"index of {name}" if name else "index": digest for name, digest in digests.items()}
     return inputs | ({"glue": protocol.card["glue"]} if protocol and "glue" in protocol.card else {})
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedIndex:
-    """The index of a retriever ("": the default one), which has another digest `now` than `before`."""
-
-    retriever: str
-    before: str
-    now: str
-
-    @property
-    def named(self) -> str:
-        """The index in words."""
-        return f"the index of the retriever {self.retriever!r}" if self.retriever else "the index"
-
-
-def changed_indexes(now: Mapping[str, str], before: Mapping[str, str]) -> list[ChangedIndex]:
-    """The retrievers whose index differs from the one `before`, where both digests are known."""
-    return [
-        ChangedIndex(name, then, digest)
-        for name, digest in now.items()
-        if digest and (then := before.get(name)) and digest != then
-    ]

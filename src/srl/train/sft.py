@@ -17,7 +17,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class FineTuning(Loop):
-    """Fine-tunes for `sft.steps`, or until the validation EM stops rising.
+    """Fine-tunes for `sft.steps`.
 
     The order of the episodes depends on the seed only, so a resumed run continues as if it had not stopped.
     """
@@ -201,7 +200,6 @@ def fine_tune(
 ) -> dict[str, float]:
     """A whole fine-tuning, shown as `what`: `sft.steps` optimiser steps, at most `max_tokens` in a forward
     pass. The metrics of the last step, with all tokens and seconds."""
-    sft = with_epochs(sft, len(episodes))
     data, optimiser = batches(episodes, sft, seed), sft_optimiser(sft, model)
     metrics, tokens, began = dict[str, float](), 0.0, time.perf_counter()
     with counted(what, sft.steps) as count:
@@ -214,13 +212,6 @@ def fine_tune(
         "perf/total_num_tokens": tokens, "perf/throughput": tokens / seconds, "sft/steps": sft.steps,
         "timing_s/update_actor": seconds,
     }  # fmt: skip
-
-
-def with_epochs(sft: Sft, episodes: int) -> Sft:
-    """The section with the number of steps that `sft.epochs` allows for so many episodes."""
-    if sft.epochs is None:
-        return sft
-    return sft.model_copy(update={"steps": min(sft.steps, ceil(sft.epochs * episodes / sft.batch_size))})
 
 
 def sft_optimiser(sft: Sft, model: PreTrainedModel) -> Optimiser:

@@ -155,7 +155,8 @@ def _show(report: ModelReport, as_json: bool) -> None:
     from srl.cli.output import note, print_json, table
     from srl.evaluate import mean_seconds
 
-    tell_changed_indexes(report.changed_indexes, "evaluated with", "the results are for a different index")
+    so = "the results are for a different index"
+    tell_changed_indexes(report.indexes, report.trained_with, "evaluated with", so)
     if as_json:
         print_json(_as_json(report))
         return
@@ -246,12 +247,11 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
         }
         for name, evaluation in report.settings.items()
     }
-    names = ("model", "questions", "temperature", "index_digest", "trained_with", "retriever_digests")
+    names = ("model", "questions", "temperature", "indexes", "trained_with")
     return {
         **{name: getattr(report, name) for name in names},
         "data": report.files,
         "n": report.samples,
-        "other_indexes": report.changed_indexes,
         **({"usage": report.usage} if report.usage else {}),
         **settings,
     }

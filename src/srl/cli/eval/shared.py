@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from srl.config import Config
-    from srl.train.search import ChangedIndex
     from srl.workspace import Workspace
 
 
@@ -62,9 +61,13 @@ def check_search(settings: Config, baselines: Iterable[str] = (), typed: object 
         raise UserError(f"--baseline {searching[0]} has nothing to search: give --index DIR or --url URL")
 
 
-def tell_changed_indexes(changed: Iterable[ChangedIndex], verb: str, so: str) -> None:
-    """Warn of the indexes that are not those of training: `verb`, what is done with them, and `so` what."""
+def tell_changed_indexes(now: Mapping[str, str], trained: Mapping[str, str], verb: str, so: str) -> None:
+    """Warn of the indexes, by their retriever's name, that are not those of training: `verb`, what is done
+    with them, and `so` what."""
     from srl.cli.output import note
 
-    for index in changed:
-        note(f"warning: trained with {index.named} {index.before[:12]}, {verb} {index.now[:12]}: {so}")
+    for name, digest in now.items():
+        before = trained.get(name)
+        if digest and before and digest != before:
+            index = f"the index of the retriever {name!r}" if name else "the index"
+            note(f"warning: trained with {index} {before[:12]}, {verb} {digest[:12]}: {so}")

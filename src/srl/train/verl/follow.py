@@ -92,7 +92,3 @@ def _report(event: Event, config: Config, terminal: Terminal, also: Sequence[Rep
         terminal.evaluation(event.phase, event.step, event.metrics)
         return
     terminal.step(event.step, config, event.metrics)
-    scored = [(record.trajectory, record.score) for record in event.samples if record.score is not None]
-    if scored:
-        trajectories, scores = zip(*scored, strict=True)
-        terminal.samples(trajectories, scores, len(scored))

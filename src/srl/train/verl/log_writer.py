@@ -19,8 +19,7 @@ from srl.config import Config
 from srl.errors import SrlError, UserError
 from srl.evaluate import step_metrics, summarise
 from srl.store import LogWriter, Record, RunInfo
-from srl.train.report import SAMPLES
-from srl.train.run_directory import LOG, Progress, due
+from srl.train.run_directory import LOG, Progress
 from srl.train.verl.background_writes import BackgroundWrites
 from srl.train.watches import Watcher, to_act_on
 from srl.trajectory import FailedEpisodes, Phase, failed_episodes
@@ -36,7 +35,6 @@ class Event:
     step: int
     phase: Phase
     metrics: Mapping[str, float]
-    samples: tuple[Record, ...] = ()
 
 
 @dataclass(slots=True)
@@ -62,7 +60,6 @@ class LogActor:
 
     directory: Path
     info: RunInfo
-    sample_freq: int = 0
     watcher: Watcher | None = None
     resumed_from: int | None = None
     progress: Progress = field(default_factory=Progress)
@@ -171,8 +168,7 @@ class LogActor:
                 hint = "start a new run with a lower actor.optim.lr"
                 self.fail(UserError(f"stopped by {acting}", hint=hint))
         self._last = time.monotonic()
-        shown = SAMPLES if phase == "train" and due(step, self.sample_freq) else 0
-        self._events.append(Event(step, phase, all_metrics, tuple(records[:shown])))
+        self._events.append(Event(step, phase, all_metrics))
         return all_metrics
 
     def flush(self) -> dict[int, float]:
@@ -212,8 +208,7 @@ def start_log_actor(run: Path, info: RunInfo, config: Config, resumed_from: int 
 
     strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     actor = ray.remote(num_cpus=0)(LogActor).options(name=f"srl_log_{run.name}", scheduling_strategy=strategy)
-    sample_freq, watcher = config.trainer.sample_freq, Watcher(config)
-    return actor.remote(run / LOG, info, sample_freq, watcher, resumed_from)
+    return actor.remote(run / LOG, info, Watcher(config), resumed_from)
 
 
 def log_actor_of(run: Path) -> Any:

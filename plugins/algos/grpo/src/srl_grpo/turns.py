@@ -80,5 +80,4 @@ def turn_rloo() -> Algorithm:
             "actor.kl_loss_coef": 0.001,
         },
         requires={"actor.mask_observations": (True,)},
-        turn_level=True,
     )
