@@ -33,16 +33,18 @@ def typed(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("model", "arguments"),
     [
-        ("--preset", "one-gpu"),
-        ("--preset", "one-gpu", "--set", "model.device=cuda"),
-        ("--backend", "verl", "--preset", "search-r1-32b", "--algo", "grpo"),
+        ("Qwen/Qwen2.5-0.5B", ("--preset", "one-gpu", "--set", "model.device=cuda")),
+        ("meta-llama/Llama-3.2-3B", ("--preset", "search-r1-llama", "--algo", "ppo")),
+        ("Qwen/Qwen2.5-32B", ("--backend", "verl", "--preset", "search-r1-32b", "--algo", "grpo")),
     ],
 )
-def test_dry_run_needs_no_model_and_writes_nothing(monkeypatch, tmp_path, arguments):
+def test_dry_run_needs_neither_weights_nor_data_and_writes_nothing(monkeypatch, tmp_path, model, arguments):
     monkeypatch.chdir(tmp_path)
-    assert "Qwen/Qwen2.5-" in typed(*arguments)
+    printed = typed(*arguments)
+    assert f"{model} (not downloaded yet)" in printed
+    assert ("data.train_files" in printed) == ("one-gpu" not in arguments), "its questions are made up"
     assert list(tmp_path.rglob("*")) == []
 
 
