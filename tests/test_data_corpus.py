@@ -130,3 +130,60 @@ def test_a_folder_of_texts_is_a_corpus(tmp_path):
     assert skipped.total() == 1
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xff")
     assert "bad.txt" in complaint(tmp_path)
+
+
+FOX, DOG = ({"id": "a", "contents": '"A"\nred fox'}, {"id": "b", "contents": '"B"\nblue dog'})
+
+
+def json_lines(*given: object) -> bytes:
+    """JSON lines; bytes are written as they are."""
+    return b"".join((one if isinstance(one, bytes) else json.dumps(one).encode()) + b"\n" for one in given)
+
+
+WHOLE = json_lines(FOX, DOG)
+
+REFUSED = {
+    "one id twice": (json_lines({"id": 1, "contents": "x"}, {"id": "1", "contents": "y"}), 2),
+    "no id": (json_lines(FOX, {"contents": "x"}), 2),
+    "an id that is null": (json_lines(FOX, {"id": None, "contents": "x"}), 2),
+    "an id of too many digits": (b'{"id": ' + b"9" * 5000 + b', "contents": "x"}', 1),
+    "half a character in an id": (json_lines(FOX, b'{"id": "\\ud800", "contents": "x"}'), 2),
+    "a null byte in a line": (json_lines(FOX, b'{"id": "s", "contents": "x\0y"}'), 2),
+    "UTF-16": (WHOLE.decode().encode("utf-16"), 1),
+    "a last line cut short": (WHOLE[:-9], 2),
+    "an array cut short": (json.dumps([FOX, DOG]).encode()[:-9], None),
+    "lines without end": (json_lines(b'{"id": "a", "contents": ' + b"[" * 100_000), 1),
+    "blank lines only": (b"\n \n\r\n\t\n", None),
+    "parquet": (b"PAR1\x15\x04" + bytes(range(256)), None),
+}
+"""A corpus, and the line at fault where one is."""
+
+TAKEN = {
+    "blank lines": b"\n\n" + json_lines(FOX) + b" \t\n\r\n" + json_lines(DOG) + b"\n",
+    "CRLF": WHOLE.replace(b"\n", b"\r\n"),
+    "no line end at the end": WHOLE.rstrip(),
+    "a byte order mark": b"\xef\xbb\xbf" + WHOLE,
+    "a byte order mark where two files met": json_lines(FOX) + b"\xef\xbb\xbf" + json_lines(DOG),
+    "an array": json.dumps([FOX, DOG], indent=1).encode(),
+    "an array after a byte order mark": b"\xef\xbb\xbf" + json.dumps([FOX, DOG]).encode(),
+    "two gzip files in one": gzip.compress(json_lines(FOX)) + gzip.compress(json_lines(DOG)),
+    "fields that nobody asked for": json_lines({**FOX, "link": "x", "url": None}, {**DOG, "score": [1]}),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_corpus_that_cannot_be_right_is_named_with_its_line(tmp_path: Path, what: str) -> None:
+    content, number = REFUSED[what]
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        list(read_corpus(path))
+    assert str(caught.value).startswith(str(path) if number is None else f"{path}:{number}:")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("what", TAKEN)
+def test_a_corpus_written_another_way_is_the_same_corpus(tmp_path: Path, what: str) -> None:
+    path = tmp_path / ("corpus.jsonl.gz" if "gzip" in what else "corpus.jsonl")
+    path.write_bytes(TAKEN[what])
+    assert list(read_corpus(path)) == [Passage(**FOX), Passage(**DOG)]

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from tests.cli_mistakes import Shell, place, shell, train
-from tests.store_builder import run_info
 
 from srl.cli.app import LazyGroup
 from srl.errors import UserError
-from srl.store import LogWriter, reading
+from srl.store import reading
 from srl.train.make_missing import make_if_missing
 from srl.train.run_directory import checkpoints
 
@@ -125,17 +124,6 @@ def test_a_signal_before_the_command_begins_is_named(shell: Shell, monkeypatch, 
     """typer makes its own silent exit of one that comes while it reads the options."""
     monkeypatch.setattr(LazyGroup, "make_context", lambda *_, **__: signal.raise_signal(number))
     assert shell.typed("plugins", "check", "bm25") == (ended[0], "", f"srl: {ended[1]}\n")
-
-
-FOREVER = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3"
-
-
-@pytest.mark.parametrize("forever", [FOREVER, "SELECT range(30000000)"])  # constants are not folded
-def test_a_query_that_takes_forever_is_stopped(shell: Shell, workspace: Path, monkeypatch, forever) -> None:
-    with LogWriter(workspace / "runs" / run_info().run_id / "log", run_info()):
-        pass
-    monkeypatch.setattr("srl.cli.inspect.views.QUERY_S", 0.05)
-    shell.refused("inspect", "sql", forever, "--run", "all", code=2)
 
 
 def test_two_runs_that_begin_at_once_share_what_they_make(tmp_path: Path) -> None:
