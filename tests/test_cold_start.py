@@ -77,7 +77,6 @@ def place(tmp_path_factory):
     for name, guesses in (("demos", 2), ("others", 3)):
         rows = [demonstration(word, at % guesses == 0) for at, word in enumerate(WORDS)]
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (folder / "examples.txt").write_text("Question: Who?\n<search> who </search>\n<answer> me </answer>")
     passages = [Passage(word, f'"{word}"\nthe city of {word} .') for word in WORDS]
     write_corpus(folder / "corpus.jsonl", passages)
     write_corpus(folder / "other.jsonl", passages[:3])

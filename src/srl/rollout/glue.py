@@ -9,7 +9,7 @@ from typing import Any
 
 from srl.errors import UserError
 from srl.files import digest_text
-from srl.protocol import FORMATS, THOUGHT, Format, ToolCall, opens_thought
+from srl.protocol import FORMATS, Format, ToolCall, opens_thought
 from srl.rollout.codec import Codec
 
 Schemas = Sequence[Mapping[str, Any]]
