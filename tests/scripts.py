@@ -18,10 +18,6 @@ QUESTION = Question("q/0", "Who built the lighthouse of Velmar?", ("Ossa Trell",
 PAGE = Passage("velmar", '"Velmar"\nThe lighthouse of Velmar was built by Ossa Trell.')
 
 
-EXAMPLES = "\n\n".join(f"Question: {text}\n{says}" for text, says in TEMPLATES["few-shot"].examples)
-"""Worked examples, as in a file."""
-
-
 class TableSearch:
     """Answers every query from a table; `outcomes` are returned first, one a call."""
 

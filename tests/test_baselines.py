@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.scripts import EXAMPLES, PAGE, QUESTION, RecordingEngine, TableSearch, play
+from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.config import Config, load_config
-from srl.protocol import TEMPLATES, examples_in, render_information
+from srl.protocol import TEMPLATES, render_information
 from srl.rollout.codec import Codec
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions, PromptTooLongError
@@ -126,7 +126,7 @@ def test_an_answer_without_tags_that_was_cut_off_is_none(codec):
 
 def _examples() -> Iterator[tuple[str, list[str]]]:
     """The question of each worked example, and its turns and observations by turns."""
-    for question, says in examples_in(EXAMPLES):
+    for question, says in TEMPLATES["few-shot"].examples:
         yield question, re.split(r"(\n\n<information>.*?</information>\n\n)", says, flags=re.DOTALL)
 
 
@@ -173,7 +173,7 @@ def test_examples_are_one_message_where_the_chat_template_drops_thoughts(content
     fitting, _ = with_prompts(shown, Environment(codec, choose_template(config), options, None))
     assert fitting == asked, "a demonstration has the prompt of its question"
     text = "".join(message["content"] for message in asked[0].prompt)
-    assert all(says in text for _, says in examples_in(EXAMPLES))
+    assert all(says in text for _, says in TEMPLATES["few-shot"].examples)
 
 
 @pytest.mark.parametrize("preset", [None, "tiny", "one-gpu"])

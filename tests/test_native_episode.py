@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.made_tokenizers import made_tokenizer
 from tests.native_models import FAMILIES, NativeEngine, codec_of, family_codec, native
 from tests.scripts import PAGE, QUESTION, TableSearch
-from tests.tiny_models import tiny_model
 from tests.training import tokenizer
 from transformers import AddedToken
 
@@ -28,7 +27,6 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions, run_episode
-from srl.rollout.torch_engine import TorchEngine
 from srl.store import LogWriter, RunInfo
 from srl.store.records import Record, part_tables
 from srl.train.logged_episodes import write_logged_demonstrations
@@ -130,15 +128,6 @@ def test_a_fault_of_one_call_is_not_the_policys_mistake(codec, status, place, bo
     assert kinds(trajectory)[-1] == "policy", "nothing follows"
 
 
-def test_a_rejected_query_is_an_error_result(codec):
-    trajectory = play(codec, [CALL.replace("lighthouse", ""), ANSWER])
-    assert (trajectory.end, trajectory.searches[0].status, trajectory.malformed) == (
-        "answered",
-        "rejected",
-        0,
-    )
-
-
 ENDS = {
     "an answer": ([ANSWER], "tools", {}, "answered", ANSWER),
     "tags in the answer win": ([f"It is so.\n<answer> {ANSWER} </answer>"], "tools", {}, "answered", ANSWER),
@@ -186,16 +175,6 @@ def test_after_another_eos_the_stop_token_is_added_unlearnt():
     assert trajectory.segments[1].token_ids[-1] == 0
     assert list(trajectory.segments[2].token_ids[:1]) == stop
     assert trajectory.answer == ANSWER
-
-
-def test_the_torch_engine_ends_turns_at_eos(codec):
-    vocabulary = len(codec.tokenizer)
-    model = tiny_model(vocab_size=vocabulary)
-    engine = TorchEngine(model, codec, max_num_seqs=2, max_model_len=900)
-    trajectory = play(codec, [], engine=engine, max_turn_tokens=40)
-    assert trajectory.end in ("answered", "truncated", "unanswered")
-    for segment in trajectory.segments:
-        assert not segment.is_policy or not set(segment.token_ids[:-1]) & codec.eos_ids
 
 
 PYTHON = "<|tool_call_start|>[search(query='x')]<|tool_call_end|>"

@@ -33,7 +33,6 @@ from srl.protocol.templates import (
     TEMPLATES,
     WITHOUT_SEARCH,
     Template,
-    examples_in,
     template,
 )
 

@@ -84,7 +84,7 @@ def _user(prompt: str, question: str, information: str = "") -> dict[str, str]:
     return {"role": "user", "content": _PLACES.sub(lambda place: values[place[1]], prompt)}
 
 
-def examples_in(text: str) -> tuple[tuple[str, str], ...]:
+def _examples_in(text: str) -> tuple[tuple[str, str], ...]:
     """The examples in a text, each a line `Question: …` and, below it, what the policy writes and reads."""
     _, *blocks = re.split(r"^Question:", text, flags=re.MULTILINE)
     split = (example.strip().partition("\n") for example in blocks)
@@ -102,7 +102,7 @@ def _built_in() -> tuple[dict[str, Template], dict[str, str]]:
         if "like" in fields:
             like = templates[fields.pop("like")]
             fields = {"prompt": like.prompt, "feedback": like.feedback} | fields
-        examples = examples_in(fields.pop("examples", ""))
+        examples = _examples_in(fields.pop("examples", ""))
         templates[name] = Template(name=name, examples=examples, **fields)
     return templates, without
 
