@@ -38,7 +38,7 @@ from srl.protocol.templates import (
 
 __all__ = [
     "ENGINE", "FORMATS", "INFORMATION", "NO_INFORMATION", "NO_RESULTS", "STOP_STRINGS", "TAGS", "TEMPLATES",
-    "WITHOUT_SEARCH", "Action", "Format", "Said", "Template", "ToolCall", "checked", "escape",
-    "examples_in", "list_retrievers", "opens_thought", "parse_action", "render_information",
+    "THOUGHT", "WITHOUT_SEARCH", "Action", "Format", "Said", "Template", "ToolCall", "bare_thought",
+    "checked", "escape", "list_retrievers", "opens_thought", "parse_action", "render_information",
     "render_passage", "search_tag", "shown_result", "template", "unknown_retriever",
 ]  # fmt: skip
