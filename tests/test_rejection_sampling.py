@@ -57,7 +57,7 @@ def in_order(episodes: list[Trajectory]) -> list[Trajectory]:
 def test_a_batch_from_the_log_is_the_batch_that_was_sampled(sampled: tuple[Path, list[Trajectory]]) -> None:
     """Ids, masks, padding and the sampler's log-probs, which the log keeps in single precision."""
     run, live = sampled
-    found = select_episodes(run, ANY, None, 0)
+    found = select_episodes(run, ANY, 0, per_question=None)
     assert found.sampled == found.passed == len(live) == 64
     by_id = {item.id: item for item in live}
     kept = [by_id[item.id] for item in found.episodes]
@@ -72,11 +72,11 @@ def test_a_batch_from_the_log_is_the_batch_that_was_sampled(sampled: tuple[Path,
 def test_a_filter_keeps_what_satisfies_it(sampled: tuple[Path, list[Trajectory]]) -> None:
     run, live = sampled
     right = [item for item in live if item.answer in item.question.golden_answers and item.searches]
-    found = select_episodes(run, "em = 1 and searches >= 1", None, 0)
+    found = select_episodes(run, "em = 1 and searches >= 1", 0, per_question=None)
     assert found.passed == len(right) > 0
     assert {item.id for item in found.episodes} <= {item.id for item in right}
-    assert select_episodes(run, ANY, None, 0, step=2).sampled == 32
-    everything = select_episodes(run, "phase = 'val' OR true -- all of them", None, 0)
+    assert select_episodes(run, ANY, 0, step=2, per_question=None).sampled == 32
+    everything = select_episodes(run, "phase = 'val' OR true -- all of them", 0, per_question=None)
     assert {item.phase for item in everything.episodes} == {"train"}
 
 
@@ -85,7 +85,7 @@ def test_a_filter_keeps_what_satisfies_it(sampled: tuple[Path, list[Trajectory]]
 )
 def test_a_bad_filter_is_one_line(sampled: tuple[Path, list[Trajectory]], condition: str) -> None:
     with pytest.raises(UserError) as error:
-        select_episodes(sampled[0], condition, None, 0)
+        select_episodes(sampled[0], condition, 0, per_question=None)
     assert "\n" not in str(error.value)
 
 
@@ -103,20 +103,20 @@ def test_duplicates_are_dropped_and_questions_are_capped(tmp_path: Path) -> None
     ]  # fmt: skip
     with LogWriter(tmp_path / "log", RunInfo("run")) as log:
         log.write(1, "train", list(map(Record, episodes)), {})
-    found = select_episodes(tmp_path, ANY, 2, 0)
+    found = select_episodes(tmp_path, ANY, 0, per_question=2)
     assert (found.sampled, found.passed, found.distinct) == (5, 5, 4)
     names = [item.question.id for item in found.episodes]
     assert names == ["a", "a", "b"]
     assert (found.questions, found.policy_tokens) == (2, 3)
     assert list(found.lines())[1:] == ["by data source: towns 3"]
-    assert select_episodes(tmp_path, ANY, 2, 0) == found
-    choices = {tuple(item.sample for item in select_episodes(tmp_path, ANY, 1, seed).episodes)
+    assert select_episodes(tmp_path, ANY, 0, per_question=2) == found
+    choices = {tuple(item.sample for item in select_episodes(tmp_path, ANY, seed, per_question=1).episodes)
                for seed in range(20)}  # fmt: skip
     assert choices == {(0, 0), (2, 0), (3, 0)}, "which one is kept is chosen at random"
 
 
 def test_episodes_of_another_tokenizer_are_refused(sampled: tuple[Path, list[Trajectory]]) -> None:
-    episodes = select_episodes(sampled[0], ANY, None, 0).episodes
+    episodes = select_episodes(sampled[0], ANY, 0, per_question=None).episodes
     check_tokens(episodes, Codec(tokenizer()), "run")
     words = {word: number for number, word in enumerate(["<eos>", "<pad>", *map(str, range(200))])}
     other = PreTrainedTokenizerFast(
@@ -147,7 +147,9 @@ def test_a_run_trains_on_the_log_of_another(
     monkeypatch.setattr(sft, "fine_tune_step", noted)
     said = Said()
     train(of_log(setting, sampled[0]), workspace, "sft", said)
-    expected = {item.id: item.token_ids for item in select_episodes(sampled[0], "em = 1", 4, 0).episodes}
+    expected = {
+        item.id: item.token_ids for item in select_episodes(sampled[0], "em = 1", 0, per_question=4).episodes
+    }
     assert {item.id: item.token_ids for item in trained}.items() <= expected.items()
     assert f"{len(expected)} episodes of" in said.text
     run, right = only_run(workspace), next(item for item in sampled[1] if item.id in expected)
@@ -179,7 +181,7 @@ def test_a_log_or_a_round_with_nothing_to_train_on_is_one_line(
 ROUNDS = {
     "rollout__n": 8, "rollout__deterministic": True, "data__train_batch_size": 4,
     "trainer__total_training_steps": 2, "sft__steps": 12, "sft__batch_size": 8, "sft__optim__lr": 3e-3,
-    "sft__filter": "em = 1 and searches >= 1", "sft__max_per_question": 4,
+    "sft__filter": "em = 1 and searches >= 1",
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
@@ -131,16 +131,22 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
     """Warnings about settings that are probably mistakes. Raises UserError for contradictions."""
     with _origin(origins, ""):
         _check_addresses(config)  # first, since what follows shows values
-    for is_one, keys, why, hint in _contradictions(config, algorithm):
-        if not is_one:
-            continue
-        parts = [f"{key} = {plain(value_of(config, key))} ({origins.get(key, 'default')})" for key in keys]
-        raise UserError(f"{' and '.join(parts)}: {why}", key=keys[0], hint=hint)
+    _refuse(config, origins, _contradictions(config, algorithm))
     return list(_warnings(config, algorithm))
 
 
 Contradiction = tuple[object, tuple[str, ...], str, str]
 """Whether there is one, the keys that do not go together, why, and what to do."""
+
+
+def _refuse(config: Config, origins: Mapping[str, str], rows: Iterable[Contradiction]) -> None:
+    """Raises UserError for the first contradiction, with the values and origins of its keys."""
+    for is_one, keys, why, hint in rows:
+        if is_one:
+            parts = [
+                f"{key} = {plain(value_of(config, key))} ({origins.get(key, 'default')})" for key in keys
+            ]
+            raise UserError(f"{' and '.join(parts)}: {why}", key=keys[0], hint=hint)
 
 
 def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[Contradiction]:
@@ -190,20 +196,17 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[Contradict
         yield True, (f"{section}.rollout_rs", f"{section}.rollout_rs_threshold"), str(error), ""
 
 
-def check_training(config: Config, kind: str, backend: str = "local") -> None:
+def check_training(config: Config, kind: str, backend: str, origins: Mapping[str, str]) -> None:
     """Raises UserError for what a training run of this `kind` (rl, sft or rft) cannot do."""
-    no_steps = kind in ("sft", "rft") and config.sft.steps == 0
-    served = backend == "local" and config.rollout.engine == "openai"
-    rows = [
-        (no_steps, "sft.steps", "nothing to fine-tune: sft.steps = 0", ""),
-        (backend == "local" and config.model.dtype == "float16", "model.dtype",
-         "model.dtype = float16: the local backend does not scale the loss", "set bfloat16 or float32"),
-        (served, "rollout.engine", "rollout.engine = openai: the weights of a server cannot be changed",
+    is_local = backend == "local"
+    _refuse(config, origins, [
+        (kind in ("sft", "rft") and config.sft.steps == 0, ("sft.steps",), "nothing to fine-tune", ""),
+        (is_local and config.model.dtype == "float16", ("model.dtype",),
+         "the local backend does not scale the loss", "set bfloat16 or float32"),
+        (is_local and config.rollout.engine == "openai", ("rollout.engine",),
+         "the weights of a server cannot be changed",
          "set torch, or fine-tune on what `srl data demonstrations` has the server write"),
-    ]  # fmt: skip
-    for is_so, key, why, hint in rows:
-        if is_so:
-            raise UserError(why, key=key, hint=hint)
+    ])  # fmt: skip
 
 
 def _check_addresses(config: Config) -> None:

@@ -95,7 +95,7 @@ def resolve(
             values.setdefault(path, (value, "default"))
     doubtful = cross_check(config, origins, plugin)
     if trains:
-        check_training(config, kind, backend)
+        check_training(config, kind, backend, origins)
     warnings = list(doubtful if kind == "rl" else [])
     config = build(values)
     own = [setting for layer in layers if layer.is_typed for setting in layer.settings]

@@ -603,8 +603,6 @@ class Sft(Section):
     filter: Annotated[str, Key("sft rft")] = Field(default="em = 1 and searches >= 1", min_length=1)
     """Which sampled episodes are kept, by log and by `--algo rft`: a condition in SQL on the columns of
     `trajectories` (docs/store.md)."""
-    max_per_question: Annotated[Count | None, Key("sft rft")] = 4
-    """Most sampled episodes of a question that are kept, chosen at random. null: all."""
     steps: Natural = 80
     """Optimiser steps; with `--algo rft` of each round. 0: none."""
     batch_size: Count = 32

@@ -107,7 +107,7 @@ def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tu
         (config.model.lora_rank == config.critic.lora_rank == 0,
          ["model.lora_alpha", "model.lora_target_modules"], "model.lora_rank is 0"),
         (kind == "sft" and sft.log, ["sft.train_files"], "sft.log takes its place"),
-        (kind == "sft" and not sft.log, ["sft.filter", "sft.max_per_question"], "sft.log is null"),
+        (kind == "sft" and not sft.log, ["sft.filter"], "sft.log is null"),
         (kind == "rl" and path, ["sft"], start),
         (kind not in ("rl", "sft") and path, ["sft.train_files"], start),
         (no_search, ["search.max_failed"], ""),  # rewards and engines fail too

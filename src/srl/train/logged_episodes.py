@@ -27,6 +27,8 @@ from srl.store.reader import find_logs
 from srl.train.run_directory import LOG, RECORD
 from srl.trajectory import Trajectory
 
+PER_QUESTION = 4
+"""Most sampled episodes of a question that are kept."""
 _TRAINED = "phase = 'train' AND valid"
 """Validation and test questions are never trained on, and an episode cut short would teach to stop there."""
 _WHOLE = """
@@ -77,7 +79,7 @@ class Selection:
 
 
 def select_episodes(
-    log: Path, condition: str, per_question: int | None, seed: int, step: int | None = None
+    log: Path, condition: str, seed: int, step: int | None = None, *, per_question: int | None = PER_QUESTION
 ) -> Selection:
     """The training episodes of the log at `log` (of one step) that satisfy `condition`.
 

@@ -66,9 +66,7 @@ class RejectionSampling(Loop):
         filter, so another has to be started."""
         sft, seed = self.config.sft, self.config.trainer.seed
         self.wait_for_log()
-        selection = select_episodes(
-            self.run / LOG, sft.filter, sft.max_per_question, seed + number, step=number
-        )
+        selection = select_episodes(self.run / LOG, sft.filter, seed + number, step=number)
         for line in selection.lines():
             self.terminal.note(f"round {number}: {line}")
         return selection

@@ -88,7 +88,7 @@ def start(
 
     began = time.perf_counter()
     trains = load_backend(backend)
-    check_training(config, kind_of(algo), backend)
+    check_training(config, kind_of(algo), backend, {})
     trains.check(config)
     with new_cassette(config):
         config = with_paths(config, algo, workspace, terminal)

@@ -98,7 +98,7 @@ def episodes_to_learn(
     counts = dict[str, float]()
     if config.sft.log is not None:
         sft, log = config.sft, config.sft.log
-        selection = select_episodes(Path(log), sft.filter, sft.max_per_question, config.trainer.seed)
+        selection = select_episodes(Path(log), sft.filter, config.trainer.seed)
         check_tokens(selection.episodes, policy.codec, log)
         for line in selection.lines():
             note(line)
