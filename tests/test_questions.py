@@ -49,15 +49,6 @@ def ids(order, step):
 # --- a sample of a file ---
 
 
-@CALMLY
-@given(st.integers(1, 300), st.data())
-def test_of_one_source_the_draw_is_that_of_every_version_so_far(count, data):
-    size = data.draw(st.integers(0, count))
-    asked = questions(nq=count)
-    drawn = sorted(random.Random("the same questions each time").sample(range(count), size))
-    assert stratified(asked, size) == [asked[position] for position in drawn]
-
-
 def test_a_sample_is_in_proportion_to_the_sources():
     """Hamilton's method by hand: 5.12, 2.56 and 2.32 of ten."""
     assert proportional({"a": 64, "b": 32, "c": 29}, 10) == {"a": 5, "b": 3, "c": 2}

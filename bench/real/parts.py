@@ -13,8 +13,9 @@ from typing import Any
 from bench.real.commands import Bench, Trained, options
 
 from srl.data.demonstration_file import read_demonstrations
-from srl.data.parquet import read_questions
+from srl.data.parquet import read_questions, write_questions
 from srl.files import atomic_file
+from srl.train.questions import stratified
 from srl.trajectory import Question
 
 SOURCES = (
@@ -142,11 +143,15 @@ def made(bench: Bench, kind: str) -> Path:
 
 def demonstrated(bench: Bench, kind: str, amounts: Mapping[str, int]) -> dict[str, Any]:
     """Make the demonstrations of a kind, for so many questions of each source; the report of the command."""
-    limits = [f"{name}={min(count, 20) if bench.smoke else count}" for name, count in amounts.items()]
+    questions, drawn = read_questions(bench.prepared / "train.parquet"), list[Question]()
+    for name, count in amounts.items():
+        of_source = [question for question in questions if question.data_source == name]
+        drawn += stratified(of_source, min(count, 20) if bench.smoke else count)
+    asked = bench.prepared / f"{kind}.parquet"
+    write_questions(asked, drawn)
     out = bench.srl(
-        bench.cache, "data", "demonstrations", bench.model, "--from", kind, "--data",
-        bench.prepared / "train.parquet", "--index", bench.index, "--out", made(bench, kind), "--preset",
-        bench.preset, *(part for limit in limits for part in ("--limit", limit)), *options(list(bench.sets)),
+        bench.cache, "data", "demonstrations", bench.model, "--from", kind, "--data", asked, "--index",
+        bench.index, "--out", made(bench, kind), "--preset", bench.preset, *options(list(bench.sets)),
         "--overwrite", "--json",
     )  # fmt: skip
     return {key: value for key, value in json.loads(out).items() if key != "file"}

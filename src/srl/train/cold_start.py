@@ -29,7 +29,6 @@ from srl.train.sft import demonstrated, fine_tune
 from srl.train.threads import set_threads
 from srl.workspace import Workspace
 
-_NAME = "cold-start-"
 _HARMLESS = {"trust_remote_code", "gradient_checkpointing", "device"}
 """Keys of the section `model` that do not change the weights; only the device's type does."""
 
@@ -89,12 +88,7 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
             save_model(policy.model, policy.codec.tokenizer, folder, stop_strings=stop_strings(card))
             write_card(folder / ABOUT, card)
 
-    return make_if_missing(workspace.models / f"{_NAME}{key[:8]}", fine_tuned)
-
-
-def is_cold_started(model: Path, workspace: Workspace) -> bool:
-    """Whether the directory is one that `cold_started` made."""
-    return model.resolve().parent == workspace.models.resolve() and model.name.startswith(_NAME)
+    return make_if_missing(workspace.models / f"cold-start-{key[:8]}", fine_tuned)
 
 
 def _without_cassette(config: Config) -> Config:

@@ -5,7 +5,6 @@ What a run then does is its loop: `srl.train.rl`, `srl.train.sft` or `srl.train.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from srl.config import Config
 from srl.config.cross_checks import truncation_errors
 from srl.errors import UserError
 from srl.models.weights import model_digest
-from srl.train.cold_start import is_cold_started
 from srl.train.load_components import (
     engine_name,
     load_engine,
@@ -24,7 +22,6 @@ from srl.train.load_components import (
 )
 from srl.train.logged_episodes import check_filter
 from srl.train.loop import Loop
-from srl.train.make_missing import BASE_MODELS, Note
 from srl.train.model_check import check_model
 from srl.train.questions import load_splits
 from srl.train.rejection_sampling import RejectionSampling
@@ -62,7 +59,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     """Load and check everything, the rewards last. The seed is set first, for new weights such as an
     adapter's."""
     torch.manual_seed(config.trainer.seed)
-    policy = load_policy(config.model, _note_of_tokenizer(config, workspace, terminal))
+    policy = load_policy(config.model, terminal.note)
     actor, longest = policy.model, config.data.max_episode_tokens
     threads = set_threads(actor, config)
     where = f"{threads} thread{'' if threads == 1 else 's'}"
@@ -110,10 +107,3 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
         )  # fmt: skip
     reward.load()
     return loop
-
-
-def _note_of_tokenizer(config: Config, workspace: Workspace, terminal: Terminal) -> Note:
-    """Reports the flaws of a tokenizer, except for the small model that comes with `srl`."""
-    path = Path(str(config.model.path))
-    is_ours = path in BASE_MODELS.values() or is_cold_started(path, workspace)
-    return (lambda text: None) if is_ours else terminal.note
