@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -33,22 +32,3 @@ def test_in_process_and_over_http_find_the_same(index):
     assert outcomes[0] == outcomes[1]
     assert [each.status for each in here[:8]] == ["ok"] * 3 + ["empty"] + ["rejected"] * 2 + ["ok"] * 2
     assert there[0].index_digest == here[0].index_digest == index.digest
-
-
-def test_one_of_several_indexes_is_asked_by_its_address_with_the_token(index, tmp_path, monkeypatch):
-    build_index([Passage("other", '"Other"\nanother red thing')], tmp_path / "other")
-    other = open_index(tmp_path / "other")
-
-    async def connected(search: HttpSearch) -> str:
-        try:
-            return await search.connect()
-        finally:
-            await search.aclose()
-
-    with running(create_app({"first": index, "other": other}, token="letmein")) as url:
-        assert "HTTP 401" in ask(HttpSearch(f"{url}/other"), "red")[0].error
-        monkeypatch.setenv("SRL_SEARCH_TOKEN", "letmein")
-        search = HttpSearch(f"{url}/other", digest=other.digest[:12])
-        assert asyncio.run(connected(search)) == other.digest
-        assert [hit.passage.id for hit in ask(search, "red")[0].hits] == ["other"]
-        assert ask(HttpSearch(url, digest=other.digest), "red")[0].status == "failed"
