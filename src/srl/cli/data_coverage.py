@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,28 +14,21 @@ from srl.cli.options import Json, exclude
 from srl.errors import UserError
 
 if TYPE_CHECKING:
-    from srl.evaluate.coverage import Coverage, Share
-    from srl.trajectory import Passage, Question
+    from srl.evaluate.coverage import Coverage
+    from srl.trajectory import Passage
 
-_MEASURES = {
-    "gold": "gold passages", "some_gold": "at least one", "answer": "answer", "answerable": "answerable",
-}  # fmt: skip
+_MEASURES = {"gold": "gold passages", "answer": "answer", "answerable": "answerable"}
 
 
 def coverage(
     data: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="DATA…", help="Questions (Parquet, JSON lines), or a directory of srl data prepare."
-        ),
+        Path,
+        typer.Argument(help="Questions (Parquet, JSON lines), or a directory of srl data prepare."),
     ],
     corpus: Annotated[
-        list[Path] | None,
-        typer.Option(help="Corpus file (repeatable); default: the corpus.jsonl of the directories."),
+        Path | None, typer.Option(help="Corpus file; default: the corpus.jsonl of the directory.")
     ] = None,
-    index: Annotated[
-        list[Path] | None, typer.Option(help="Index directory, instead of --corpus (repeatable).")
-    ] = None,
+    index: Annotated[Path | None, typer.Option(help="Index directory, instead of --corpus.")] = None,
     as_json: Json = False,
 ) -> None:
     """Count the questions whose gold passages, and whose answer, the corpus has at all.
@@ -50,26 +42,25 @@ def coverage(
       srl data coverage srl-workspace/worlds/world-s0
       srl data coverage test.parquet --index my-index
     """
-    from srl.evaluate.coverage import Share
+    from srl.data.parquet import read_questions
+    from srl.data.prepare import CORPUS
+    from srl.data.splits import SPLITS
     from srl.evaluate.coverage import coverage as cover
 
-    files, default = _files(data)
-    questions = _questions(files)
-    passages, total = _passages(corpus or [], index or [], default)
-    notes: list[str] = []
+    exclude({"--corpus": corpus is not None, "--index": index is not None}, "both say where the passages are")
+    files = [data]
+    if data.is_dir():
+        files = [path for split in SPLITS if (path := data / f"{split}.parquet").is_file()]
+        corpus = corpus or data / CORPUS
+    questions = [question for file in files for question in read_questions(file)]
+    passages, total = _passages(corpus, index)
     with output.progress("passages read", total) as progress:
-        coverages = cover(questions, passages, notes.append, progress)
+        coverages = cover(questions, passages, progress)
     parts: dict[tuple[str, str], list[Coverage]] = {}
     for question in questions:
         parts.setdefault((question.split, question.data_source), []).append(coverages[question.id])
     if len(parts) > 1:
         parts["all", "all"] = list(coverages.values())
-    shares = {
-        part: {name: Share.of(getattr(each, name) for each in part_coverages) for name in _MEASURES}
-        for part, part_coverages in parts.items()
-    }
-    for text in notes:
-        output.note(f"note: {text}")
     if as_json:
         missing = [
             {"id": question.id, "question": question.text, "golden_answers": question.golden_answers,
@@ -77,71 +68,45 @@ def coverage(
             for question in questions
             if coverages[question.id].answerable is False
         ]  # fmt: skip
-        output.print_json({
-            "parts": [
-                {"split": split, "data_source": source, "questions": len(parts[split, source])}
-                | {name: share._asdict() | {"share": share.value} for name, share in part_shares.items()}
-                for (split, source), part_shares in shares.items()
-            ],
-            "notes": notes, "missing": missing,
-        })  # fmt: skip
+        output.print_json({"parts": [_counts(*part, of) for part, of in parts.items()], "missing": missing})
         return
     rows = [
-        (*part, f"{len(parts[part]):,}", *(_cell(share, len(parts[part])) for share in part_shares.values()))
-        for part, part_shares in shares.items()
+        (*part, f"{len(of):,}", *(_cell(_labels(of, name), len(of)) for name in _MEASURES))
+        for part, of in parts.items()
     ]
     output.table(("split", "source", "questions", *_MEASURES.values()), rows)
 
 
-def _cell(share: Share, questions: int) -> str:
+def _labels(coverages: Sequence[Coverage], name: str) -> list[bool]:
+    """A measure of the questions for which it is known."""
+    return [value for each in coverages if (value := getattr(each, name)) is not None]
+
+
+def _counts(split: str, source: str, coverages: Sequence[Coverage]) -> dict[str, Any]:
+    counts = {name: _labels(coverages, name) for name in _MEASURES}
+    measures = {name: {"covered": sum(labels), "known": len(labels)} for name, labels in counts.items()}
+    return {"split": split, "data_source": source, "questions": len(coverages), **measures}
+
+
+def _cell(labels: Sequence[bool], questions: int) -> str:
     """`97.5%`, with the number of questions for which it is known unless that is all of them."""
-    if share.value is None:
+    if not labels:
         return "unknown"
-    return f"{share.value:.1%}" + (f" of {share.known:,}" if share.known < questions else "")
+    share = sum(labels) / len(labels)
+    return f"{share:.1%}" + (f" of {len(labels):,}" if len(labels) < questions else "")
 
 
-def _files(data: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The files of questions, and the corpora of the directories among `data`."""
-    from srl.data.prepare import CORPUS
-    from srl.data.splits import SPLITS
-
-    files, corpora = [path for path in data if not path.is_dir()], []
-    for folder in (path for path in data if path.is_dir()):
-        parquets = [path for split in SPLITS if (path := folder / f"{split}.parquet").is_file()]
-        if not parquets:
-            raise UserError(f"{folder}: expected {', '.join(SPLITS)}.parquet or some of them, found none")
-        files += parquets
-        corpora += [path for path in [folder / CORPUS] if path.is_file()]
-    return files, corpora
-
-
-def _questions(files: Sequence[Path]) -> list[Question]:
-    from srl.data.parquet import read_questions
-
-    questions: dict[str, Question] = {}
-    for file in files:
-        for question in read_questions(file):
-            if question.id in questions:
-                raise UserError(f"{file}: question id {question.id!r} is also in another of the files")
-            questions[question.id] = question
-    return list(questions.values())
-
-
-def _passages(
-    corpus: Sequence[Path], index: Sequence[Path], default: Sequence[Path]
-) -> tuple[Iterable[Passage], int | None]:
-    """All passages of the corpora or the indexes, as a stream, and their number where it is known."""
+def _passages(corpus: Path | None, index: Path | None) -> tuple[Iterable[Passage], int | None]:
+    """All passages of the corpus or the index, as a stream, and their number where it is known."""
     from srl.data.corpus import read_corpus
     from srl.index import check_index
     from srl.index.passages import open_passages
 
-    exclude({"--corpus": bool(corpus), "--index": bool(index)}, "both say where the passages are")
     if index:
-        for directory in index:
-            if not check_index(directory).corpus_digest:
-                raise UserError(f"{directory} searches an external service, whose passages cannot be read")
-        stores = [open_passages(directory) for directory in index]
-        return chain.from_iterable(stores), sum(map(len, stores))
-    if not (corpus or default):
+        if not check_index(index).corpus_digest:
+            raise UserError(f"{index} searches an external service, whose passages cannot be read")
+        store = open_passages(index)
+        return store, len(store)
+    if not corpus:
         raise UserError("no corpus to look in: give --corpus FILE or --index DIR")
-    return chain.from_iterable(read_corpus(file) for file in corpus or default), None
+    return read_corpus(corpus), None
