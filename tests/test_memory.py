@@ -26,14 +26,11 @@ from srl.train.memory import (
     USABLE,
     Layout,
     Shape,
-    cache_bytes,
     footprint,
     pass_parts,
-    rollout_parts,
     saved_model,
     settings_that_fit,
     shape_of,
-    states,
     total,
 )
 from srl.train.rl import Learner, load_learner, load_optimisers, make_experience
@@ -64,12 +61,12 @@ def configured(path: Path | str, **settings: object) -> Config:
 
 def part(shape: Shape, config: Config, name: str, phase: str = "update", layout: Layout = CPU) -> int:
     """Bytes of one use of memory while the run is in a phase."""
-    counted = [*states(shape, config, layout), *rollout_parts(shape, config, layout)]
-    return sum(getattr(each, phase) for each in counted if each.name == name)
+    return sum(getattr(each, phase) for each in footprint(shape, config, layout) if each.name == name)
 
 
 def test_cache_bytes_are_those_that_the_engine_allocates(saved):
-    config = configured(saved["qwen2"], rollout__max_num_seqs=3)
+    lengths = {"data__max_prompt_length": 350, "data__max_response_length": 350}
+    config = configured(saved["qwen2"], rollout__max_num_seqs=3, **lengths)
     shape = shape_of(config, saved["qwen2"], needs_critic=False)
     engine = TorchEngine(
         tiny(saved["qwen2"]), Codec(byte_level_tokenizer()), max_num_seqs=3, max_model_len=700
@@ -82,7 +79,7 @@ def test_cache_bytes_are_those_that_the_engine_allocates(saved):
             [buffer for layer in engine._forward.cache.layers for buffer in (layer.keys, layer.values)]
         )
 
-    assert cache_bytes(shape, 3, 700) == asyncio.run(allocated())
+    assert part(shape, config, "KV cache", "rollout") == asyncio.run(allocated())
 
 
 @pytest.mark.parametrize(("vocabulary", "read"), [(40000, 8), (400, 100)])
@@ -108,7 +105,7 @@ def test_rollout_takes_about_what_is_estimated_and_not_more(tmp_path, monkeypatc
 
     with Live(list(model.parameters())) as live:
         asyncio.run(play())
-    own = live.peak - cache_bytes(shape, slots, longest)
+    own = live.peak - part(shape, config, "KV cache", "rollout")
     assert 0.95 * own <= part(shape, config, "rollout buffers", "rollout") <= 1.5 * own
 
 

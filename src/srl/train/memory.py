@@ -175,28 +175,17 @@ def meta_model(config: Config, path: str | Path, dtype: torch.dtype) -> PreTrain
         raise UserError(f"{path}: its config.json describes no causal language model: {line}") from error
 
 
-def footprint(shape: Shape, config: Config, layout: Layout) -> list[Part]:
-    """The memory of one device. vLLM comes on top (`server_bytes`): it has a fixed share."""
-    networks = (config.actor, config.critic) if shape.critic else (config.actor,)
-    peaks = [pass_parts(shape, config, layout, section) for section in networks]
-    if layout.verl:
-        step = -(-8 * max(shape.trainable, shape.critic_trained) // layout.shards)
-        peaks.append([Part("optimiser step", 0, step, "gradients and a root of moments in float32")])
-    else:
-        peaks.append([saved_model(shape, layout)])
-    parts = [*states(shape, config, layout), *max(peaks, key=lambda parts: total(parts, "update"))]
-    parts += [] if layout.served else rollout_parts(shape, config, layout)
-    return [part for part in parts if part.rollout or part.update]
-
-
 def total(parts: Iterable[Part], phase: Phase) -> int:
     return sum(getattr(part, phase) for part in parts)
 
 
-def states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
-    """Weights, optimiser states and gradients of one device. What verl offloads is there in an update only;
-    FSDP keeps the reference in the machine's memory; one network at a time has gradients."""
-    weight = FLOAT32 if layout.verl else shape.itemsize
+def footprint(shape: Shape, config: Config, layout: Layout) -> list[Part]:
+    """The memory of one device. vLLM comes on top (`server_bytes`): it has a fixed share.
+
+    What verl offloads is there in an update only; FSDP keeps the reference in the machine's memory; one
+    network at a time has gradients.
+    """
+    trained, weight = max(shape.trainable, shape.critic_trained), FLOAT32 if layout.verl else shape.itemsize
     optimiser = MOMENTS + (FLOAT32 if weight < FLOAT32 else 0)  # with a copy in float32
     away = layout.verl and config.cluster.param_offload
     states_away = layout.verl and config.cluster.optimizer_offload
@@ -206,27 +195,34 @@ def states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
         ("reference weights", 0 if layout.verl else shape.reference, weight, not layout.cpu),
         ("policy optimiser", shape.trainable, optimiser, states_away),
         ("critic optimiser", shape.critic_trained, optimiser, states_away),
-        ("gradients", max(shape.trainable, shape.critic_trained), FLOAT32, True),
+        ("gradients", trained, FLOAT32, True),
     )
     cut, parts = f" / {layout.shards}" if layout.shards > 1 else "", []
     for name, count, size, is_away in rows:
         share = -(-count * size // layout.shards)
         parts.append(Part(name, 0 if is_away else share, share, f"{count / 1e6:,.1f} M × {size} bytes{cut}"))
-    return parts
-
-
-def cache_bytes(shape: Shape, slots: int, longest: int) -> int:
-    """Bytes of `srl.rollout.kv_cache` once an episode has had `longest` tokens: whole blocks of positions
-    for every slot and a spare one."""
-    return (slots + 1) * -(-longest // BLOCK) * BLOCK * shape.kv_bytes
+    parts += [] if layout.served else rollout_parts(shape, config, layout)
+    networks = (config.actor, config.critic) if shape.critic else (config.actor,)
+    peaks = [pass_parts(shape, config, layout, section) for section in networks]
+    if layout.verl:
+        step = -(-8 * trained // layout.shards)
+        peaks.append([Part("optimiser step", 0, step, "gradients and a root of moments in float32")])
+    else:
+        peaks.append([saved_model(shape, layout)])
+    parts += max(peaks, key=lambda parts: total(parts, "update"))
+    return [part for part in parts if part.rollout or part.update]
 
 
 def rollout_parts(shape: Shape, config: Config, layout: Layout) -> list[Part]:
-    """The torch engine's KV cache, given back before the update, and temporaries: of sampling a token for
-    every episode, and of one layer over prompts and search results with a mask and the keys and values of its
-    episodes. A CPU needs the larger of the two. A GPU's graphs have those of sampling to themselves, and
-    episodes that read results together their keys and values once for each head."""
+    """The torch engine's KV cache, given back before the update, and temporaries.
+
+    The cache (`srl.rollout.kv_cache`) has whole blocks of positions for every slot and a spare one. The
+    temporaries are of sampling a token for every episode, and of one layer over prompts and search results
+    with a mask and the keys and values of its episodes; a CPU needs the larger of the two. On a GPU sampling
+    has its own, and episodes that read results together have keys and values once more, for each head.
+    """
     slots, longest, size = config.rollout.max_num_seqs, config.data.max_episode_tokens, shape.itemsize
+    cache = (slots + 1) * -(-longest // BLOCK) * BLOCK * shape.kv_bytes
     sampling = SAMPLED_LOGIT * slots * shape.vocabulary
     tokens, heads = max(PADDED_TOKENS["cpu" if layout.cpu else "cuda"], longest), slots * shape.kv_heads
     if not layout.cpu:
@@ -235,11 +231,8 @@ def rollout_parts(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     layer = tokens * (longest * (1 + size) + inner * size) + 2 * heads * longest * shape.head_dim * size
     buffers = max(sampling, layer) if layout.cpu else sampling + layer
     buffers += shape.body * size if shape.adapter and layout.cpu else 0  # aside, while an adapter is merged
-    cached = f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"
-    return [
-        Part("KV cache", cache_bytes(shape, slots, longest), 0, cached),
-        Part("rollout buffers", buffers, 0, "logits, one layer"),
-    ]
+    how = f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"
+    return [Part("KV cache", cache, 0, how), Part("rollout buffers", buffers, 0, "logits, one layer")]
 
 
 def saved_model(shape: Shape, layout: Layout) -> Part:
@@ -266,10 +259,12 @@ def pass_parts(
 
     A layer keeps per token two norms (their input in float32, their output twice), queries, keys and values
     for each query head, the attention's output, the original keys and values, and the four tensors of the
-    gated feed-forward. Eager attention keeps its weights, in float32 and as used.
+    gated feed-forward. Eager attention keeps its weights, in float32 and as used. Logits are in verl those of
+    all tokens, locally those of one chunk with their gradient, and a part of them in float32.
     """
     size, tokens, is_actor = shape.itemsize, pass_tokens(config, layout, section), section is config.actor
     recomputed, wide = config.model.gradient_checkpointing, shape.heads * shape.head_dim
+    flash, in_float32 = "flash" in config.model.attn_implementation, config.model.cast_lm_head_to_fp32
     layer = shape.width * (8 + 4 * size) + 4 * (wide + shape.ffn) * size
     layer += 2 * shape.kv_heads * shape.head_dim * size
     kept = shape.layers * (shape.width * size if recomputed else layer) + shape.width * (4 + 2 * size)
@@ -278,33 +273,28 @@ def pass_parts(
         kept += weights * (1 if recomputed else shape.layers)
     buffers, whole = tokens * layer * (5 if recomputed else 1) // 4, 0
     if is_actor:
-        buffers = max(buffers, logits_bytes(shape, config, layout, tokens))
-        head = 2 * FLOAT32 if config.model.cast_lm_head_to_fp32 and size < FLOAT32 else 0  # and its gradient
+        entropy = config.actor.entropy_coeff != 0
+        chunk = min(CHUNK, tokens) * shape.vocabulary
+        logits = 2 * chunk * (FLOAT32 if in_float32 else size)
+        logits += LOGIT[entropy] * min(chunk, FLOAT32_LOGITS["cpu" if layout.cpu else "cuda"])
+        if layout.verl:
+            logits = FUSED_LOGIT * size if flash else VERL_LOGIT[size][entropy]
+            logits *= tokens * shape.vocabulary
+        buffers = max(buffers, logits)
+        head = 2 * FLOAT32 if in_float32 and size < FLOAT32 else 0  # and its gradient
         head += 0 if layout.verl or shape.adapter else size  # the gradient, before it is accumulated
         whole = head * shape.width * shape.vocabulary
     if layout.verl:  # embedding, head, two layers and one layer's gradients, unsharded
         one, root = shape.body // shape.layers, shape.parameters - shape.body
         whole += (root + 2 * one) * size + (0 if shape.adapter else (root + one) * (size + FLOAT32))
-    network = "policy" if is_actor else "critic"
-    pads = ", without padding" if layout.verl and "flash" not in config.model.attn_implementation else ""
+    how = f"{'policy' if is_actor else 'critic'}, {tokens:,} tokens × {kept:,} bytes"
     return [
-        Part("activations", 0, tokens * kept, f"{network}, {tokens:,} tokens × {kept:,} bytes{pads}"),
+        Part(
+            "activations", 0, tokens * kept, f"{how}, without padding" if layout.verl and not flash else how
+        ),
         Part("backward buffers", 0, buffers, "logits, or one layer"),
         Part("whole weights", 0, whole, "unsharded layers; the head's gradient"),
     ]
-
-
-def logits_bytes(shape: Shape, config: Config, layout: Layout, tokens: int) -> int:
-    """Bytes of the logits of a pass and of what is computed from them: in verl of all its `tokens`, locally
-    of one chunk at a time with its gradient, and of a part of it in float32."""
-    entropy = config.actor.entropy_coeff != 0
-    if layout.verl:
-        fused = "flash" in config.model.attn_implementation
-        per_logit = FUSED_LOGIT * shape.itemsize if fused else VERL_LOGIT[shape.itemsize][entropy]
-        return per_logit * tokens * shape.vocabulary
-    chunk = min(CHUNK, tokens) * shape.vocabulary
-    size = FLOAT32 if config.model.cast_lm_head_to_fp32 else shape.itemsize
-    return 2 * chunk * size + LOGIT[entropy] * min(chunk, FLOAT32_LOGITS["cpu" if layout.cpu else "cuda"])
 
 
 def server_bytes(shape: Shape, config: Config, layout: Layout, memory: float) -> float:
