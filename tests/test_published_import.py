@@ -105,7 +105,6 @@ OTHERWISE = {
     "actor.ppo_max_token_len": "what is computed does not depend on it",
     "cluster.address": "theirs is that of ray job submit",
     "cluster.rollout": "auto is vllm where there is a GPU",
-    "cluster.strategy": "fsdp2 in place of fsdp",
     "critic.ppo_max_token_len": "what is computed does not depend on it",
     "data.template": "the questions have their prompts, which are the template's",
     "data.val_files": "not on test questions",

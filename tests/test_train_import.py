@@ -240,7 +240,6 @@ MEANINGS = {
     "actor_rollout_ref.actor.optim.warmup_style=cosine": ("actor.optim.lr_scheduler_type", "cosine"),
     "actor_rollout_ref.actor.optim.lr_warmup_steps=-1": ("actor.optim.lr_warmup_steps", 0),
     "actor_rollout_ref.rollout.name=sglang_async": ("cluster.rollout", "sglang"),
-    "actor_rollout_ref.actor.strategy=fsdp": ("cluster.strategy", "fsdp"),
     "actor_rollout_ref.actor.policy_loss.loss_mode=gspo": ("actor.policy_loss.loss_mode", "gspo"),
     "trainer.save_freq=-1": ("trainer.save_freq", 0),
     "data.val_max_samples=-1": ("eval.val_questions", None),
@@ -334,7 +333,7 @@ def test_verls_own_configuration_is_all_defaults(tmp_path):
     differ = {".".join(key) for key in both[0] if both[0][key] != both[1].get(key)}
     assert differ <= {
         "data.train_files", "data.val_files", "model.path", "trainer.logger",
-        "trainer.seed", "critic.ppo_max_token_len", "cluster.n_gpus_per_node", "cluster.strategy",
+        "trainer.seed", "critic.ppo_max_token_len", "cluster.n_gpus_per_node",
         "cluster.tensor_model_parallel_size",
         "actor.clip_ratio_low", "actor.clip_ratio_high",
     }  # fmt: skip

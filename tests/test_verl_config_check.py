@@ -58,7 +58,12 @@ def with_verl(config: Config, **given: Any) -> Config:
         ("algorithm.name=ppo", "algorithm.use_kl_in_reward=true"),
         ("algorithm.name=grpo", "rollout.n=4", "actor.use_kl_loss=true"),
         ("algorithm.name=reinforce_plus_plus", "actor.optim.lr_scheduler_type=linear"),
-        ("algorithm.name=rloo", "rollout.n=2", "model.lora_rank=4", "cluster.strategy=fsdp"),
+        (
+            "algorithm.name=rloo",
+            "rollout.n=2",
+            "model.lora_rank=4",
+            "verl.actor_rollout_ref.actor.strategy=fsdp",
+        ),
     ],
 )
 def test_verl_accepts_what_we_translate(given, on):

@@ -684,8 +684,6 @@ class Cluster(Section):
     """GPUs per machine, a worker each. null: those of this machine; two workers if it has none."""
     address: str | None = None
     """Address of a running Ray cluster: auto, or host:port. null: start one on this machine."""
-    strategy: Annotated[Literal["fsdp2", "fsdp"], Key(verl=f"{ACTOR}.strategy")] = "fsdp2"
-    """How the model is sharded over the workers in training."""
     rollout: Annotated[Literal["auto", "vllm", "sglang", "torch"], Key(verl=f"{ROLLOUT}.name")] = "auto"
     """The engine that generates. auto: vllm, or torch on a machine without a GPU."""
     tensor_model_parallel_size: Annotated[Count, Key(verl=f"{ROLLOUT}.tensor_model_parallel_size")] = 1

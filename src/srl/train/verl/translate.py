@@ -75,12 +75,13 @@ def settings(config: Config, job: Job) -> Settings:
         "trainer.resume_mode": "auto" if job.resume else "disable",
         "trainer.n_gpus_per_node": job.gpus_per_node,
         "trainer.device": "cpu" if job.cpu else "cuda",
+        f"{ACTOR}.strategy": "fsdp2",
         **_model(config, job, MODEL), **_rollout(config, job), **_actor(config), **_engine(config, job, REF),
         **_network(config, job, "actor", ACTOR),
     }  # fmt: skip
     if critic:
         values |= _model(config, job, "critic.model") | _network(config, job, "critic", "critic")
-        values["critic.strategy"] = cluster.strategy
+        values["critic.strategy"] = "fsdp2"
     # Ray counts the GPUs of a cluster that it starts; an existing cluster knows its own.
     values |= {f"{ray}.address": cluster.address} if cluster.address else {f"{ray}.include_dashboard": False}
     if trainer.threads is not None:
