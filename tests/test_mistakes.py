@@ -34,7 +34,6 @@ TYPED = [
     ("train --set rollout.n 5", "rollout.n"),
     ("train --resume --seed 3", "--seed"),
     ("train --run a", "--run"),
-    ("train --from-log em=1", "--algo sft"),
     ("train --algo sft --backend verl", "--backend"),
     ("train import nowhere.yaml", "nowhere.yaml"),
     (f"{TRAIN} --set rollout.maxturns=3", "'rollout.max_turns'"),

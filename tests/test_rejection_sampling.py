@@ -9,18 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from tests import kills as bench
-from tests.training import Said, config, only_run, setting, tokenizer, train
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from tests.training import Said, config, only_run, setting, train
 
 import srl.store
 from srl import process
 from srl.errors import UserError
 from srl.reward import RewardMix
-from srl.rollout.codec import Codec
 from srl.store import LogWriter, Record, RunInfo, read_records
-from srl.train import sft
-from srl.train.logged_episodes import check_tokens, select_episodes
+from srl.train.logged_episodes import select_episodes
 from srl.train.loop import Loop
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
@@ -115,55 +111,6 @@ def test_duplicates_are_dropped_and_questions_are_capped(tmp_path: Path) -> None
     assert choices == {(0, 0), (2, 0), (3, 0)}, "which one is kept is chosen at random"
 
 
-def test_episodes_of_another_tokenizer_are_refused(sampled: tuple[Path, list[Trajectory]]) -> None:
-    episodes = select_episodes(sampled[0], ANY, 0, per_question=None).episodes
-    check_tokens(episodes, Codec(tokenizer()), "run")
-    words = {word: number for number, word in enumerate(["<eos>", "<pad>", *map(str, range(200))])}
-    other = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<eos>")), eos_token="<eos>"
-    )
-    with pytest.raises(UserError, match="the episodes of run were sampled with another tokenizer"):
-        check_tokens(episodes, Codec(other), "run")
-
-
-def of_log(setting: Path, run: Path, **changed: object):
-    usual: dict[str, object] = {
-        "sft__log": str(run), "sft__filter": "em = 1", "sft__steps": 4, "sft__batch_size": 4,
-        "rollout__deterministic": True, "trainer__save_freq": 2, "trainer__test_freq": 0,
-    }  # fmt: skip
-    return config(setting, "ppo", **(usual | changed))
-
-
-def test_a_run_trains_on_the_log_of_another(
-    setting: Path, workspace: Path, sampled: tuple[Path, list[Trajectory]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained: list[Trajectory] = []
-    step = sft.fine_tune_step
-
-    def noted(model, optimiser, trajectories, **named):
-        trained.extend(trajectories)
-        return step(model, optimiser, trajectories, **named)
-
-    monkeypatch.setattr(sft, "fine_tune_step", noted)
-    said = Said()
-    train(of_log(setting, sampled[0]), workspace, "sft", said)
-    expected = {
-        item.id: item.token_ids for item in select_episodes(sampled[0], "em = 1", 0, per_question=4).episodes
-    }
-    assert {item.id: item.token_ids for item in trained}.items() <= expected.items()
-    assert f"{len(expected)} episodes of" in said.text
-    run, right = only_run(workspace), next(item for item in sampled[1] if item.id in expected)
-    right = replace(right, question=replace(right.question, id="one more"), step=3)
-    with LogWriter(sampled[0] / "log", RunInfo(sampled[0].name)) as log:
-        log.write(3, "train", [Record(right)], {})
-    (checkpoints(run)[4]).rename(run / "gone")
-    with pytest.raises(UserError, match=r"what .* learns from has changed"):
-        resume(run, workspace=Workspace(workspace), terminal=Said())
-    with LogWriter(sampled[0] / "log", RunInfo(sampled[0].name)) as log:
-        log.drop_steps_after(2)
-    assert resume(run, workspace=Workspace(workspace), terminal=Said()).steps == 4
-
-
 def test_a_log_or_a_round_with_nothing_to_train_on_is_one_line(
     setting: Path, workspace: Path, tmp_path: Path, sampled: tuple[Path, list[Trajectory]]
 ) -> None:
@@ -171,8 +118,7 @@ def test_a_log_or_a_round_with_nothing_to_train_on_is_one_line(
         log.write(0, "eval", [Record(replace(episode("a", 0, (5,)), phase="eval", step=0))], {})
     for path, condition in ((tmp_path, ANY), (sampled[0], "em = 2"), (setting, ANY)):
         with pytest.raises(UserError):
-            train(of_log(setting, path, sft__filter=condition), workspace, "sft")
-    assert Workspace(workspace).all_runs() == []
+            select_episodes(path, condition, 0)
     with pytest.raises(UserError) as error:
         train(config(setting, "ppo", **(ROUNDS | {"sft__filter": "em = 2"})), workspace, "rft")
     assert error.value.key == "sft.filter"

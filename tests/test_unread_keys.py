@@ -74,11 +74,6 @@ def accessed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind
         ),
         ("rft", 0, train(place, "--algo", "rft", "--set", "sft.filter='true'", "--set", "sft.steps=1")),
         (
-            "sft",
-            0,
-            train(place, "--algo", "sft", "--set", "sft.log=…", "--steps", 1, "--set", "sft.filter='true'"),
-        ),
-        (
             "eval",
             0,
             (

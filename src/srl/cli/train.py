@@ -57,15 +57,7 @@ def train(
             "checkpoints.",
         ),
     ] = False,
-    run: Annotated[str, typer.Option(help="The run to resume, or whose episodes --from-log takes.")] = "last",
-    from_log: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILTER",
-            help="With --algo sft: fine-tune on the training episodes of --run that satisfy this condition "
-            'in SQL, such as "em = 1 and searches >= 1".',
-        ),
-    ] = None,
+    run: Annotated[str, typer.Option(help="The run to resume.")] = "last",
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print the memory of the run, and what to set if it does not fit."),
@@ -97,20 +89,15 @@ def train(
         _resume(run, steps, sets or [], as_json)
         return
     exclude({"--dry-run": dry_run, "--print-config": print_config}, "one prints the plan, the other the keys")
-    log_settings: dict[str, Any] = {}
-    if from_log is not None:
-        log_settings = _log_settings(algo, run, from_log)
-        if config is None and "preset" not in typed:
-            config = _config_of_log(Path(log_settings["sft.log"]))
-    elif "run" in typed:
-        raise UserError("--run goes with --resume or --from-log; add one of them, or leave it out")
+    if "run" in typed:
+        raise UserError("--run goes with --resume; add it, or leave --run out")
     if dry_run and algo in (SFT, RFT):
         raise UserError(f"--dry-run does not plan --algo {algo}")
     from srl.config import load_config
     from srl.train.run_directory import steps_key
 
     settings = {"model.path": model and _model(model), "trainer.seed": seed, steps_key(algo or ""): steps}
-    resolved = load_config(preset, config, algo, {**settings, **log_settings}, sets or [], backend)
+    resolved = load_config(preset, config, algo, settings, sets or [], backend)
     for warning in resolved.warnings:
         output.note(f"warning: {warning}")
     if print_config:
@@ -212,20 +199,6 @@ def _model(name: str) -> str:
     return str(model_directory(name, Workspace.resolve(), output.note)) if is_checkpoint else name
 
 
-def _log_settings(algo: str | None, run: str, condition: str) -> dict[str, Any]:
-    """The settings of --from-log and --run. Raises UserError."""
-    if algo != SFT:
-        raise UserError("--from-log is for fine-tuning; add --algo sft")
-    return {"sft.log": str(Workspace.resolve().find_run(run, trained=True)), "sft.filter": condition}
-
-
-def _config_of_log(log: Path) -> Path | None:
-    """The configuration that the episodes of a log were sampled with; None where the log is in no run."""
-    from srl.config.load import SAVED
-
-    return next((run / SAVED for run in (log, log.parent) if (run / SAVED).is_file()), None)
-
-
 def _print_config(resolved: Any, as_json: bool) -> None:
     from json import dumps
 
@@ -268,7 +241,7 @@ def _start(resolved: Any, algo: str | None, backend: str, as_json: bool) -> None
             f"warning: {resolved.preset} has the demo's prompt, without instructions, and its limits of "
             "length; --preset small and one-gpu are for pretrained models"
         )
-    elif not (is_demo or config.model.path or config.sft.log):
+    elif not (is_demo or config.model.path):
         output.note(f"warning: {resolved.preset} without a model trains the demo's model; give --model")
     workspace = Workspace.resolve()
     name = algo if algo in (SFT, RFT) else config.algorithm.name

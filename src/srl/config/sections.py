@@ -597,11 +597,8 @@ class Sft(Section):
     train_files: File | None = None
     """Demonstrations, JSON lines `{"question", "golden_answers", "turns": ["…", …]}`. null: those of
     data.world."""
-    log: Annotated[File | None, Key("sft")] = None
-    """A run, or its log, whose training episodes are fine-tuned on instead of train_files: those that filter
-    keeps. `--from-log FILTER --run RUN` sets both."""
-    filter: Annotated[str, Key("sft rft")] = Field(default="em = 1 and searches >= 1", min_length=1)
-    """Which sampled episodes are kept, by log and by `--algo rft`: a condition in SQL on the columns of
+    filter: Annotated[str, Key("rft")] = Field(default="em = 1 and searches >= 1", min_length=1)
+    """Which sampled episodes `--algo rft` keeps: a condition in SQL on the columns of
     `trajectories` (docs/store.md)."""
     steps: Natural = 80
     """Optimiser steps; with `--algo rft` of each round. 0: none."""

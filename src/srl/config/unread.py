@@ -92,7 +92,7 @@ Row = tuple[object, Sequence[str], str]
 def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     """The keys that the algorithm, the model, the index or several keys make void, and the reason; of those
     that hold a key the first counts."""
-    actor, search, sft, path = config.actor, config.search, config.sft, config.model.path
+    actor, search, path = config.actor, config.search, config.model.path
     no_search = kind in ("rl", "sft", "rft") and not config.rollout.search
     here = search.url is None and not search.retrievers
     start = f"training starts from {path} as it is; fine-tune it first with --algo sft"
@@ -106,8 +106,6 @@ def _conditions(config: Config, kind: Kind, algorithm: Algorithm) -> Iterator[tu
         (not config.needs_reference, ["ref"], "there is no KL to a reference policy"),
         (config.model.lora_rank == config.critic.lora_rank == 0,
          ["model.lora_alpha", "model.lora_target_modules"], "model.lora_rank is 0"),
-        (kind == "sft" and sft.log, ["sft.train_files"], "sft.log takes its place"),
-        (kind == "sft" and not sft.log, ["sft.filter"], "sft.log is null"),
         (kind == "rl" and path, ["sft"], start),
         (kind not in ("rl", "sft") and path, ["sft.train_files"], start),
         (no_search, ["search.max_failed"], ""),  # rewards and engines fail too

@@ -22,6 +22,7 @@ from srl.train.load_components import (
 )
 from srl.train.logged_episodes import check_filter
 from srl.train.loop import Loop
+from srl.train.make_missing import demonstration_file
 from srl.train.model_check import check_model
 from srl.train.questions import load_splits
 from srl.train.rejection_sampling import RejectionSampling
@@ -37,8 +38,8 @@ from srl.train.run_directory import RFT, SFT
 from srl.train.search import as_inputs, index_digests, load_search
 from srl.train.sft import (
     FineTuning,
+    demonstrated,
     digest_of_episodes,
-    episodes_to_learn,
     sft_optimiser,
 )
 from srl.train.threads import set_threads
@@ -91,11 +92,10 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
         loaded["config"] = config.with_settings({"trainer.save_freq": 1, "trainer.test_freq": 1})
         loop: Loop = RejectionSampling(**loaded)
     elif algo == SFT:
-        episodes, counts = episodes_to_learn(config, policy, environment, splits, workspace, terminal.note)
+        file = demonstration_file(config, workspace, terminal.note)
+        episodes = demonstrated(file, environment, terminal.note, splits.train)
         inputs["episodes"] = digest_of_episodes(episodes)
-        loop = FineTuning(
-            **loaded, optimisers={"actor": sft_optimiser(config.sft, actor)}, episodes=episodes, counts=counts
-        )
+        loop = FineTuning(**loaded, optimisers={"actor": sft_optimiser(config.sft, actor)}, episodes=episodes)
     else:
         learner = load_learner(config, policy, samples_as_trained(engine, actor))
         if config.needs_reference:

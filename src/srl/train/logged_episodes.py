@@ -1,8 +1,8 @@
 """A filter over a log: right episodes as demonstrations, each once, a few for each question.
 
-Fine-tuning and rejection sampling take the ids that were sampled and their masks as they are; nothing is
-encoded again. `srl data demonstrations --from-log` writes the text of the turns, for any model, and `srl data
-prepare --from-log` keeps the questions of the episodes.
+Rejection sampling takes the ids that were sampled and their masks as they are; nothing is encoded again.
+`srl data demonstrations --from-log` writes the text of the turns, for any model, and `srl data prepare
+--from-log` keeps the questions of the episodes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from tempfile import TemporaryDirectory
 import duckdb
 
 from srl.browse.sql import sql
-from srl.config import load_saved
 from srl.data.demonstration_file import Demonstrations, save_demonstrations, turns_of
 from srl.errors import UserError
-from srl.rollout.codec import Codec
 from srl.safe import quoted
 from srl.store import LogWriter, RunInfo, read_records, read_with_rows, reading
 from srl.store.reader import find_logs
-from srl.train.run_directory import LOG, RECORD
+from srl.train.run_directory import LOG
 from srl.trajectory import Trajectory
 
 PER_QUESTION = 4
@@ -192,25 +190,3 @@ def passing(connection: duckdb.DuckDBPyConnection, condition: str) -> set[str]:
     except UserError as error:
         what = f"the filter '{quoted(condition)}' is not a condition on trajectories"
         raise UserError(f"{what}: {error}") from error
-
-
-def check_tokens(episodes: Sequence[Trajectory], codec: Codec, where: str) -> None:
-    """Raises UserError unless `codec` reads in the policy's tokens the text that was logged with them."""
-    for episode in episodes:
-        for segment in episode.segments:
-            text = codec.decode(segment.token_ids, special=episode.protocol != "tags")
-            if episode.protocol != "tags":
-                text = text[: len(segment.text)]  # without EOS
-            if segment.is_policy and text != segment.text:
-                raise UserError(
-                    f"the episodes of {where} were sampled with another tokenizer: the tokens of episode "
-                    f"{episode.id} do not give its text here; fine-tune a model with that run's tokenizer"
-                )
-
-
-def model_of_log(log: Path) -> Path:
-    """The model that the run of a log started from. Raises UserError where the log is not in a run."""
-    for run in (log, log.parent):
-        if (run / RECORD).is_file() and (model := load_saved(run).model.path):
-            return Path(model)
-    raise UserError(f"{log} is not in the directory of a run, which says what it trained; give --model")

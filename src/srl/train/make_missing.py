@@ -93,7 +93,7 @@ def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
 def check_demonstrations(config: Config, workspace: Workspace) -> None:
     """Raises UserError where fine-tuning would mix the user's files with those of the made-up world."""
     data, search, sft = config.data, config.search, config.sft
-    if sft.log is not None or (sft.train_files is None) == (data.train_files is None):
+    if (sft.train_files is None) == (data.train_files is None):
         return
     if sft.train_files is None:
         raise UserError(

@@ -26,7 +26,6 @@ from srl.store.lock import LogLock
 from srl.train import resume_checks
 from srl.train.cold_start import cold_started
 from srl.train.load_protocol import with_base_tokenizer, with_day, with_protocol
-from srl.train.logged_episodes import model_of_log
 from srl.train.make_missing import check_demonstrations, start_of, with_data, with_local_models
 from srl.train.report import Terminal, check_loggers
 from srl.train.run_directory import (
@@ -177,10 +176,6 @@ def with_paths(config: Config, algo: str, workspace: Workspace, terminal: Termin
     if algo == SFT:
         check_demonstrations(config, workspace)
     config = located(with_data(located(config), workspace, terminal.note))
-    if algo == SFT and config.sft.log is not None and config.model.path is None:
-        model = model_of_log(Path(config.sft.log))
-        terminal.note(f"fine-tuning {model}, which that run started from; --model RUN@best takes its policy")
-        config = config.with_settings({"model.path": str(model)})
     config = with_local_models(config, terminal.note)
     if config.model.path is not None:
         return with_day(with_protocol(config, terminal.note))

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from srl import process
-from srl.config import Config
 from srl.config.sections import Sft
 from srl.data.demonstration_file import read_demonstrations
 from srl.errors import UserError
@@ -32,19 +31,15 @@ from srl.rollout.engine import ScriptedEngine
 from srl.rollout.environment import Environment, Key
 from srl.rollout.protocol import Protocol
 from srl.train.learning_rate import sft_factor
-from srl.train.load_components import LoadedModel
 from srl.train.load_protocol import prompts
-from srl.train.logged_episodes import check_tokens, select_episodes
 from srl.train.loop import Loop
-from srl.train.make_missing import Note, demonstration_file
-from srl.train.questions import Splits
+from srl.train.make_missing import Note
 from srl.trajectory import Question, Trajectory
 from srl.update.batch import Batch, collate
 from srl.update.logits import micro_batches_of
 from srl.update.logprobs import token_stats
 from srl.update.losses import sft_loss
 from srl.update.optimiser import Optimiser
-from srl.workspace import Workspace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,8 +53,6 @@ class FineTuning(Loop):
     """
 
     episodes: list[Trajectory]
-    counts: dict[str, float] = field(default_factory=dict)
-    """Of the episodes, for the log."""
     data: Iterator[list[Trajectory]] = field(init=False)
 
     def step(self, number: int) -> dict[str, float]:
@@ -83,34 +76,9 @@ class FineTuning(Loop):
             batches(self.episodes, self.config.sft, self.config.trainer.seed), self.progress.step, None
         )
         if self.progress.step == 0:
-            self.record(0, "sft", [], self.counts)
-
-
-def episodes_to_learn(
-    config: Config, policy: LoadedModel, environment: Environment, splits: Splits, workspace: Workspace,
-    note: Note,
-) -> tuple[list[Trajectory], dict[str, float]]:  # fmt: skip
-    """What a fine-tuning learns from, and its counts: the episodes of `sft.log`, or the demonstrations of
-    `sft.train_files` or the world, which are run here first.
-
-    Raises UserError for episodes of another tokenizer.
-    """
-    counts = dict[str, float]()
-    if config.sft.log is not None:
-        sft, log = config.sft, config.sft.log
-        selection = select_episodes(Path(log), sft.filter, config.trainer.seed)
-        check_tokens(selection.episodes, policy.codec, log)
-        for line in selection.lines():
-            note(line)
-        episodes, counts = selection.episodes, selection.metrics()
-    else:
-        file = demonstration_file(config, workspace, note)
-        episodes = demonstrated(file, environment, note, splits.train)
-    counts |= {
-        "sft/episodes": len(episodes),
-        "sft/policy_tokens": sum(episode.policy_tokens for episode in episodes),
-    }
-    return episodes, counts
+            tokens = sum(episode.policy_tokens for episode in self.episodes)
+            counts = {"sft/episodes": float(len(self.episodes)), "sft/policy_tokens": float(tokens)}
+            self.record(0, "sft", [], counts)
 
 
 def demonstrated(
