@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,8 +151,6 @@ def test_a_run_and_its_checkpoints_name_the_model_and_resume_without_the_hub(hub
     (run,) = Workspace(workspace).all_runs()
     name = f"acme/towns@{COMMIT}"
     assert said.text.count("fetching acme/towns") == 1
-    card = json.loads((run / "checkpoints" / "step-000002" / "srl.json").read_text())
-    assert card["base_model"] == name
     with srl.store.open(run) as log:
         assert log.execute("SELECT model FROM runs").fetchall() == [(name,)]
     hub.asked.clear()

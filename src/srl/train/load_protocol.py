@@ -19,7 +19,6 @@ from srl.config import Config
 from srl.config.sections import Model
 from srl.errors import UserError
 from srl.files import ABOUT, FORMAT, check_format, json_object, write_json
-from srl.models.hub import hub_name
 from srl.models.load import check_tags, load_tokenizer
 from srl.plugins import manager
 from srl.protocol import STOP_STRINGS, WITHOUT_SEARCH, Template, template
@@ -251,15 +250,11 @@ def _asks_for_tags(config: Config) -> str:
 
 
 def model_card(
-    protocol: Protocol, section: Model, indexes: Mapping[str, str] | None = None, start: str | None = None
+    protocol: Protocol, section: Model, indexes: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """The fields of `srl.json`: template, search, what its chat template is called with, how it calls tools,
-    and the digests of the indexes used in training by the name of their retriever, "" for the default one.
-
-    `base_model` is the published model that the training began with, where the directory `start` is one.
-    """
-    base = {} if start is None else base_model(Path(start))
-    card = {"template": protocol.template.name, "search": protocol.template.searches, **protocol.card, **base}
+    and the digests of the indexes used in training by the name of their retriever, "" for the default one."""
+    card = {"template": protocol.template.name, "search": protocol.template.searches, **protocol.card}
     if section.chat_template_kwargs:
         card["chat_template_kwargs"] = section.chat_template_kwargs
     return card if indexes is None else {**card, "indexes": dict(indexes)}
@@ -268,14 +263,8 @@ def model_card(
 def card_of_run(config: Config, protocol: Protocol, indexes: Mapping[str, str]) -> dict[str, Any]:
     """The card of what a run trains. `template` is null where the run uses the prompts in its files, so that
     an evaluation uses them too."""
-    card = model_card(protocol, config.model, indexes, config.model.path)
+    card = model_card(protocol, config.model, indexes)
     return card | {"template": None} if takes_written_prompts(config) else card
-
-
-def base_model(directory: Path) -> dict[str, str]:
-    """The field `base_model`: the name on the hub with its commit, or what `srl.json` in `directory` says."""
-    name = hub_name(directory) or str(read_card(directory).get("base_model", ""))
-    return {"base_model": name} if name else {}
 
 
 def stop_strings(card: Mapping[str, Any]) -> Sequence[str]:
