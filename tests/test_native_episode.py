@@ -21,7 +21,6 @@ from transformers import AddedToken
 from srl.browse.messages import messages
 from srl.browse.transcript import spans
 from srl.data.demonstration_file import read_demonstrations
-from srl.evaluate.metrics import env_metrics
 from srl.protocol import TEMPLATES, ToolCall, shown_result
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling
@@ -261,14 +260,6 @@ def test_logged_episodes_become_demonstrations_that_play_in_either_protocol(code
         assert not_as_written(episode, environment.protocol) is None
         assert [search.query for search in episode.searches] == ["lighthouse", "Velmar"]
         assert (episode.end, episode.answer) == ("answered", ANSWER)
-
-
-def test_metrics_of_calls_are_there_in_native_runs_alone(codec):
-    trajectory = play(codec, [f"{CALL}\n{BAD}", ANSWER])
-    metrics = env_metrics([trajectory])
-    assert (metrics["env/malformed_calls"], metrics["env/calls_per_turn"]) == (1.0, 1.0)
-    tags = replace(trajectory, protocol="tags")
-    assert not {"env/malformed_calls", "env/calls_per_turn"} & env_metrics([tags]).keys()
 
 
 def test_the_log_has_tool_and_arguments_also_of_what_could_not_be_read(codec):

@@ -112,13 +112,6 @@ def test_stop_string_that_a_server_cut_off_is_put_back(reply, text, reason):
     assert (CODEC.decode(turn.token_ids), turn.stop_reason) == (text, reason)
 
 
-def test_ids_that_go_on_after_a_stop_string_end_at_the_token_that_completes_it():
-    turn = Made(with_ids("<answer>x</answer>.\nand so on"), ids=True).turn()
-    assert CODEC.decode(turn.token_ids[:-1]).count("</answer>") == 0
-    assert "</answer>" in CODEC.decode(turn.token_ids)
-    assert (len(turn.logprobs), turn.stop_reason) == (len(turn.token_ids), "stop")
-
-
 def test_parameters_that_a_server_refuses_are_dropped_once_with_a_note():
     made = Made(
         refused("Unrecognized request arguments supplied: top_k, min_p"),
