@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,33 +63,16 @@ def accessed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind
     out = tmp_path_factory.mktemp("runs")
     shown = ("--data", place / "train.parquet", "--index", place / "index", "--config", place / "small.yaml")
     written = ("-q", "--workspace", out, "data", "demonstrations", place / "model", *shown, "--out")
-    ways: list[tuple[Kind, int, tuple[object, ...]]] = [
-        ("rl", 0, train(place, "--set", "algorithm.use_kl_in_reward=true", "--algo", "ppo")),
-        ("rl", 0, train(place, "--set", "actor.use_kl_loss=true", "--set", "rollout.n=2", "--algo", "grpo")),
-        (
-            "sft",
-            0,
-            train(place, "--algo", "sft", "--set", f"sft.train_files={place / 'shown.jsonl'}", "--steps", 2),
-        ),
-        ("rft", 0, train(place, "--algo", "rft", "--set", "sft.filter='true'", "--set", "sft.steps=1")),
-        (
-            "eval",
-            0,
-            (
-                "-q",
-                "eval",
-                "run",
-                place / "model",
-                "--config",
-                place / "small.yaml",
-                "--index",
-                place / "index",
-                "--data",
-                place / "test.parquet",
-            ),
-        ),
-        ("ask", 0, ("-q", "ask", "last", "what flag has velmar", "--index", place / "index")),
-        ("made", 0, (*written, out / "made.jsonl", "--from", "passages")),
+    shown_file, any_episode = f"sft.train_files={place / 'shown.jsonl'}", "sft.filter='true'"
+    measured = ("--index", place / "index", "--data", place / "test.parquet")
+    ways: list[tuple[Kind, tuple[object, ...]]] = [
+        ("rl", train(place, "--set", "algorithm.use_kl_in_reward=true", "--algo", "ppo")),
+        ("rl", train(place, "--set", "actor.use_kl_loss=true", "--set", "rollout.n=2", "--algo", "grpo")),
+        ("sft", train(place, "--algo", "sft", "--set", shown_file, "--steps", 2)),
+        ("rft", train(place, "--algo", "rft", "--set", any_episode, "--set", "sft.steps=1")),
+        ("eval", ("-q", "eval", "run", place / "model", "--config", place / "small.yaml", *measured)),
+        ("ask", ("-q", "ask", "last", "what flag has velmar", "--index", place / "index")),
+        ("made", (*written, out / "made.jsonl", "--from", "passages")),
     ]
     seen_by: dict[Kind, set[str]] = {kind: set() for kind in KINDS}
     with pytest.MonkeyPatch.context() as patch:
@@ -99,11 +81,9 @@ def accessed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind
         patch.setattr(Section, "__getattribute__", look)
         patch.setattr(srl.config, "load_config", then_clear(srl.config.load_config))
         patch.setattr(model_settings, "local_settings", then_clear(model_settings.local_settings))
-        for kind, code, arguments in ways:
+        for kind, arguments in ways:
             seen.clear()
-            logs = sorted(out.glob("runs/*-rft-*"))
-            typed = [str(each).replace("…", str(logs[-1]) if logs else "") for each in arguments]
-            assert main(typed) == code, typed
+            assert main([*map(str, arguments)]) == 0, arguments
             seen_by[kind] |= seen
     return seen_by
 
@@ -155,11 +135,6 @@ def test_what_a_run_looks_at_and_what_the_table_says_it_reads_are_the_same(acces
     assert looks - says <= set(LOOKED_AT_IN_VAIN)
     elsewhere = [name for who, name in NOT_LOOKED_AT if who in ("", kind)]
     assert [key for key in says - looks if not key.startswith(tuple(elsewhere))] == []
-
-
-def test_every_key_is_read_by_a_kind_of_run_that_there_is():
-    for key in KEYS:
-        assert set(facts(key).read_by.split()) & set(KINDS) == set(facts(key).read_by.split()) != set(), key
 
 
 @pytest.mark.parametrize(
@@ -234,22 +209,17 @@ def test_keys_that_another_key_makes_void_are_named_and_no_others(settings, key)
         ("sft", ["sft.steps=0"], "sft.steps"),
         ("grpo", ["model.dtype=float16"], "model.dtype"),
         ("grpo", ["rollout.engine=openai", "rollout.openai.url=http://h/"], "rollout.engine"),
-        (
-            "ppo",
-            ["search.retrievers={a: {url: 'http://h/', options: {k1: 1}}}"],
-            "search.retrievers.a.options",
-        ),
-        (
-            "grpo",
-            ["algorithm.rollout_correction.rollout_rs_threshold=3"],
-            "algorithm.rollout_correction.rollout_rs ",
-        ),
+        ("ppo", ["search.retrievers={a: {url: 'http://h/', options: {k1: 1}}}"],
+         "search.retrievers.a.options"),
+        ("grpo", ["algorithm.rollout_correction.rollout_rs_threshold=3"],
+         "algorithm.rollout_correction.rollout_rs"),
     ],
-)
+)  # fmt: skip
 def test_what_such_a_run_cannot_do_is_refused_with_its_key(tmp_path, monkeypatch, algo, sets, key):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=re.escape(key)):
+    with pytest.raises(UserError) as refused:
         load_config(algo=algo, sets=sets)
+    assert refused.value.key == key
 
 
 def test_a_file_is_typed_where_the_user_wrote_it_but_not_for_other_algorithms(tmp_path):
