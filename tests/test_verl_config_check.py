@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
-from tests.verl_configs import GPU, job, made
+from tests.verl_configs import BASE, GPU, job, made
 from torch.testing import assert_close
 
-from srl.config import Config
+from srl.config import Config, load_config
 from srl.errors import UserError
 from srl.train.rl import actor_loss
 from srl.train.verl.config_check import compose, validated
-from srl.train.verl.losses import in_verls_terms, register_ours
 from srl.update.losses import policy_loss
 
-pytestmark = [pytest.mark.slow, pytest.mark.must_run]
+pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(600)]
 
 ACTOR = "actor_rollout_ref.actor"
 
@@ -51,23 +51,62 @@ def with_verl(config: Config, **given: Any) -> Config:
     return config.model_copy(update={"verl": tree})
 
 
-@pytest.mark.parametrize("on", [job(), GPU], ids=["cpu", "gpus"])
+PRESETS = sorted(path.stem for path in BASE.parent.glob("*.yaml"))
+NOT_ON_VERL = ("no-mask",)
+SECTIONS = ("model", "actor", "ref", "rollout", "rollout.checkpoint_engine")
+"""What the worker makes objects of, in `actor_rollout_ref`."""
+
+
 @pytest.mark.parametrize(
-    "given",
+    ("preset", "rank", "engine", "more"),
     [
-        ("algorithm.name=ppo", "algorithm.use_kl_in_reward=true"),
-        ("algorithm.name=grpo", "rollout.n=4", "actor.use_kl_loss=true"),
-        ("algorithm.name=reinforce_plus_plus", "actor.optim.lr_scheduler_type=linear"),
-        (
-            "algorithm.name=rloo",
-            "rollout.n=2",
-            "model.lora_rank=4",
-            "verl.actor_rollout_ref.actor.strategy=fsdp",
-        ),
+        *((name, 0, "vllm", ()) for name in PRESETS if name not in NOT_ON_VERL),
+        ("tiny", 16, "vllm", ()),
+        ("tiny", 16, "sglang", ()),
+        ("tiny", 0, "sglang", ("algorithm.name=reinforce_plus_plus", "actor.optim.lr_scheduler_type=linear")),
+        ("tiny", 0, "vllm", ("algorithm.name=rloo", "verl.actor_rollout_ref.actor.strategy=fsdp")),
     ],
 )
-def test_verl_accepts_what_we_translate(given, on):
-    validated(made(*given), on)
+def test_verl_makes_its_objects_of_every_preset_as_on_gpus(preset, rank, engine, more):
+    from omegaconf import OmegaConf, open_dict
+    from verl.utils.config import omega_conf_to_dataclass
+
+    sets = [f"cluster.rollout={engine}", f"model.lora_rank={rank}", f"model.path={BASE}",
+            "cluster.address=auto", *more]  # fmt: skip
+    composed = compose(load_config(preset, sets=sets).config, GPU)
+    networks = [
+        composed.actor_rollout_ref.model,
+        *([composed.critic.model] if composed.critic.enable else []),
+    ]
+    for network in networks:  # the tokenizer is the run's, which there is none of
+        network.tokenizer_path = str(BASE)
+    ref = composed.actor_rollout_ref.ref
+    with open_dict(ref):  # as the worker does
+        ref.ppo_mini_batch_size = composed.actor_rollout_ref.actor.ppo_mini_batch_size
+        ref.use_dynamic_bsz = ref.pop("log_prob_use_dynamic_bsz")
+        ref.ppo_max_token_len_per_gpu = ref.pop("log_prob_max_token_len_per_gpu")
+        ref.ppo_micro_batch_size = ref.pop("log_prob_micro_batch_size")
+        ref.ppo_micro_batch_size_per_gpu = ref.pop("log_prob_micro_batch_size_per_gpu")
+    made: dict[str, Any] = {
+        name: omega_conf_to_dataclass(OmegaConf.select(composed.actor_rollout_ref, name)) for name in SECTIONS
+    }
+    if composed.critic.enable:
+        omega_conf_to_dataclass(composed.critic)
+    rollout = made["rollout"]
+    assert (rollout.name, rollout.free_cache_engine, rollout.enable_sleep_mode) == (engine, True, True)
+    assert rollout.load_format == ("safetensors" if rank else "dummy")
+    assert made["model"].lora_rank == rank
+    assert not made["model"].lora.get("merge")
+    assert made["actor"].engine.param_offload == made["ref"].engine.param_offload
+
+
+def test_bucket_of_shared_memory_holds_the_largest_weight(tmp_path):
+    """verl ends a run without a GPU at a weight that is larger."""
+    sizes = {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    composed = compose(made("cluster.rollout=vllm", f"model.path={tmp_path}"), job())
+    bucket = composed.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes
+    assert 151_936 * 896 * 4 <= bucket * 2**20 < 1.01 * 151_936 * 896 * 4
 
 
 def test_optimiser_that_verl_builds_is_ours():
@@ -96,7 +135,6 @@ def rows(seed: int) -> tuple[torch.Tensor, ...]:
 ])  # fmt: skip
 @pytest.mark.parametrize("by", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"])
 def test_policy_loss_is_the_same_number_under_both(verl, mode, bound, by):
-    """By verl's own function, and by ours as it would be registered if verl had none."""
     given = (f"actor.clip_ratio_c={bound}", f"actor.loss_agg_mode={by}", "data.max_response_length=9")
     config = made(
         *given, "actor.clip_ratio_low=0.1", "actor.clip_ratio_high=0.3",
@@ -108,21 +146,11 @@ def test_policy_loss_is_the_same_number_under_both(verl, mode, bound, by):
         dp_size=2, batch_num_tokens=2 * mask.sum(), global_batch_size=2 * len(mask),
         loss_scale_factor=theirs.loss_scale_factor,
     )  # fmt: skip
-    settings = actor_loss(config)
-    ours, _ = policy_loss(logprobs, old, advantages, mask, **settings.of_policy)
+    ours, _ = policy_loss(logprobs, old, advantages, mask, **actor_loss(config).of_policy)
     batch = {"loss_agg_mode": theirs.loss_agg_mode, "config": theirs}
-    for loss in (verl.get_policy_loss_fn(mode), in_verls_terms(settings)):
-        value, metrics = loss(old, logprobs, advantages, mask, **batch)
-        assert_close(value, ours)
-        assert metrics["actor/pg_clipfrac"] > 0
-
-
-def test_loss_that_verl_lacks_is_ours_there(verl, monkeypatch):
-    theirs = verl.POLICY_LOSS_REGISTRY["gspo"]
-    monkeypatch.delitem(verl.POLICY_LOSS_REGISTRY, "gspo")
-    monkeypatch.setattr("srl.train.verl.losses.this_config", made)
-    register_ours()
-    assert verl.get_policy_loss_fn("gspo") is not theirs
+    value, metrics = verl.get_policy_loss_fn(mode)(old, logprobs, advantages, mask, **batch)
+    assert_close(value, ours)
+    assert metrics["actor/pg_clipfrac"] > 0
 
 
 @pytest.mark.parametrize(

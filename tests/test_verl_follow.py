@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.store_builder import episode, record, run_info
 
 from srl.config import Config
-from srl.errors import CheckFailed, SrlError, UserError
+from srl.errors import CheckFailed, SrlError, UserError, with_notes
 from srl.rollout.delivery import NotDelivered
 from srl.store import reading
 from srl.train.report import Terminal
@@ -57,7 +57,7 @@ class Followed:
         monkeypatch.setattr(ray, "wait", self.wait)
         monkeypatch.setattr(ray, "is_initialized", lambda: True)
         monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "job"))
-        monkeypatch.setattr(failures, "actors", self.actors)
+        monkeypatch.setattr(failures, "actors", lambda actor_state_name: self.dead)
 
     def __getattr__(self, name: str) -> Any:
         """A method of the log actor, as Ray hands it out."""
@@ -68,9 +68,6 @@ class Followed:
             return calls, []
         self.acts.pop(0)()
         return [], calls
-
-    def actors(self, actor_id: str | None = None, actor_state_name: str = "") -> dict[str, Any]:
-        return self.dead.get(actor_id, {}) if actor_id else self.dead
 
     def dies(self, name: str, job: str = "job", **cause: Any) -> Callable[[], None]:
         def act() -> None:
@@ -169,25 +166,17 @@ def test_what_broke_an_episode_ends_the_run_and_comes_before_what_verl_made_of_i
     assert run.ends_with(UserError, bool, bool) is failure
 
 
-def died_while_called() -> BaseException:
-    error = ActorDiedError()
-    error.actor_id = "unknown"
-    return error
-
-
 @pytest.mark.parametrize(
     "error",
     [
-        OSError(28, "No space left on device"),
-        RuntimeError("PytorchStreamWriter failed writing file data/0: No space left on device"),
         OutOfMemoryError("\x1b[31mTask was killed\x1b[0m\nmore\nlines"),
         NotDelivered("the engine holds others"),
-        died_while_called(),
+        ActorDiedError(),
     ],
-    ids=["disk", "checkpoint", "memory", "weights", "unknown actor"],
+    ids=["memory", "weights", "unknown actor"],
 )
 def test_faults_of_the_machines_say_how_to_resume(run, resumes, error):
-    assert resumes in str(run.ends_with(SrlError, end=remote(error, 2)))
+    assert resumes in with_notes(run.ends_with(SrlError, end=remote(error, 2)))
 
 
 def test_a_bug_is_raised_as_itself_with_the_other_processs_traceback(run):
@@ -228,25 +217,18 @@ def test_a_run_that_stands_is_ended_with_its_stage(run, clock, resumes):
     assert run.status() == "failed"
 
 
-@pytest.mark.parametrize(("waits", "before"), [(4.9, True), (800.0, False)], ids=["a step", "the start"])
-def test_a_run_that_goes_forward_slowly_is_left_alone(run, clock, waits, before):
-    """Until an episode has come all processes are still starting, which takes longer."""
-    if before:
-        run.step(1)()
-
+def test_a_run_that_goes_forward_slowly_is_left_alone(run, clock):
     def slowly() -> None:
-        clock.now += waits
+        clock.now += 4.9
         run.log.mark("rollout", 1)
 
     run.follow(*[slowly] * 20)
     assert run.status() == "finished"
 
 
-@pytest.mark.parametrize("fault", [remote(UserError("the disk is full")), GetTimeoutError("Get timed out")])
-def test_the_log_writers_faults_are_the_runs(run, resumes, monkeypatch, fault):
+def test_a_log_writer_that_does_not_answer_ends_the_run(run, resumes, monkeypatch):
     def get(call: object, timeout: float) -> None:
-        raise fault
+        raise GetTimeoutError("Get timed out")
 
     monkeypatch.setattr(ray, "get", get)
-    error = run.ends_with(UserError, bool)
-    assert (resumes in str(error)) == isinstance(fault, GetTimeoutError)
+    assert resumes in str(run.ends_with(UserError, bool))

@@ -122,8 +122,11 @@ def test_a_watch_that_stops_a_run_ends_it_as_a_failure(log):
     writer = watched(log, "stop")
     for step in (1, 2, 3):
         add(writer, step)
-        finish(writer, step, "train", {"actor/ref_kl": 5.0})
+        writer.finish(step, "train", {"actor/ref_kl": 5.0})
     assert isinstance(writer.failure(), UserError)
+    assert entries(log) == [("train", 1, 2), ("train", 2, 2)]
+    with pytest.raises(UserError):
+        writer.flush()
 
 
 def test_a_finished_step_is_told_with_what_its_episodes_say_of_it(log):
@@ -150,7 +153,7 @@ def test_a_resumed_runs_figures_are_those_of_its_log(log):
     assert resumed.progress == Progress(1, 3.0, {0: 1.0, 1: 0.0}, {0: 1.0})
 
 
-def test_a_full_disk_is_one_line_and_what_was_written_stays(log, monkeypatch):
+def test_a_full_disk_is_the_runs_failure_and_what_was_written_stays(log, monkeypatch):
     writer = new_writer(log)
     add(writer, 1)
     finish(writer, 1, "train", {})
@@ -161,11 +164,13 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(log, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", full)
+        writer.finish(2, "train", {})
+        add(writer, 3)
+        writer.finish(3, "train", {})
+        assert isinstance(writer.failure(), UserError)
+        assert writer.poll().failure is writer.failure()
         with pytest.raises(UserError):
-            finish(writer, 2, "train", {})
-        for ask in (writer.poll, writer.failure, writer.flush, lambda: writer.finish(3, "train", {})):
-            with pytest.raises(UserError):
-                ask()
+            writer.flush()
         with pytest.raises(UserError):
             writer.close("failed")
     resumed = new_writer(log, after=1)
@@ -181,6 +186,7 @@ def test_a_trainer_that_goes_on_after_the_end_gets_no_further(log):
     add(writer, 1, count=1)
     writer.close("interrupted")
     add(writer, 1, count=4)
+    writer.finish(1, "train", {})
     with pytest.raises(UserError):
-        writer.finish(1, "train", {})
+        writer.flush()
     assert entries(log) == counts(log) == [("train", 1, 1)]

@@ -19,7 +19,7 @@ from srl.config import load_config
 from srl.errors import UserError
 from srl.train.verl import without_gpu
 from srl.train.verl.job import RUN_VARIABLE
-from srl.train.verl.launch import check_installed
+from srl.train.verl.launch import check
 
 WANTED = os.environ.get("SRL_CI_VLLM") == "1"
 
@@ -85,7 +85,7 @@ def test_rollout_that_is_not_installed_here_is_told_before_anything_is_made(
     packages |= {"vllm": version} if version else {}
     sets = ["cluster.rollout=vllm", "model.device=cpu", *([f"cluster.address={address}"] if address else [])]
     with pytest.raises(UserError) if refused else nullcontext() as error:
-        check_installed(load_config(None, None, "grpo", {}, sets).config)
+        check(load_config(None, None, "grpo", {}, sets).config)
     assert not refused or error.value.key == "cluster.rollout"
 
 

@@ -64,7 +64,7 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
     path, cuda, cpu = start_of(config), torch.cuda.is_available(), False
     if backend == "verl":
         whole, job = config.with_settings({"model.path": str(path)}), planned_job(config)
-        layout, dtype = layout_of(config, job), str(precision(config, job))
+        layout, dtype = layout_of(config, job), precision(config, job)
         refuses = validated if find_spec("verl") else check_supported
         checks = [partial(refuses, whole, job), partial(check_start_on_verl, whole, job, notes.append)]
     else:

@@ -74,9 +74,11 @@ def with_day(config: Config) -> Config:
 
 
 def generation_eos(directory: Path) -> int | list[int] | None:
-    """The ids that end a text by the directory's generation config; None where it has none."""
-    file = directory / "generation_config.json"
-    return json_object(file.read_bytes(), str(file)).get("eos_token_id") if file.is_file() else None
+    """The ids that end a text by the directory's generation config, or else its config; None where it has
+    none."""
+    files = (directory / "generation_config.json", directory / "config.json")
+    settings = next((json_object(file.read_bytes(), str(file)) for file in files if file.is_file()), {})
+    return settings.get("eos_token_id", settings.get("text_config", {}).get("eos_token_id"))
 
 
 def prompts(template: Template, codec: Codec) -> Callable[[str], tuple[dict[str, str], ...]]:

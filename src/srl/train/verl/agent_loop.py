@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
@@ -15,11 +16,11 @@ from srl.reward import RewardMix
 from srl.rollout.environment import Environment, Key
 from srl.store import Record
 from srl.train.load_components import load_environment, load_rewards
-from srl.train.load_protocol import load_codec
+from srl.train.load_protocol import generation_eos, load_codec
 from srl.train.resume_checks import resume_with
 from srl.train.search import load_search
 from srl.train.verl.dataset import TRAIN, read_row
-from srl.train.verl.engine import VerlEngine, eos_ids
+from srl.train.verl.engine import VerlEngine
 from srl.train.verl.failures import reason
 from srl.train.verl.job import this_config, this_run
 from srl.train.verl.log_writer import log_actor_of
@@ -55,7 +56,7 @@ async def worker_state() -> WorkerState:
 
 def _load_state() -> WorkerState:
     config = this_config()
-    codec = load_codec(config.model, eos_ids(config), lambda text: None)
+    codec = load_codec(config.model, generation_eos(Path(str(config.model.path))), lambda text: None)
     search = load_search(config, Workspace.resolve(), lambda text: None)
     environment = load_environment(config, codec, search, lambda text: None)
     reward = load_rewards(config)

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from srl.config import Config
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, Sampling, stop_reason
 from srl.train.verl.job import TORCH
@@ -67,16 +66,3 @@ def server_params(request_id: str, sampling: Sampling, backend: str) -> dict[str
     if backend == TORCH:
         params |= {"srl_key": list(sampling.key), "srl_request": request_id}
     return params
-
-
-def eos_ids(config: Config) -> list[int]:
-    """The EOS ids of the model's generation config, or else of its config."""
-    from transformers import AutoConfig, GenerationConfig
-
-    path, trusted = config.model.path, config.model.trust_remote_code
-    assert path is not None, "the model's path is filled in before a run starts"
-    try:
-        eos = GenerationConfig.from_pretrained(path).eos_token_id
-    except OSError:
-        eos = AutoConfig.from_pretrained(path, trust_remote_code=trusted).get_text_config().eos_token_id
-    return [eos] if isinstance(eos, int) else list(eos or [])

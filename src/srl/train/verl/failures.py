@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray._private.state import actors
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from srl.errors import SrlError, UserError, first_line, with_notes
-from srl.files import is_disk_full
 from srl.rollout.delivery import NotDelivered
 from srl.train.resume_checks import resume_with
 
@@ -45,41 +43,32 @@ def reason(error: BaseException) -> str:
         return with_notes(error)
     line = _COLOURS.sub("", first_line(error))
     if isinstance(error, RayActorError):
-        actor = actors(error.actor_id) if error.actor_id and ray.is_initialized() else {}
-        return _died(actor) if actor else f"a process of the run died: {line}"
+        return dead_process() or f"a process of the run died: {line}"
     return line if isinstance(error, RayError) else f"{type(error).__name__}: {line}"
 
 
 def dead_process() -> str:
-    """A process of this program that has died, as the user is told; "" where none has but by its owner."""
-    job = ray.get_runtime_context().get_job_id()
-    for actor in actors(actor_state_name="DEAD").values():
+    """Which process of this program has died: class, number and machine; "" where none has but by its owner.
+
+    From Ray's private table. verl does not wait for its rollout workers, so nothing else tells of one.
+    """
+    job = ray.get_runtime_context().get_job_id() if ray.is_initialized() else ""
+    for actor in actors(actor_state_name="DEAD").values() if job else ():
         cause = actor["DeathCause"]
         death = cause.actor_died_error_context
         died = death.reason in (death.WORKER_DIED, death.NODE_DIED) or cause.HasField("oom_context")
         if died and actor["JobID"] == job:
-            return _died(actor)
+            name = actor["ActorClassName"].rpartition(".")[2]
+            return f"{name} died (process {actor['Pid']} on {actor['Address']['IPAddress']})"
     return ""
 
 
-def _died(actor: dict[str, Any]) -> str:
-    """Which process died, as Ray's table of actors has it: class, number and machine."""
-    name = actor["ActorClassName"].rpartition(".")[2]
-    return f"{name} died (process {actor['Pid']} on {actor['Address']['IPAddress']})"
-
-
 def end_of_run(error: BaseException, run: Path) -> BaseException:
-    """The error that `run` ends with, with how to resume it, where one of its processes raised `error`.
-
-    A SrlError if the user or the machines are the cause. Any other error is returned as it was first raised.
-    """
-    first, resume = root(error), resume_with(run)
-    if isinstance(first, NotDelivered):
-        return NotDelivered(str(first), hint=resume)
-    if isinstance(first, SrlError):
-        return first
-    if is_disk_full(first):
-        return UserError(f"the disk is full: {reason(first)}", hint=f"free some space and {resume}")
+    """The error that `run` ends with, where one of its processes raised `error`: as it was first raised, and
+    a UserError where a process or its machine is the cause."""
+    first = root(error)
     if isinstance(first, RayError):
-        return UserError(reason(first), hint=resume)
+        return UserError(reason(first), hint=resume_with(run))
+    if isinstance(first, NotDelivered):
+        first.add_note(resume_with(run))
     return first

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from srl.config import Config
-from srl.errors import SrlError, UserError
+from srl.errors import UserError
 from srl.train.report import Reporter, Terminal
 from srl.train.resume_checks import resume_with
 from srl.train.run_directory import Progress
@@ -17,21 +16,6 @@ from srl.train.verl.log_writer import Event, RunStatus
 
 POLL_S = 1.0
 """Seconds between two looks at a run."""
-START_S = 900.0
-"""Shortest limit without progress, in seconds, until the first episode: workers are loading models."""
-PATIENCE_S = 60.0
-"""Shortest wait for an answer of the log actor, in seconds."""
-
-
-def ask(log_actor: Any, run: Path, patience_s: float, name: str, *arguments: Any) -> Any:
-    """What the log actor answers. Raises UserError where it does not."""
-    import ray
-
-    try:
-        return ray.get(getattr(log_actor, name).remote(*arguments), timeout=patience_s)
-    except ray.exceptions.GetTimeoutError:
-        what = f"the log writer has not answered for {patience_s:.0f} s"
-        raise UserError(what, hint=resume_with(run)) from None
 
 
 def follow(
@@ -44,36 +28,37 @@ def follow(
     """
     import ray
 
-    from srl.train.verl.failures import dead_process, end_of_run, root
+    from srl.train.verl.failures import dead_process, end_of_run
 
-    limit = config.cluster.watchdog_s
-    log = partial(ask, log_actor, run, max(PATIENCE_S, limit))
+    limit, resume = config.cluster.watchdog_s, resume_with(run)
+
+    def log(method: str, *arguments: Any) -> Any:
+        """What the log actor answers. Raises UserError where it does not."""
+        try:
+            return ray.get(getattr(log_actor, method).remote(*arguments), timeout=limit)
+        except ray.exceptions.GetTimeoutError:
+            what = f"the log writer has not answered for {limit:g} s (cluster.watchdog_s)"
+            raise UserError(what, key="cluster.watchdog_s", hint=resume) from None
+
     try:
-        finished = False
-        while not finished:
+        while True:
             finished = bool(ray.wait([training], timeout=POLL_S)[0])
             news: RunStatus = log("poll")
             for note in news.notes:
                 terminal.note(f"warning: {note}")
             for event in news.events:
                 _report(event, config, terminal, also)
-            if finished:
-                try:
-                    ray.get(training)
-                except Exception as error:
-                    if news.failure and not isinstance(root(error), SrlError):  # verl's follows from it
-                        raise news.failure from error
-                    raise
-            elif news.failure:
+            if news.failure:  # what verl raises follows from it
                 raise news.failure
-            elif dead := dead_process():
-                raise UserError(dead, hint=resume_with(run))
-            elif news.idle_s > (limit if news.started else max(limit, START_S)):
+            if finished:
+                ray.get(training)
+                progress: Progress = log("close", "finished")
+                return progress
+            if dead := dead_process():
+                raise UserError(dead, hint=resume)
+            if news.idle_s > limit:
                 what = f"no progress for {news.idle_s:.0f} s (cluster.watchdog_s={limit:g})"
-                key, hint = "cluster.watchdog_s", resume_with(run)
-                raise UserError(f"{what}; last stage: {news.where}", key=key, hint=hint)
-        progress: Progress = log("close", "finished")
-        return progress
+                raise UserError(f"{what}; last stage: {news.where}", key="cluster.watchdog_s", hint=resume)
     except BaseException as error:
         end = end_of_run(error, run) if isinstance(error, Exception) else error
         with suppress(Exception):

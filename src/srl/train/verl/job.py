@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from srl.config import Config
@@ -27,7 +27,6 @@ WITHOUT_GPU = "srl.train.verl.without_gpu"
 
 Settings = dict[str, Any]
 """Values of verl's configuration by verl's dotted key."""
-Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def device_support(cpu: bool) -> Any:
     return import_module(WITHOUT_GPU) if cpu else None
 
 
-def precision(config: Config, job: Job) -> Precision:
+def precision(config: Config, job: Job) -> str:
     """The dtype of forward and backward passes. The trained weights are float32 in any case."""
     if config.model.dtype == "auto":
         return "float32" if job.cpu else "bfloat16"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,14 +19,13 @@ from srl.install import pip_install
 from srl.rollout.protocol import Protocol
 from srl.store import RunInfo
 from srl.train.load_components import load_algorithm, load_environment, load_rewards
-from srl.train.load_protocol import card_of_run, load_codec, write_card
+from srl.train.load_protocol import card_of_run, generation_eos, load_codec, write_card
 from srl.train.questions import Splits, load_splits
 from srl.train.report import Terminal, reporters
 from srl.train.rl import reference_digest
 from srl.train.run_directory import Progress, checkpoint_path
 from srl.train.search import as_inputs, index_digests, load_search
 from srl.train.verl.config_check import check_supported, validated
-from srl.train.verl.engine import eos_ids
 from srl.train.verl.follow import follow
 from srl.train.verl.job import (
     ABOUT,
@@ -58,37 +58,32 @@ SILENT_RAYLET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 
 def check(config: Config) -> None:
-    """Raises UserError for what a run on verl cannot keep, and where verl is not installed."""
-    check_supported(config, job_of(config, Path()))
-    check_installed(config)
+    """Raises UserError for what a run on verl cannot keep, and where verl, an optional part of it that we
+    need, or the rollout engine is not installed.
 
-
-def check_installed(config: Config) -> None:
-    """Raises UserError if verl, an optional part of it that we need, or the rollout engine is not installed.
-
-    The engine is looked for only if this machine is the whole cluster. verl's warnings about engines that the
-    run does not use are silenced.
+    The engine is looked for only if this machine is the whole cluster.
     """
     from srl.rollout.vllm_engine import version_problem
 
+    job = job_of(config, Path())
+    check_supported(config, job)
     for name in ("verl", "ray", "transfer_queue", "cachetools", "msgspec", "zmq"):
         if find_spec(name) is None:
             raise UserError(f"--backend verl needs {name}", hint=f"type: {pip_install('verl')}")
-    job, problem = job_of(config, Path()), None
-    rollout = rollout_name(config, job)
+    rollout, problem = rollout_name(config, job), None
     if rollout == "vllm":
         problem = version_problem("cluster.rollout=torch" if job.cpu else None)
     elif rollout != TORCH and find_spec(rollout) is None:
         problem = f"{rollout} is not installed; type pip install {rollout}"
     if problem and config.cluster.address is None:
         raise UserError(f"cluster.rollout={config.cluster.rollout}: {problem}", key="cluster.rollout")
-    warnings.filterwarnings("ignore", message=".*engine is not available", category=UserWarning)
+    warnings.filterwarnings("ignore", message=".*engine is not available", category=UserWarning)  # verl's
 
 
 def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> VerlRun:
     """Check all that can be checked before a process is started: questions, search, rewards, plugins."""
     load_algorithm(config)
-    codec = load_codec(config.model, eos_ids(config), terminal.note)
+    codec = load_codec(config.model, generation_eos(Path(str(config.model.path))), terminal.note)
     splits = load_splits(config, codec, terminal.note, algo)
     if len(splits.train) < config.data.train_batch_size:
         raise UserError(
@@ -151,10 +146,7 @@ class VerlRun:
         load_codec(config.model, None, lambda text: None).tokenizer.save_pretrained(job.tokenizer)
         variables = set_environment(config, job, self.workspace)
         composed = validated(config, job)
-        with (
-            reporters(config, run, resumed_from) as also,
-            ray_cluster(composed, run.name, variables, quiet=terminal.quiet),
-        ):
+        with reporters(config, run, resumed_from) as also, ray_cluster(composed, run.name, variables):
             import ray
 
             log_actor = start_log_actor(run, info, config, resumed_from)
@@ -186,9 +178,7 @@ def set_environment(config: Config, job: Job, workspace: Workspace) -> dict[str,
 
 
 @contextmanager
-def ray_cluster(
-    composed: DictConfig, namespace: str, environment: dict[str, str], *, quiet: bool
-) -> Iterator[None]:
+def ray_cluster(composed: DictConfig, namespace: str, environment: dict[str, str]) -> Iterator[None]:
     """Connect to the configured Ray cluster, or start one on this machine's loopback.
 
     Without the address `local` Ray would connect to the cluster of `$RAY_ADDRESS`, or to one that runs here.
@@ -207,13 +197,13 @@ def ray_cluster(
         options |= {"address": "local", "_node_ip_address": "127.0.0.1"}
     else:
         options = {"address": address}
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        with _signals_are_ours():
-            ray.init(
-                **options, runtime_env={**runtime, **from_user, "env_vars": variables}, namespace=namespace,
-                log_to_driver=not quiet and logging.getLogger("srl").isEnabledFor(logging.DEBUG),
-                logging_level=logging.ERROR,
-            )  # fmt: skip
+        ray.init(
+            **options, runtime_env={**runtime, **from_user, "env_vars": variables}, namespace=namespace,
+            log_to_driver=logging.getLogger("srl").isEnabledFor(logging.DEBUG), logging_level=logging.ERROR,
+        )  # fmt: skip
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's would end this process with another exit code
     except Exception as error:
         what = f"no Ray cluster answers at {address}" if address else "Ray does not start on this machine"
         raise UserError(f"{what}: {first_line(error)}", key="cluster.address") from error
@@ -222,19 +212,6 @@ def ray_cluster(
     finally:
         with suppress(Exception):
             ray.shutdown()
-
-
-@contextmanager
-def _signals_are_ours() -> Iterator[None]:
-    """In the body Ray sets no SIGTERM handler, which would end this process with another exit code."""
-    from ray._private import utils
-
-    original = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda handler: None
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler = original
 
 
 class Runner:

@@ -3,6 +3,9 @@
 Rollout workers send it each trajectory as it ends, the trainer a step's metrics and numbers of tokens; it
 joins them by trajectory id. Since it has a process of its own, a finished episode is kept when its worker
 dies. It also knows when the run went forward last, which the launcher asks it for.
+
+The trainer waits for a step's write only where a checkpoint relies on it: a resumed run drops the steps after
+its checkpoint, and every earlier one is in the log.
 """
 
 from __future__ import annotations
@@ -16,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from srl.config import Config
-from srl.errors import SrlError, UserError
+from srl.errors import UserError
 from srl.evaluate import step_metrics, summarise
 from srl.store import LogWriter, Record, RunInfo
 from srl.train.run_directory import LOG, Progress
-from srl.train.verl.background_writes import BackgroundWrites
 from srl.train.watches import Watcher, to_act_on
 from srl.trajectory import FailedEpisodes, Phase, failed_episodes
 
@@ -43,11 +45,9 @@ class RunStatus:
 
     events: list[Event]
     notes: list[str]
-    failure: SrlError | None
+    failure: Exception | None
     idle_s: float
     where: str
-    started: bool
-    """Whether a first episode has arrived, so all processes are up."""
 
 
 @dataclass(slots=True, repr=False)
@@ -66,12 +66,11 @@ class LogActor:
     _log: LogWriter = field(init=False)
     _open: dict[tuple[int, Phase], list[Record]] = field(default_factory=lambda: defaultdict(list))
     _closed: bool = False
-    _writes: BackgroundWrites = field(default_factory=BackgroundWrites)
     _events: list[Event] = field(default_factory=list)
     _notes: list[str] = field(default_factory=list)
-    _failure: SrlError | None = None
+    _failure: Exception | None = None
+    """The first error of the run; nothing is written after it."""
     _where: str = "start-up"
-    _started: bool = False
     _warned: bool = False
     """Whether the user knows of a reward that gave no score."""
     _last: float = field(default_factory=time.monotonic)
@@ -90,12 +89,11 @@ class LogActor:
     # What the launcher calls.
 
     def poll(self) -> RunStatus:
-        """What happened since the last call. Raises the error of a failed write."""
-        self._writes.check()
+        """What happened since the last call."""
         events, self._events = self._events, []
         notes, self._notes[:] = self._notes.copy(), []
         idle = time.monotonic() - self._last
-        return RunStatus(events, notes, self._failure, idle, self._where, self._started)
+        return RunStatus(events, notes, self._failure, idle, self._where)
 
     def close(self, status: str, error: str = "") -> Progress:
         """Close the log, with the error that ended the run.
@@ -105,11 +103,9 @@ class LogActor:
         """
         self._closed = True
         if status == "finished":
-            self._writes.wait()
             self._log.finish()
             return self.progress
         with suppress(UserError):  # the disk may be full; the run's own error matters more
-            self._writes.wait()
             for step, phase in list(self._open):
                 records = self._taken(step, phase, {})
                 if records and phase == "train":
@@ -121,14 +117,14 @@ class LogActor:
 
     def add(self, step: int, phase: Phase, record: Record) -> None:
         """Keep a finished, scored episode."""
-        self._last, self._started = time.monotonic(), True
+        self._last = time.monotonic()
         if record.score is not None and record.score.error and not self._warned:
             self._notes.append(record.score.error)
             self._warned = True
         if not self._closed:
             self._open[step, phase].append(record)
 
-    def fail(self, error: SrlError) -> None:
+    def fail(self, error: Exception) -> None:
         """The run cannot go on; the first error is kept."""
         self._failure = self._failure or error
 
@@ -138,9 +134,8 @@ class LogActor:
         """Note progress: the trainer has reached the stage `where`."""
         self._where, self._last = f"{where} of step {step}", time.monotonic()
 
-    def failure(self) -> SrlError | None:
-        """The first error given to `fail`. Raises the error of a failed write, as `poll` does."""
-        self._writes.check()
+    def failure(self) -> Exception | None:
+        """The first error given to `fail`, or of a write."""
         return self._failure
 
     def failed_episodes(self, step: int, phase: Phase) -> FailedEpisodes:
@@ -150,31 +145,43 @@ class LogActor:
     def finish(
         self, step: int, phase: Phase, metrics: Mapping[str, float], tokens: Tokens | None = None
     ) -> dict[str, float]:
-        """Write a finished step or evaluation in the background; its metrics with those of its trajectories.
+        """Write a finished step or evaluation; its metrics with those of its trajectories. What fails is kept
+        for `failure`: the trainer does not wait for a step."""
+        records = self._taken(step, phase, tokens or {})
+        all_metrics = {**metrics, **measured(records, phase)}
+        if self._closed or self._failure:
+            return all_metrics
+        try:
+            self._write(step, phase, records, all_metrics)
+        except Exception as error:
+            self.fail(error)
+        return all_metrics
 
-        It is in the log when `flush` has returned. Raises UserError after `close`, so that a trainer which
-        is still running makes no further checkpoint.
+    def flush(self) -> dict[int, float]:
+        """Exact match of the validations by step, once all that the caller has finished is in the log.
+
+        Raises the error of the run, and UserError after `close`, so that a trainer which is still running
+        makes no further checkpoint.
         """
         if self._closed:
             raise UserError("the log of this run is closed: the run is over")
-        records = self._taken(step, phase, tokens or {})
-        all_metrics = {**metrics, **measured(records, phase)}
-        self._writes.do(self._log.write, step, phase, records, all_metrics)
-        self.progress.note(step, phase, all_metrics)
-        if self.watcher and (fired := self.watcher.observe(step, phase, all_metrics)):
+        if self._failure:
+            raise self._failure
+        return self.progress.val_em
+
+    def _write(
+        self, step: int, phase: Phase, records: Sequence[Record], metrics: Mapping[str, float]
+    ) -> None:
+        self._log.write(step, phase, records, metrics)
+        self.progress.note(step, phase, metrics)
+        if self.watcher and (fired := self.watcher.observe(step, phase, metrics)):
             self._notes += map(str, fired)
-            self._writes.do(self._log.write_watches, self.watcher.rows())
+            self._log.write_watches(self.watcher.rows())
             if acting := to_act_on(fired):  # a resumed run would be stopped at the same step again
                 hint = "start a new run with a lower actor.optim.lr"
                 self.fail(UserError(f"stopped by {acting}", hint=hint))
         self._last = time.monotonic()
-        self._events.append(Event(step, phase, all_metrics))
-        return all_metrics
-
-    def flush(self) -> dict[int, float]:
-        """Wait until everything that was finished is in the log; exact match of its validations, by step."""
-        self._writes.wait()
-        return self.progress.val_em
+        self._events.append(Event(step, phase, metrics))
 
     def _taken(self, step: int, phase: Phase, tokens: Tokens) -> list[Record]:
         """The records of a step with the numbers of their tokens, by question and sample."""

@@ -273,11 +273,5 @@ SCOPED_PATCHES = (
         "The port at which the workers meet is one that the system gives to outgoing connections. One of "
         "Ray's takes it now and then before the workers listen, and the run ends with EADDRINUSE.",
     ),
-    Patch(
-        "launch._signals_are_ours",
-        "ray/_private/utils.py, set_sigterm_handler (of Ray), while the launcher is connected",
-        "Ray replaces our SIGTERM handler, and a stopped run ends with another exit code.",
-        "none up to Ray 2.60.0",
-    ),
 )
 """The changes that are made and undone during a run, or that concern one object."""

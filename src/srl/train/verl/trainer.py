@@ -173,6 +173,7 @@ class SearchTrainer(PPOTrainerSync):
         self.global_steps -= 1  # verl counts one step beyond the last
         if self.splits.test:
             self._evaluate("test")
+        ray.get(self.log_actor.flush.remote())
 
     def _validate(self) -> dict[str, float]:
         metrics = self._evaluate("val") if self.splits.val else {}
@@ -256,7 +257,7 @@ class SearchTrainer(PPOTrainerSync):
         self._mark("logging")
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **options: Any) -> None:
-        """verl's metrics, overridden by ours of the same name; then the step goes to the log.
+        """verl's metrics, overridden by ours of the same name, go to the log, which nobody waits for.
 
         verl has put those of the step's validation among them, which has its own place in the log.
         """
@@ -264,9 +265,8 @@ class SearchTrainer(PPOTrainerSync):
         metrics.update(self.step_metrics)
         numbers = _numbers(metrics)
         trained = {name: numbers[name] for name in numbers if not name.startswith(OF_VALIDATION)}
-        metrics.update(self._finish("train", trained, self.tokens))
+        self.log_actor.finish.remote(self.global_steps, "train", trained, self.tokens)
         self.step_metrics, self.tokens = {}, {}
-        self._stop_on_failures("train")
         if self.saved_step == self.global_steps:  # a folder may be that of an attempt which was killed
             self._settle_checkpoint()
 
@@ -290,10 +290,7 @@ class SearchTrainer(PPOTrainerSync):
         self.val_dataloader = StatefulDataLoader(questions, len(questions), collate_fn=collate_fn)
         metrics = super()._validate()
         self._stop_on_failures(phase)
-        return self._finish(phase, _numbers(metrics))
-
-    def _finish(self, phase: Phase, metrics: Mapping[str, float], tokens: Any = None) -> dict[str, float]:
-        return ray.get(self.log_actor.finish.remote(self.global_steps, phase, metrics, tokens))
+        return ray.get(self.log_actor.finish.remote(self.global_steps, phase, _numbers(metrics)))
 
     def _mark(self, where: str) -> None:
         self.log_actor.mark.remote(where, getattr(self, "global_steps", 0))

@@ -18,7 +18,7 @@ from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin
 from srl.config.keys import flat, keys, plain, value_of
 from srl.config.sections import ACTOR, ROLLOUT, Model
-from srl.errors import UserError, nearest
+from srl.errors import UserError
 from srl.install import pip_install
 from srl.train.learning_rate import Network, warmup_steps
 from srl.train.verl.job import (
@@ -86,8 +86,6 @@ def settings(config: Config, job: Job) -> Settings:
     values |= {f"{ray}.address": cluster.address} if cluster.address else {f"{ray}.include_dashboard": False}
     if trainer.threads is not None:
         values[f"{ray}.runtime_env.env_vars"] = {"OMP_NUM_THREADS": str(trainer.threads)}
-        if rollout_name(config, job) == TORCH:
-            values[f"{ROLLOUT}.engine_kwargs.srl_torch"] = {"threads": trainer.threads}
     support = device_support(job.cpu)
     return values | support.settings(config, job) if support else values
 
@@ -248,10 +246,8 @@ def composed(config: Config, settings: Settings) -> DictConfig:
         try:
             OmegaConf.update(merged, name, plain(value), merge=False, force_add=key.startswith(ADD))
         except OmegaConfBaseException as error:
-            tree: Any = OmegaConf.to_container(merged, resolve=False)
-            near = nearest(name, [".".join(map(str, path)) for path, _ in flat(tree)])
             hint = f"to add one, as in Hydra: verl.{ADD}{name}"
-            raise UserError(f"no key verl.{name}{near}", key=f"verl.{name}", hint=hint) from error
+            raise UserError(f"verl has no key {name}", key=f"verl.{name}", hint=hint) from error
     return merged
 
 

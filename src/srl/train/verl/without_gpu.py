@@ -134,14 +134,12 @@ class TorchServer:
 
     def __init__(
         self, model: str, tokenizer: str, max_num_seqs: int, max_model_len: int, dtype: str = "float32",
-        threads: int | None = None, trust_remote_code: bool = False,
+        trust_remote_code: bool = False,
     ) -> None:  # fmt: skip
         from srl.models.load import load_model, load_tokenizer
         from srl.rollout.codec import Codec
         from srl.rollout.torch_engine import TorchEngine
 
-        if threads:
-            torch.set_num_threads(threads)
         policy = load_model(model, dtype=dtype, device=NAME, trust_remote_code=trust_remote_code)
         words, _ = load_tokenizer(tokenizer, trust_remote_code)
         eos = getattr(policy.generation_config, "eos_token_id", None)
@@ -214,7 +212,7 @@ class TorchReplica:
         ).remote(
             model.path, model.get("tokenizer_path") or model.path, rollout.max_num_seqs,
             rollout.max_model_len or rollout.prompt_length + rollout.response_length, rollout.dtype,
-            (rollout.engine_kwargs.get(TORCH) or {}).get("threads"), bool(model.get("trust_remote_code")),
+            bool(model.get("trust_remote_code")),
         )  # fmt: skip
         await server.__ray_ready__.remote()
         self.servers, self._server_handle = [server], server
