@@ -69,7 +69,7 @@ class LogActor:
     _events: list[Event] = field(default_factory=list)
     _notes: list[str] = field(default_factory=list)
     _failure: Exception | None = None
-    """The first error of the run; nothing is written after it."""
+    """The first error of the run; no step is finished after it."""
     _where: str = "start-up"
     _warned: bool = False
     """Whether the user knows of a reward that gave no score."""
@@ -147,10 +147,10 @@ class LogActor:
     ) -> dict[str, float]:
         """Write a finished step or evaluation; its metrics with those of its trajectories. What fails is kept
         for `failure`: the trainer does not wait for a step."""
+        if self._closed or self._failure:
+            return {}
         records = self._taken(step, phase, tokens or {})
         all_metrics = {**metrics, **measured(records, phase)}
-        if self._closed or self._failure:
-            return all_metrics
         try:
             self._write(step, phase, records, all_metrics)
         except Exception as error:
