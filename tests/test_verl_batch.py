@@ -24,7 +24,6 @@ from srl.train.questions import QuestionOrder, Splits
 from srl.train.verl.batch import (
     balanced_order,
     block_of,
-    returns_and_values,
     step_batch,
     tokens_by_trajectory,
     update_fields,
@@ -79,7 +78,6 @@ def test_failed_episode_is_in_no_mask_no_baseline_and_no_mean():
     made = advantages(step)
     assert made.advantages.abs().max() == 0
     assert made.metrics["critic/score/mean"] == 1.0
-    assert returns_and_values(step, made)["critic/returns/max"] == 0
 
     entropy = torch.arange(20.0).reshape(4, 5)
     tokens = tokens_by_trajectory(made, entropy, rows, PADDING, [4, 1, 5, 5])
@@ -215,7 +213,7 @@ SAMPLING = Sampling(
 
 def test_each_server_is_asked_in_its_own_words_and_only_ours_gets_a_key():
     """vLLM and SGLang would loop in Python over requests with a seed each."""
-    vllm, sglang, ours = (server_params("r", SAMPLING, name) for name in ("vllm", "sglang", TORCH))
+    vllm, sglang, ours = (server_params(SAMPLING, name) for name in ("vllm", "sglang", TORCH))
     assert vllm["max_tokens"] == ours["max_tokens"] == sglang["max_new_tokens"] == 7
     assert vllm["include_stop_str_in_output"]
     assert sglang["no_stop_trim"]

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.tiny_models import byte_level_tokenizer, tiny_model
-from tests.training import config, questions
+from tests.training import config
 
 from srl.models.weights import save_model
 from srl.train.load_components import LoadedModel
-from srl.train.questions import Splits
 from srl.train.rl import load_learner, load_optimisers
 from srl.train.verl.patches import our_schedule
 
@@ -63,27 +62,6 @@ def test_every_update_has_the_rate_of_the_local_backend(settings, kind, network,
     schedule = our_schedule(chosen, engine(network), theirs)
     assert rates(theirs, updates) == pytest.approx(expected)
     assert schedule.used == pytest.approx(expected[-1])
-
-
-@pytest.mark.slow
-@pytest.mark.must_run
-@pytest.mark.parametrize(("critic_warmup", "actors"), [(1, 3), (2, 2), (4, 1), (6, 1)])
-def test_the_actor_is_planned_for_the_steps_after_the_critic_has_warmed_up(settings, critic_warmup, actors):
-    pytest.importorskip("verl")
-    from omegaconf import OmegaConf
-
-    from srl.train.verl.trainer import SearchTrainer
-
-    optim = {"optim": {"total_training_steps": -1}}
-    composed = OmegaConf.create({
-        "data": {"train_batch_size": 4}, "actor_rollout_ref": {"actor": optim}, "critic": optim,
-        "trainer": {"total_training_steps": 3, "critic_warmup": critic_warmup},
-    })  # fmt: skip
-    trainer = SimpleNamespace(config=composed, srl=settings(), splits=Splits(questions("train", 8)))
-    SearchTrainer._init_dataloader(trainer)
-    assert composed.actor_rollout_ref.actor.optim.total_training_steps == actors
-    assert composed.critic.optim.total_training_steps == 3
-    assert (trainer.steps_per_epoch, len(trainer.train_dataloader)) == (3, 3)
 
 
 def test_decay_of_the_actor_begins_when_the_critic_has_warmed_up(settings):

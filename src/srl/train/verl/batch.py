@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from srl.train.compute_advantages import group_ids, spread, token_rewards
+from srl.train.compute_advantages import group_ids, token_rewards
 from srl.update.actor import Experience
 
 Extra = Mapping[str, Any]
@@ -58,15 +58,6 @@ def update_fields(step: Experience, result: Experience) -> dict[str, Tensor]:
     if result.mask is not step.mask:
         fields["loss_mask"] = result.mask  # by which verl counts the tokens and rows of a mini-batch
     return fields if result.weights is None else {**fields, "rollout_is_weights": result.weights}
-
-
-def returns_and_values(step: Experience, result: Experience) -> dict[str, float]:
-    """Two of verl's own metrics, over the rows that count only."""
-    mask = step.mask.bool()
-    if not bool(mask.any()):
-        return {}
-    values = {} if step.values is None else spread("critic/values", step.values[mask])
-    return spread("critic/returns", result.returns[mask]) | values
 
 
 def tokens_by_trajectory(

@@ -31,7 +31,7 @@ class VerlEngine(Engine):
         output = await self.generate_on(
             request_id=request_id,
             prompt_ids=list(token_ids),
-            sampling_params=server_params(request_id, sampling, self.backend)
+            sampling_params=server_params(sampling, self.backend)
             | {"stop_token_ids": sorted(self.codec.eos_ids)},
         )
         self.seconds += time.perf_counter() - began
@@ -44,11 +44,10 @@ class VerlEngine(Engine):
                 f"episode {request_id}: the server returned {len(logprobs)} log-probs for {len(ids)} tokens"
             )
         self.steps.append(int(output.extra_fields.get("global_steps") or 0))
-        reason = output.extra_fields.get("srl_stop") or stop_reason(ids, sampling.stop, self.codec)
-        return Completion(ids, logprobs, reason)
+        return Completion(ids, logprobs, stop_reason(ids, sampling.stop, self.codec))
 
 
-def server_params(request_id: str, sampling: Sampling, backend: str) -> dict[str, Any]:
+def server_params(sampling: Sampling, backend: str) -> dict[str, Any]:
     """The sampling parameters of one turn as `backend` takes them: our own engine, vLLM or SGLang.
 
     Only our own gets the key. vLLM and SGLang have a generator for each server: with a seed for each request
@@ -64,5 +63,5 @@ def server_params(request_id: str, sampling: Sampling, backend: str) -> dict[str
         return {**params, "max_new_tokens": sampling.max_tokens, "no_stop_trim": True}
     params |= {"max_tokens": sampling.max_tokens, "include_stop_str_in_output": True}
     if backend == TORCH:
-        params |= {"srl_key": list(sampling.key), "srl_request": request_id}
+        params |= {"srl_key": list(sampling.key)}
     return params

@@ -68,7 +68,6 @@ from srl.train.run_directory import (
 from srl.train.verl.batch import (
     balanced_order,
     block_of,
-    returns_and_values,
     step_batch,
     tokens_by_trajectory,
     update_fields,
@@ -228,7 +227,7 @@ class SearchTrainer(PPOTrainerSync):
         step = step_batch(fields, extra, padding)
         correction = rollout_correction(self.srl, same_weights=False)
         result = compute_advantages(step, self.srl, self.algorithm, self.kl, correction)
-        self.step_metrics = result.metrics | returns_and_values(step, result)
+        self.step_metrics = dict(result.metrics)
         entropy = fields.get("entropy")
         if entropy is not None and bool(step.mask.any()):  # verl aggregates its own like the loss
             self.step_metrics["actor/entropy"] = float(masked_mean(entropy.float(), step.mask))

@@ -165,7 +165,7 @@ class TorchServer:
             self.engine.finish(name)
         return SimpleNamespace(
             token_ids=list(turn.token_ids), log_probs=list(turn.logprobs), stop_reason="completed",
-            extra_fields={"global_steps": step, "srl_stop": turn.stop_reason}, routed_experts=None,
+            extra_fields={"global_steps": step}, routed_experts=None,
             num_preempted=None,
         )  # fmt: skip
 
