@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,12 +191,19 @@ def test_cluster_is_the_one_at_the_address_or_a_new_one_on_the_loopback(monkeypa
     """Without an address Ray itself would look for a cluster, in $RAY_ADDRESS and in its files."""
     ray, config = pytest.importorskip("ray"), pytest.importorskip("omegaconf").OmegaConf
     given: dict[str, object] = {}
-    monkeypatch.setattr(ray, "init", lambda **options: given.update(options))
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+
+    def init(**options: object) -> None:
+        given.update(options)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Ray replaces it
+
+    monkeypatch.setattr(ray, "init", init)
     theirs = SimpleNamespace(get_ppo_ray_runtime_env=lambda composed: {})
     monkeypatch.setitem(sys.modules, "verl.trainer.constants_ppo", theirs)
     composed = config.create({"ray_kwargs": {"ray_init": {"address": address, "num_gpus": 2}}})
     with ray_cluster(composed, "run", {"A": "1"}):
         assert given["namespace"] == "run"
+        assert signal.getsignal(signal.SIGTERM) is on_sigterm
     options = ("address", "_node_ip_address", "num_gpus")
     assert {name: given[name] for name in options if name in given} == found
 
