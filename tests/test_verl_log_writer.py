@@ -124,7 +124,7 @@ def test_a_watch_that_stops_a_run_ends_it_as_a_failure(log):
         add(writer, step)
         writer.finish(step, "train", {"actor/ref_kl": 5.0})
     assert isinstance(writer.failure(), UserError)
-    assert entries(log) == [("train", 1, 2), ("train", 2, 2)]
+    assert ("train", 2, 2) in entries(log)
     with pytest.raises(UserError):
         writer.flush()
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from srl.config import Config
@@ -27,14 +26,6 @@ def compose(config: Config, job: Job) -> DictConfig:
     """
     check_supported(config, job)
     return composed(config, settings(config, job))
-
-
-def validated(config: Config, job: Job) -> DictConfig:
-    """`compose`, with all checks passed. Raises UserError."""
-    verl_config = compose(config, job)
-    for problem in problems(verl_config, config):
-        raise problem
-    return verl_config
 
 
 def check_supported(config: Config, job: Job) -> None:
@@ -74,24 +65,27 @@ def _problem(config: Config, key: str, why: str, hint: str = "") -> UserError:
     return UserError(f"{key} = {plain(value_of(config, key))}: {why}", key=key, hint=hint)
 
 
-def problems(verl_config: DictConfig, config: Config) -> Iterator[UserError]:
-    """What one of verl's workers would fail on, with the keys of ours to change.
+def validated(config: Config, job: Job) -> DictConfig:
+    """`compose`, where no worker of verl's would fail on it later. Raises UserError with the key to change.
 
     Without an address a run starts a Ray cluster of its own, with the GPUs that are here.
     """
+    verl_config = compose(config, job)
     if verl_config.trainer.nnodes > 1 and config.cluster.address is None:
         hint = "run `ray start` on each, and set cluster.address=auto"
-        yield _problem(config, "cluster.nnodes", "several machines need a Ray cluster that is there", hint)
+        raise _problem(config, "cluster.nnodes", "several machines need a Ray cluster that is there", hint)
     workers = verl_config.trainer.nnodes * verl_config.trainer.n_gpus_per_node
     rollout = verl_config.actor_rollout_ref.rollout
     if workers % rollout.tensor_model_parallel_size:
-        yield _problem(config, "cluster.tensor_model_parallel_size", f"does not divide the {workers} GPUs")
+        raise _problem(config, "cluster.tensor_model_parallel_size", f"does not divide the {workers} GPUs")
     context = model_config(verl_config.actor_rollout_ref.model.path).get("max_position_embeddings")
-    yield from map(UserError, context_errors(config, context))
+    for error in context_errors(config, context):
+        raise UserError(error)
     for who, section in (("actor", verl_config.actor_rollout_ref.actor), ("critic", verl_config.critic)):
         size, shared = section.ppo_mini_batch_size, int(section.get("ulysses_sequence_parallel_size", 1))
         copies = workers // shared  # that take different rows
         if (who == "actor" or verl_config.critic.enable) and (copies == 0 or size * rollout.n % copies):
             key = f"{who}.ppo_mini_batch_size"
             what = f"{key} = {size} questions × rollout.n = {rollout.n} do not divide by {copies} copies"
-            yield UserError(what, key=key, hint="data.train_batch_size bounds it too")
+            raise UserError(what, key=key, hint="data.train_batch_size bounds it too")
+    return verl_config
