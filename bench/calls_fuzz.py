@@ -22,7 +22,9 @@ PIECES = [
     "<|tool_call_end|>", '"name"', ": ", '"search"', ", ", '"arguments"', '"query"', "search(", "query=", ")",
     "<function=", "search>", "<parameter=query>", "</parameter>", "</function>", "\n", "\\", '"', "'", "\x00",
     "<|python_tag|>", ";", "1e999", "NaN", "9" * 5000, "(" * 300, "[" * 300, "f'{x}'", "lambda: 0", "\\N{",
-    "\ud800", "[", "#", "'x'", "query:", "None", "1.5",
+    "\ud800", "[", "#", "'x'", "<|tool_call>", "<tool_call|>", "call:search{", "query:", '<|"|>', "None",
+    "<|channel>thought\n", "<channel|>", " to=functions.search", "<|channel|>commentary", "<|message|>",
+    "<|constrain|>json", "<|end|><|start|>assistant", "<|channel|>analysis<|message|>", "1.5",
 ]  # fmt: skip
 CALL = ToolCall("search", {"query": "who built it"})
 SIZES = (500_000, 1_000_000, 2_000_000)
@@ -42,8 +44,9 @@ def odd_text(rng: random.Random) -> str:
 def hostile_units(name: str) -> list[str]:
     """What, many times over, may cost a reader of this format more than its length."""
     opening = FORMATS[name].write([CALL]).partition("search")[0]
-    more = [f"{opening}f><parameter=q>", f'{opening}"\\', f"{opening}f", "</think>"]
-    return [FORMATS[name].token, opening, *'[{ ("\\a', "a:", "<parameter=q>", *more, "<think>"]  # fmt: skip
+    more = [f'{opening}f{{<|"|>', f"{opening}f><parameter=q>", f'{opening}"\\', f"{opening}f", "</think>"]
+    return [FORMATS[name].token, opening, *'[{ ("\\a', "a:", '<|"|>', "<parameter=q>", *more,
+            *FORMATS[name].thoughts]  # fmt: skip
 
 
 def read_odd_texts(count: int, rng: random.Random) -> dict[str, dict[str, int]]:

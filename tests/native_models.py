@@ -23,6 +23,9 @@ HERMES_FILE = Path(__file__).parents[1] / "examples" / "hermes.jinja"
 SPECIAL = [
     "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>",
     "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_response_start|>", "<|tool_response_end|>",
+    "<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
+    "<|channel>", "<channel|>", "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>",
+    "<|return|>", "<|end|>",
 ]  # fmt: skip
 ADDED = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 
@@ -47,6 +50,29 @@ LLAMA = """\
 {%- elif m.role == 'tool' %}{{ m.content | tojson }}{% else %}{{ m.content }}{% endif %}{{ '<|eot_id|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"""
+GEMMA = """\
+{%- if tools %}{{ '<|turn>system\n' }}
+{%- for tool in tools %}{{ '<|tool>' + tool | tojson }}{% endfor %}{{ '<turn|>\n' }}{% endif %}
+{%- for m in messages %}{% set after_result = not loop.first and messages[loop.index0 - 1].role == 'tool' %}
+{%- if m.role == 'tool' %}
+{{- '<|tool_response>response:' + m.name + '{value:<|"|>' + m.content + '<|"|>}<tool_response|>' }}
+{%- else %}{% if not after_result %}{{ '<|turn>' + m.role + '\n' }}{% endif %}{{ m.content }}
+{%- if m.reasoning_content %}{{ '<|channel>thought\n' + m.reasoning_content + '\n<channel|>' }}{% endif %}
+{%- for call in m.tool_calls or [] %}{% set f = call.function %}
+{{- '<|tool_call>call:' + f.name + '{query:<|"|>' + f.arguments.query + '<|"|>}<tool_call|>' }}{% endfor %}
+{%- if not m.tool_calls %}{{ '<turn|>\n' }}{% endif %}{% endif %}{% endfor %}
+{%- if messages[-1].role != 'tool' %}{{ '<|turn>assistant\n' }}{% else %}{{ OPENS }}{% endif %}"""
+HARMONY = """\
+{%- for tool in tools or [] %}{{ '<|start|>developer<|message|>' + tool | tojson + '<|end|>' }}{% endfor %}
+{%- for m in messages %}{% set f = m.tool_calls[0].function if m.tool_calls else none %}
+{%- if m.role == 'tool' %}{{ '<|start|>functions.' + m.name + ' to=assistant' }}
+{{- '<|channel|>commentary<|message|>' + m.content | tojson + '<|end|>' }}
+{%- elif f %}{% set analysis = '<|start|>assistant<|channel|>analysis<|message|>' %}
+{{- analysis + m.thinking + '<|end|>' if m.thinking else '' }}
+{{- '<|start|>assistant to=functions.' + f.name }}
+{{- '<|channel|>commentary json<|message|>' + f.arguments | tojson + '<|call|>' }}
+{%- else %}{{ '<|start|>' + m.role + '<|channel|>final' * (m.role == 'assistant') + '<|message|>' }}
+{{- m.content + '<|end|>' }}{% endif %}{% endfor %}{{ '<|start|>assistant' }}"""
 
 HERMES = (
     '\'<tool_call>\\n{"name": "\' + f.name + \'", "arguments": \''
@@ -134,6 +160,18 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2.5": Family(
         chatml(**LFM | {"OPEN": r"<|im_start|>tool\n", "CLOSE": r"<|im_end|>\n"}), "pythonic",
         "\n<|im_start|>tool\n", f"<|im_end|>\n{_ASSISTANT}",
+    ),
+    "gemma4": Family(
+        GEMMA.replace("OPENS", "''"), "gemma4", 'response:search{value:<|"|>', '<|"|>}<tool_response|>',
+        stop="<|tool_response>",
+    ),
+    "gemma4, thinking on": Family(
+        GEMMA.replace("OPENS", r"'<|channel>thought\n'"), "gemma4", 'response:search{value:<|"|>',
+        '<|"|>}<tool_response|><|channel>thought\n', stop="<|tool_response>",
+    ),
+    "gpt-oss": Family(
+        HARMONY, "harmony", "<|start|>functions.search to=assistant<|channel|>commentary<|message|>",
+        "<|end|><|start|>assistant", stop="<|call|>",
     ),
 }  # fmt: skip
 

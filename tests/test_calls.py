@@ -47,6 +47,15 @@ QUOTED = '<tool_call>{"name": "search", "arguments": "{\\"query\\": \\"x\\"}"}</
 XML = "<tool_call>\n<function=search>\n<parameter=query>\nx\n</parameter>\n</function>\n</tool_call>"
 
 
+GEMMA = '<|tool_call>call:search{query:<|"|>x<|"|>}<tool_call|>'
+VALUED = ToolCall("search", {"query": "x", "k": [1, None], "q": {"a": True}})
+GEMMA_CLOSING = ToolCall("search", {"query": "}<tool_call|>"})
+HARMONY = ' to=functions.search<|channel|>commentary json<|message|>{"query": "x"}'
+SAMPLED = '<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "x"}'
+ANALYSIS = "<|channel|>analysis<|message|>I see<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>x"
+
+
 def python(code: str) -> str:
     return f"<|tool_call_start|>{code}<|tool_call_end|>"
 
@@ -82,6 +91,21 @@ READ = {
     ),
     "JSON that is an answer": ("llama-json", '{"name": "Ossa Trell"}', False, [], '{"name": "Ossa Trell"}'),
     "JSON after text": ("llama-json", 'I say {"name": "search"}', False, [], 'I say {"name": "search"}'),
+    "Gemma": ("gemma4", GEMMA, False, [X], ""),
+    "Gemma's values": ("gemma4", GEMMA.replace("query", "k:[1,None],q:{a:true},query"), False, [VALUED], ""),
+    "a closing in Gemma's text": ("gemma4", GEMMA.replace("x", "}<tool_call|>"), False, [GEMMA_CLOSING], ""),
+    "Gemma's text that is not closed": ("gemma4", GEMMA.replace('x<|"|>', "x"), False, ["error"], ""),
+    "a thought of Gemma's": ("gemma4", f"<|channel>thought\n{GEMMA}<channel|>no", False, [], "no"),
+    "a thought of Gemma's prompt": ("gemma4", f"{GEMMA}<channel|>no", True, [], "no"),
+    "harmony as rendered": ("harmony", HARMONY, False, [X], ""),
+    "harmony as sampled": ("harmony", ANALYSIS + SAMPLED, False, [X], ""),
+    "harmony after a word to the user": (
+        "harmony", ANALYSIS + ANALYSIS.replace("analysis", "commentary") + SAMPLED, False, [X], "",
+    ),
+    "a call in harmony's thought": ("harmony", ANALYSIS.replace("I see", HARMONY) + FINAL, False, [], "x"),
+    "harmony's answer": ("harmony", FINAL, False, [], "x"),
+    "harmony without a final message": ("harmony", ANALYSIS, False, [], ""),
+    "harmony with bad JSON": ("harmony", HARMONY.removesuffix("}"), False, ["error"], ""),
     "Python": ("pythonic", python("[search(query='x')]"), False, [X], ""),
     "Python without a list": ("pythonic", python('search(query="x")'), False, [X], ""),
     "Python that computes": ("pythonic", python("[search(query='x' * 9)]"), False, ["error"], ""),
@@ -129,7 +153,7 @@ def test_a_hostile_text_is_read_in_linear_time(name):
     assert sum(hostile_seconds(name, unit, 300_000) for unit in hostile_units(name)) < 2
 
 
-def test_a_thought_becomes_that_of_a_demonstration_without_its_marks():
-    segments = [Segment("prompt", (), "", 0), Segment("policy", (), "<think>I see</think>x", 0)]
-    logged = Trajectory(Question("q", "", ()), segments, protocol="hermes")
+def test_a_thought_of_another_format_becomes_a_demonstration_without_its_marks():
+    segments = [Segment("prompt", (), "", 0), Segment("policy", (), ANALYSIS + FINAL, 0)]
+    logged = Trajectory(Question("q", "", ()), segments, protocol="harmony")
     assert turns_of(logged) == ["<think> I see </think> <answer> x </answer>"]

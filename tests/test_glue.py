@@ -42,8 +42,10 @@ def test_the_ids_of_an_episode_are_those_of_the_text_that_the_family_reads(name)
     family, codec = FAMILIES[name], family_codec(name)
     turns = native(codec, call_format=family.call_format)
     form, opens = turns.glue.format, codec.encode_prompt([{"role": "user", "content": "Who?"}])[1]
-    thoughts = ["I think.\n</think>\n\n" * is_open for is_open in (opens, turns.glue.opens_thought)]
-    call, answer = thoughts[0] + form.write([CALL]), f"{thoughts[1]}Ossa Trell"
+    thoughts = [
+        f"I think.\n{form.thought_end}\n\n" * is_open for is_open in (opens, turns.glue.opens_thought)
+    ]
+    call, answer = thoughts[0] + form.write([CALL]), f"{thoughts[1]}{form.final}Ossa Trell"
     trajectory = play(codec, [call, answer], turns=turns)
     shown = '"' + SHOWN.replace('"', '\\"') + '"' if turns.glue.quoted else SHOWN
     prompt = codec.render(TEMPLATES["tools"].messages(QUESTION.text), schemas(TOOLS))
@@ -55,15 +57,24 @@ def test_the_ids_of_an_episode_are_those_of_the_text_that_the_family_reads(name)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_format_is_that_of_the_template(name):
-    assert derive(family_codec(name), schemas(TOOLS)).call_format == FAMILIES[name].call_format
+def test_a_format_that_was_run_with_no_model_is_not_chosen_unless_it_is_named(name):
+    family, codec = FAMILIES[name], family_codec(name)
+    if family.call_format not in ("gemma4", "harmony"):
+        assert derive(codec, schemas(TOOLS)).call_format == family.call_format
+    else:
+        with pytest.raises(UserError):
+            derive(codec, schemas(TOOLS))
+        with pytest.raises(UserError):
+            native(codec, call_format=family.call_format).encode("<search> Velmar </search>")
 
 
+_GEMMA = ["<|tool_response>", "<turn|>"]
 ORIGINALS = {
     "qwen2_5": [], "qwen3": [], "qwen3_instruct_2507": [], "qwen3_5_think": [], "qwen3_5_nothink": [],
     "qwen3_6": [], "qwen3_8": [], "qwen3_vl": [], "nemotron_3_nano": [], "nemotron_3_super": [],
     "nemotron_3_5_lightning": [], "lfm2_v2": [], "lfm2_2_5": [], "lfm2_2_5_v2": [],
-    "llama3_1": ["<|eot_id|>"], "llama3_2": ["<|eot_id|>"],
+    "llama3_1": ["<|eot_id|>"], "llama3_2": ["<|eot_id|>"], "gemma4": _GEMMA, "gemma4_v2": _GEMMA,
+    "gemma4_v3": _GEMMA, "gemma4_v4": _GEMMA, "gemma4_v5": _GEMMA, "gptoss": ["<|call|>", "<|return|>"],
 }  # fmt: skip
 FORGETTING = {"qwen3_5_nothink"}
 """Those that render earlier turns otherwise than they were prompted."""
@@ -93,7 +104,8 @@ def test_two_rounds_have_the_ids_of_the_whole_conversation_as_the_original_templ
     text = (files("trl") / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
     codec = codec_of(text, ORIGINALS[name] or ["<|im_end|>"])
     codec.tokenizer.bos_token = "<|im_start|>"
-    glue, declared = derive(codec, schemas(TOOLS)), schemas(TOOLS)
+    call_format = {"gem": "gemma4", "gpt": "harmony"}.get(name[:3], "auto")
+    glue, declared = derive(codec, schemas(TOOLS), call_format), schemas(TOOLS)
     stop, user, kept = codec.encode_marked(glue.stop), {"role": "user", "content": "Who?"}, 0
     results = odd_results(302)
     for first, second in zip(results[::2], results[1::2], strict=True):

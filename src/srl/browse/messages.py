@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from srl.browse.filters import Condition
 from srl.files import atomic_file
-from srl.protocol import FORMATS, INFORMATION, bare_thought, opens_thought, shown_result
+from srl.protocol import FORMATS, INFORMATION, opens_thought, shown_result
 from srl.rollout.documents import FindCall, OpenCall
 from srl.rollout.protocol import SearchCall, schema, search_parameters
 from srl.store.batches import batches
@@ -92,7 +92,7 @@ def _with_calls(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
             }
             for search, call_id in zip(results, ids, strict=True)
         ]
-        thought = bare_thought(turn.thought)
+        thought = form.bare(turn.thought)
         yield {
             "role": "assistant", "content": turn.text.strip(), "reasoning_content": thought or None,
             "tool_calls": calls or None,

@@ -334,10 +334,11 @@ class Rollout(Section):
     max_calls: Annotated[Count, Key(needs=".protocol=native|auto")] = 4
     """Calls that one turn may make; each further one is answered by an error."""
     call_format: Annotated[
-        Literal["auto", "hermes", "qwen-xml", "llama-json", "pythonic"],
+        Literal["auto", "hermes", "qwen-xml", "llama-json", "pythonic", "gemma4", "harmony"],
         Key(needs=".protocol=native|auto"),
     ] = "auto"
-    """How calls are written. auto: as the model's chat template renders them."""
+    """How calls are written. auto: as the model's chat template renders them, but for gemma4 and harmony
+    (gpt-oss), which no model was run with yet."""
     deterministic: Annotated[
         bool,
         Key(GENERATING, refused="episodes arrive in no fixed order"),

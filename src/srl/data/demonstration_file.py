@@ -19,7 +19,7 @@ from srl.data.published_rows import Record, describe
 from srl.errors import CheckFailed, UserError
 from srl.files import atomic_file, read_jsonl
 from srl.protocol import FORMATS, STOP_STRINGS, Format, escape, search_tag
-from srl.protocol.calls import bare_thought, opens_thought
+from srl.protocol.calls import opens_thought
 from srl.trajectory import Question, Trajectory
 
 
@@ -56,7 +56,7 @@ def _with_tags(text: str, inside_thought: bool, form: Format) -> str:
         action = f"{outside} {tag} {escape(call.query).strip()} </search>".lstrip()
     else:
         return text
-    thought = bare_thought(thought)
+    thought = form.bare(thought)
     return f"<think> {thought} </think> " * bool(thought) + action
 
 

@@ -1,16 +1,6 @@
 """How policy and tools talk, as text: prompt templates, Search-R1's tags, calls of tools."""
 
-from srl.protocol.calls import (
-    FORMATS,
-    THOUGHT,
-    Format,
-    Said,
-    ToolCall,
-    bare_thought,
-    checked,
-    opens_thought,
-    shown_result,
-)
+from srl.protocol.calls import FORMATS, Format, Said, ToolCall, checked, opens_thought, shown_result
 from srl.protocol.passages import (
     NO_INFORMATION,
     NO_RESULTS,

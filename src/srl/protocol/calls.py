@@ -19,18 +19,12 @@ MOST_CALLS = 32
 """Calls of a turn that are read; what follows them counts for nothing."""
 LONGEST_ERROR = 300
 """Characters of an error that the policy reads."""
-THOUGHT = ("<think>", "</think>")
-"""What begins and ends a thought."""
+_THOUGHTS = ("<think>", "<|channel>thought")
 
 
 def opens_thought(text: str) -> bool:
     """Whether what follows `text` is inside a thought."""
-    return text.rstrip().endswith(THOUGHT[0])
-
-
-def bare_thought(text: str) -> str:
-    """A thought without what marks it."""
-    return text.replace(THOUGHT[0], "").replace(THOUGHT[1], "").strip()
+    return text.rstrip().endswith(_THOUGHTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,8 @@ class Format:
     A call begins at `opening`, `anywhere` or only where the message begins, and ends with `closing`. `parse`
     gets the text, the position after the opening and the tools' names; it returns the calls and where they
     end, None if it is no call at all. It raises ValueError or a parser's error for a malformed call. `result`
-    begins what only a tool may say. `write` spells calls as the template does. Thoughts precede both.
+    begins what only a tool may say. `write` spells calls as the template does. Thoughts, which begin with one
+    of `thoughts` and end with `thought_end`, precede both; the answer follows `final`.
     """
 
     opening: re.Pattern[str]
@@ -86,6 +81,11 @@ class Format:
     vllm: str
     """vLLM's name of the parser that reads these calls."""
     anywhere: bool = True
+    thoughts: tuple[str, ...] = _THOUGHTS[:1]
+    thought_end: str = "</think>"
+    final: str = ""
+    was_run: bool = True
+    """Whether a model of this format was run with it; others are not chosen unless they are named."""
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
         """Where the next call begins."""
@@ -118,17 +118,23 @@ class Format:
         visible = "".join(outside)
         if calls and self.result in visible:
             calls = [replace(call, error="only a tool writes what a tool returns") for call in calls]
-        return Said(thought, tuple(calls), visible)
+        return Said(thought, tuple(calls), visible.partition(self.final)[2] if self.final else visible)
+
+    def bare(self, thought: str) -> str:
+        """A thought without what marks it."""
+        for mark in (*self.thoughts, self.thought_end):
+            thought = thought.replace(mark, "")
+        return thought.strip()
 
     def _thought(self, text: str, inside: bool) -> int:
         """Where the thoughts end that the text begins with."""
         start = 0
-        while inside or text.startswith(THOUGHT[0], _after_space(text, start)):
-            end, inside = text.find(THOUGHT[1], start), False
+        while inside or text.startswith(self.thoughts, _after_space(text, start)):
+            end, inside = text.find(self.thought_end, start), False
             if end < 0:
                 opening = self.find(text, start)
                 return opening.start() if opening else len(text)
-            start = end + len(THOUGHT[1])
+            start = end + len(self.thought_end)
         return start
 
     def _end_of_malformed(self, text: str, start: int) -> int:
@@ -264,6 +270,55 @@ def _write_python(calls: Sequence[ToolCall]) -> str:
     return f"<|tool_call_start|>[{', '.join(map(of, calls))}]{_PYTHON_END}"
 
 
+_GEMMA = re.compile(r'call:([^{}<>\s]*)({(?:<\|"\|>(?>.*?<\|"\|>)|[^<])*+)<tool_call\|>', re.DOTALL)
+_GEMMA_WORD = re.compile(r'<\|"\|>(.*?)<\|"\|>|([^\s{}\[\],:"]+)(\s*:)?', re.DOTALL)
+
+
+def _parse_gemma(text: str, start: int, tools: Sequence[str]) -> tuple[list[ToolCall], int]:
+    """Objects with bare names, and texts between tokens of their own: written as JSON, and read as that."""
+
+    def as_json(word: re.Match[str]) -> str:
+        if word[1] is not None:
+            return json.dumps(word[1])
+        return json.dumps(word[2]) + ":" if word[3] else {"None": "null"}.get(word[2], word[2])
+
+    call = _GEMMA.match(text, start)
+    if call is None:
+        raise Malformed("expected call:NAME{argument:value}<tool_call|>")
+    return [_of_object({"name": call[1], "arguments": _GEMMA_WORD.sub(as_json, call[2])})], call.end()
+
+
+def _write_gemma(calls: Sequence[ToolCall]) -> str:
+    def of(value: Any) -> str:
+        if isinstance(value, str):
+            return f'<|"|>{value}<|"|>'
+        if isinstance(value, list):
+            return f"[{','.join(map(of, value))}]"
+        if not isinstance(value, dict):
+            return json.dumps(value)
+        return f"{{{','.join(f'{name}:{of(value[name])}' for name in sorted(value, key=str.lower))}}}"
+
+    return "".join(f"<|tool_call>call:{call.name}{of(dict(call.arguments))}<tool_call|>" for call in calls)
+
+
+_HARMONY = re.compile(r"([^\s<>]+)(?:<\|channel\|>commentary)?\s*(?:<\|constrain\|>)?json<\|message\|>")
+
+
+def _parse_harmony(text: str, start: int, tools: Sequence[str]) -> tuple[list[ToolCall], int]:
+    """A message to a tool; the tool's name stands in its header, before or after the channel's."""
+    header = _HARMONY.match(text, start)
+    if header is None:
+        raise Malformed("expected NAME <|constrain|>json<|message|>{arguments}")
+    arguments, end = _JSON.raw_decode(text, _after_space(text, header.end()))
+    return [_of_object({"name": header[1], "arguments": arguments})], end
+
+
+def _write_harmony(calls: Sequence[ToolCall]) -> str:
+    header = " to=functions.{}<|channel|>commentary json<|message|>{}"
+    texts = (json.dumps(dict(call.arguments), ensure_ascii=False) for call in calls)
+    return "".join(header.format(call.name, text) for call, text in zip(calls, texts, strict=True))
+
+
 _XML = re.compile("<tool_call>")
 FORMATS: Mapping[str, Format] = {
     "hermes": Format(
@@ -281,6 +336,16 @@ FORMATS: Mapping[str, Format] = {
     "llama-json": Format(
         re.compile(r"\s*(?:<\|python_tag\|>\s*)?(?={)"), "}", "<|start_header_id|>", _parse_json, _write_json,
         "<|python_tag|>", "llama3_json", anywhere=False,
+    ),
+    "gemma4": Format(
+        re.compile(r"<\|tool_call>"), "<tool_call|>", "<tool_response|>", _parse_gemma, _write_gemma,
+        "<|tool_call>", "gemma4", thoughts=_THOUGHTS[1:], thought_end="<channel|>", was_run=False,
+    ),
+    "harmony": Format(
+        re.compile(r"(?:<\|channel\|>commentary)? to=functions\."), "<|call|>", "<|start|>functions.",
+        _parse_harmony, _write_harmony, "<|constrain|>", "openai", anywhere=False,
+        thoughts=("<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"),
+        thought_end="<|end|><|start|>assistant", final="<|channel|>final<|message|>", was_run=False,
     ),
 }  # fmt: skip
 """The formats that are read, by name."""

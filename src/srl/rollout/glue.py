@@ -136,12 +136,15 @@ class _Template:
         turn = turn[len(self.prompt) if turn.startswith(self.prompt) else max(starts, default=0) :]
         if _QUERY in turn:
             reads = [each for each, form in FORMATS.items() if form.read(turn, tools=[NAME]).calls == (call,)]
-            if names := [each for each in reads if is_auto or each == call_format]:
+            names = [each for each in reads if each == call_format or (is_auto and FORMATS[each].was_run)]
+            if names:
                 return names[0]
+            if is_auto and reads:
+                raise refusal(f"no model of its format was run; rollout.call_format={reads[0]} tries it")
             raise refusal(f"the calls that it renders are not of the format {call_format}")
         if not is_auto:
             return call_format
-        names = [each for each, form in FORMATS.items() if form.token in self.codec.added]
+        names = [each for each, form in FORMATS.items() if form.was_run and form.token in self.codec.added]
         names = [each for each in names if (each == "qwen-xml") == ("<function=" in self.prompt)]
         if len(names) != 1:
             raise refusal("it shows no call of the history; set rollout.call_format")

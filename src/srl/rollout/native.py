@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from srl.protocol import NO_RESULTS, THOUGHT, Template, ToolCall, checked, parse_action, shown_result
+from srl.errors import UserError
+from srl.protocol import NO_RESULTS, Template, ToolCall, checked, parse_action, shown_result
 from srl.rollout.codec import Codec
 from srl.rollout.documents import OPENERS
 from srl.rollout.glue import Glue, derive, refusal
@@ -142,7 +143,11 @@ class Native:
         """A last turn that calls a tool has no answer."""
 
     def encode(self, text: str, after: Sequence[int] | None = None) -> list[int]:
-        """A turn with tags becomes what the model says in its place."""
+        """A turn with tags becomes what the model says in its place. Raises UserError."""
+        if not self.glue.format.was_run:
+            raise UserError(
+                f"demonstrations are not written in the format {self.name}", key="rollout.call_format"
+            )
         return self.codec.encode_marked(self._spoken(text) + self.glue.stop, after=after)
 
     def _spoken(self, text: str) -> str:
@@ -165,7 +170,7 @@ class Native:
     def _names(self) -> re.Pattern[str]:
         """The first character of each name, for every place in a text at which one begins."""
         form = self.glue.format
-        names = {*self.codec.added, form.token, form.closing, form.result, *THOUGHT}
+        names = {*self.codec.added, form.token, form.closing, form.result, *form.thoughts, form.thought_end}
         by_first: dict[str, list[str]] = {}
         for name in names:
             by_first.setdefault(name[0], []).append(re.escape(name[1:]))
