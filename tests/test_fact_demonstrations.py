@@ -18,9 +18,10 @@ from srl.answers import exact_match
 from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
 from srl.data.demonstration_file import Demonstrations, read_demonstrations
-from srl.data.demonstration_texts import STOP_WORDS, words_of
+from srl.data.demonstration_texts import COMMON_WORDS, words_of
 from srl.data.parquet import read_questions, write_questions
 from srl.data.prepare import parse_input, prepare
+from srl.data.stated_values import find_value
 from srl.data.supporting_facts import NoDemonstration
 from srl.errors import CheckFailed
 from srl.index import build_index, open_index
@@ -49,6 +50,8 @@ PAGES = {
 }
 PASSAGES = [Passage(f"p{number}", f'"{title}"\n{text}') for number, (title, text) in enumerate(PAGES.items())]
 IDS = dict(zip(PAGES, (passage.id for passage in PASSAGES), strict=True))
+DIRECTED = ["The Silver Pass", "director", "Arno Rusk"]
+BORN = ["Arno Rusk", "date of birth", "24 August 1886"]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +70,7 @@ def asks(text: str, answer: str, *titles: str, name: str = "q", **metadata: Any)
 def chain_of(question: Question, index: Path, topk: int = 1, **options: Any) -> Chain:
     """The demonstration of a question where all hits are shown."""
     search = LocalSearch(open_index(index), topk)
-    return asyncio.run(fact_chain(question, search, lambda found: found, **options))
+    return asyncio.run(fact_chain(question, search, lambda found: found, **{"recovery": 0.0, **options}))
 
 
 def dropped(question: Question, index: Path, **options: Any) -> str:
@@ -77,12 +80,16 @@ def dropped(question: Question, index: Path, **options: Any) -> str:
 
 
 def test_a_question_whose_chain_cannot_be_right_is_left_out_for_a_stated_reason(index):
+    mayor = [["Quenton", "mayor", "Mira Oswin"]]
+    birth = [["Tovan Hesk", "date of birth", "3 March 1911"]]
     lost = {"supporting_ids": ["p99"]}
     for question, options, reason in [
         (Question("q", "Who?", ("x",)), {}, "no supporting facts"),
         (Question("q", "Who is mayor?", ("Mira Oswin",), metadata=lost), {}, "no wording brings a passage"),
         (TWO_HOPS, {"max_searches": 1}, "more searches than an episode has"),
-        (asks("When was Tovan Hesk born?", "3 March 1911", "Tovan Hesk"), {},
+        (asks("Who is the mayor?", "Mira Oswin", "Quenton", evidences=mayor), {},
+         "a name that nothing before it says"),
+        (asks("When was Tovan Hesk born?", "3 March 1911", "Tovan Hesk", evidences=birth), {},
          "the passages do not have the answer"),
     ]:  # fmt: skip
         assert dropped(question, index, **options) == reason
@@ -96,20 +103,31 @@ def answer_of(chain: Chain) -> str:
 
 
 TWO_HOPS = asks(
-    "When was the director of film The Silver Pass born?", "24 August 1886", "The Silver Pass", "Arno Rusk"
-)
+    "When was the director of film The Silver Pass born?", "24 August 1886", "The Silver Pass", "Arno Rusk",
+    evidences=[DIRECTED, BORN],
+)  # fmt: skip
+
+
 TITLES = asks(
     "Who is the mayor of the town where the director Arno Rusk died?", "Mira Oswin", "Arno Rusk", "Quenton"
 )
+STEPS = asks(
+    "Where did the director of The Silver Pass die?", "Quenton", "The Silver Pass", "Arno Rusk",
+    question_decomposition=[
+        {"question": "The Silver Pass >> director", "answer": "Arno Rusk", "id": IDS["The Silver Pass"]},
+        {"question": "Where did #1 die?", "answer": "Quenton", "id": IDS["Arno Rusk"]},
+    ],
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("question", "queries", "read"),
     [
-        (TWO_HOPS, ["The Silver Pass", "Arno Rusk"], "Arno Rusk"),
+        (TWO_HOPS, ["The Silver Pass director", "Arno Rusk date of birth"], "Arno Rusk"),
         (TITLES, ["Arno Rusk", "Quenton"], "He died in Quenton"),
+        (STEPS, ["The Silver Pass director", "Where did Arno Rusk die"], "Arno Rusk"),
     ],
-    ids=["films", "towns"],
+    ids=["triples", "titles", "decomposition"],
 )
 def test_facts_become_a_search_each_and_thoughts_that_say_what_was_read(index, question, queries, read):
     """Each name is known from the question or from what was read before."""
@@ -119,8 +137,40 @@ def test_facts_become_a_search_each_and_thoughts_that_say_what_was_read(index, q
     thoughts = [turn.partition("</think>")[0] for turn in chain.turns]
     assert chain.turns[0] == f"<search> {queries[0]} </search>", "nothing was read before"
     assert read in thoughts[1]
-    assert question.golden_answers[0] not in thoughts[1]
+    assert question.golden_answers[0] not in thoughts[1] or question is STEPS
     assert "Doc 1" in thoughts[2]
+
+
+def test_search_that_misses_is_reworded_and_with_recovery_kept_as_it_was(index):
+    question = asks("In Quenton, which politician keeps bees?", "Mira Oswin", "Mira Oswin")
+    plain, kept = chain_of(question, index), chain_of(question, index, recovery=1.0)
+    assert len(plain.queries) == 1
+    assert (kept.queries[0], len(kept.queries)) == ("Quenton", 2)
+    found = asyncio.run(LocalSearch(open_index(index), 1).search(kept.queries[0]))
+    assert found.hits[0].passage.id != IDS["Mira Oswin"]
+    assert kept.docs[0].passage == found.hits[0].passage
+    assert answer_of(kept) == "Mira Oswin"
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "found"),
+    [
+        ("24 August 1886", "born August 24, 1886 in", "August 24, 1886"),
+        ("24 August 1886", "born 24th August 1886", "24th August 1886"),
+        ("August 1886", "born 24 August 1886", "August 1886"),
+        ("India", "an Indian director", "Indian"),
+        ("India", "of Indiana Jones", "Indiana"),
+        ("New York", "in NEW YORK.", "NEW YORK"),
+        ("art", "a party", None),
+        ("United States", "an American pilot", "American"),
+        ("French", "from France", "France"),
+        ("25 August 1886", "born August 24, 1886", None),
+        ("$5", "for $5 each", "$5"),
+    ],
+)  # fmt: skip
+def test_value_is_found_as_a_text_states_it(value, text, found):
+    span = find_value(value, text)
+    assert (text[slice(*span)] if span else None) == found
 
 
 async def played(item: Question, config: Config, search: LocalSearch) -> Trajectory:
@@ -181,7 +231,7 @@ def test_a_chain_whose_episode_shows_less_is_left_out(asked, index, tmp_path):
                 episode = asyncio.run(played(item, config, search))
                 seen.add((item.id, *(found.shown for found in episode.searches)))
                 rooms.append(room)
-    assert seen == {("made/q", 1, 3), ("made/r", 2)}
+    assert seen == {("made/q", 3), ("made/r", 2)}
     assert 80 < min(rooms) < 300, "with less room there is no demonstration"
 
 
@@ -242,7 +292,7 @@ def test_most_real_questions_get_a_demonstration_and_every_one_is_right(real, ep
     assert share["squad"] > 0.7
     assert share["2wikimultihopqa"] > 0.8
     assert share["hotpotqa"] > 0.7
-    assert share["musique"] > 0.2
+    assert share["musique"] > 0.4
     for episode in episodes:
         assert episode.end == "answered"
         assert exact_match(episode.answer, episode.question.golden_answers) == 1
@@ -250,7 +300,7 @@ def test_most_real_questions_get_a_demonstration_and_every_one_is_right(real, ep
 
 
 def test_real_queries_use_only_words_that_were_known(real, episodes):
-    """A word is in the question or a text that was shown before, up to its ending, or is a stop word."""
+    """A word is in the question or a text that was shown before, up to its ending, or names nothing."""
     asked = 0
     for episode in episodes:
         for search in episode.searches:
@@ -258,7 +308,7 @@ def test_real_queries_use_only_words_that_were_known(real, episodes):
             for word in words_of(search.query):
                 low = word.lower()
                 begins = low.removesuffix("'s")[: max(3, len(low) - 3)]
-                assert low in STOP_WORDS or re.search(rf"(?<!\w){re.escape(begins)}", known), (
+                assert low in COMMON_WORDS or re.search(rf"(?<!\w){re.escape(begins)}", known), (
                     episode.question.id, search.query, word,
                 )  # fmt: skip
                 asked += 1

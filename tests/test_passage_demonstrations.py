@@ -100,15 +100,31 @@ def test_question_that_an_episode_cannot_hold_is_left_out(asked, index, tmp_path
     assert not out.exists()
 
 
-def test_a_search_that_fails_writes_nothing(asked, index, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("lost", "times"), [(1, 1), (1, 2), (5, 2)])
+def test_a_search_that_fails_twice_costs_its_question_and_too_many_write_nothing(
+    asked, index, tmp_path, monkeypatch, lost, times
+):
+    real = in_process.outcomes_of
+    left = {text: times for text, _ in list(ASKED.values())[:lost]}
+
     def failing(retriever: object, queries: list[str], topk: int) -> list[object]:
-        return [Fault("timed_out", "no answer")] * len(queries)
+        hits = real(retriever, queries, topk)
+        for place, query in enumerate(queries):
+            if left.get(query):
+                left[query] -= 1
+                hits[place] = Fault("timed_out", "no answer")
+        return hits
 
     monkeypatch.setattr(in_process, "outcomes_of", failing)
-    out = tmp_path / "out.jsonl"
-    with pytest.raises(UserError, match="no answer"):
-        make_demonstrations(settings(index), "passages", [str(asked)], out, Workspace(tmp_path))
-    assert not out.exists()
+    out, allowed = tmp_path / "out.jsonl", settings(index, "eval.max_failed=0.2")
+    if lost > 1:
+        with pytest.raises(UserError, match="no answer"):
+            make_demonstrations(allowed, "passages", [str(asked)], out, Workspace(tmp_path))
+        assert not out.exists()
+        return
+    made = make_demonstrations(allowed, "passages", [str(asked)], out, Workspace(tmp_path))
+    assert ("first" in turns_of(out)) == (times == 1)
+    assert made.left_out["made", "a search failed"] == (times == 2)
 
 
 def test_settings_without_search_are_one_line(index: Path, asked: Path, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable, Sequence
+
+from srl.data.stated_values import find_text
 
 QUOTED_WORDS = 16
 """The most words of a passage that a thought quotes, unless the answer alone is longer."""
@@ -14,21 +17,19 @@ _STOP = """
     can could would will shall should may might must into about many much also some such if so
 """
 STOP_WORDS = frozenset(_STOP.split())
-
-Span = tuple[int, int]
+_COMMON = """
+    album author award birth born buried burial capital cause child citizenship city company composer
+    continent country county date death detention died director editor educated employer father film founded
+    inception language live located location made mother movie name native number origin part people
+    performer person place played plays producer publication publisher received sibling song spouse state
+    team wrote written year
+"""
+COMMON_WORDS = STOP_WORDS.union(_COMMON.split())
+"""Words that name nobody and nothing, which a query may have beside what is known."""
 
 _WORD = re.compile(r"\w+(?:[.'’&/-]\w+)*")
+_ENDINGS = re.compile(r"(?:'s|’s|ies|ied|y|es|ed|e|s|ing)$")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"'“‘(]*[A-Z0-9])")
-
-
-def find_text(value: str, text: str) -> Span | None:
-    """Where `value` stands in `text` as whole words: as it is written, else in other case or punctuation."""
-    value = value.strip()
-    words = r"\W+".join(map(re.escape, re.findall(r"\w+", value)))
-    for pattern, flags in ((re.escape(value), 0), (words, re.IGNORECASE)):
-        if pattern and (match := re.search(rf"(?<!\w){pattern}(?!\w)", text, flags)):
-            return match.span()
-    return None
 
 
 def words_of(text: str) -> list[str]:
@@ -40,6 +41,26 @@ def content_words(text: str) -> str:
     return " ".join(word for word in words_of(text) if word.lower() not in STOP_WORDS)
 
 
+def names_in(text: str) -> str:
+    """The capitalised words and the numbers of a text, but for its first word."""
+    return " ".join(word for word in words_of(text)[1:] if word[0].isupper() or word[0].isdigit())
+
+
+def known_words(text: str, texts: Sequence[str]) -> list[str]:
+    """The words of `text` that one of `texts` has too, up to their endings, and those that name nothing."""
+    have = {_without_ending(word) for each in texts for word in words_of(each)}
+    return [
+        word
+        for word in words_of(text)
+        if _without_ending(word) in have or word.lower() in STOP_WORDS or word in COMMON_WORDS
+    ]
+
+
+def _without_ending(word: str) -> str:
+    """A word in lower case without the endings of plurals and tenses, roughly."""
+    return _ENDINGS.sub("", word.lower()) if len(word) > 3 else word.lower()
+
+
 def as_known(name: str, texts: Sequence[str]) -> str | None:
     """`name` as the first of `texts` that has it writes it."""
     for text in texts:
@@ -49,10 +70,22 @@ def as_known(name: str, texts: Sequence[str]) -> str | None:
     return None
 
 
-def quotes(quoted: str, rank: int) -> str:
+_MISSED = (
+    "These passages do not say it, so I search again.",
+    "This is not what I need, so I try other words.",
+    "The answer is not here, so I ask in another way.",
+)
+_QUOTES = ('Doc {d} says "{q}".', 'I read in Doc {d}: "{q}".', 'According to Doc {d}, "{q}".')
+
+
+def missed(rng: random.Random) -> str:
+    """The thought after a search that did not bring its passage."""
+    return rng.choice(_MISSED)
+
+
+def quotes(quoted: str, rank: int, rng: random.Random) -> str:
     """What was read, in the passage's own words."""
-    words = quoted.replace('"', "'")
-    return f'Doc {rank} says "{words}".'
+    return rng.choice(_QUOTES).format(d=rank, q=quoted.replace('"', "'"))
 
 
 def sentences(text: str) -> list[str]:
