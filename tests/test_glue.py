@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.native_models import FAMILIES, QWEN, NativeEngine, chatml, codec_of, family_codec, native
+from tests.native_models import FAMILIES, KEPT, QWEN, NativeEngine, chatml, codec_of, family_codec, native
 from tests.scripts import QUESTION, TableSearch
 
 from srl.errors import UserError
@@ -204,6 +204,23 @@ def test_a_template_that_does_not_serve_is_refused(name):
     with pytest.raises(UserError) as refused:
         derive(codec_of(template, **options), schemas(TOOLS))
     assert refused.value.key == "rollout.protocol"
+
+
+DIFFERENCES = {
+    "qwen2.5": {"thoughts"}, "qwen3": set(), "qwen3, thinking off": {"thoughts", "opening"},
+    "qwen3.5": {"ids"}, "lfm2, no calls shown": {"calls", "thoughts"}, "gpt-oss": set(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_how_a_history_differs_that_a_client_renders_anew(name):
+    found = derive(family_codec(name), schemas(TOOLS), FAMILIES[name].call_format).differences
+    assert set(found) == DIFFERENCES[name]
+
+
+def test_thoughts_that_are_dropped_after_the_next_question_are_told():
+    template = chatml(**QWEN, THOUGHT=f"({KEPT}) if messages[-1].role != 'user' else ''")
+    assert derive(codec_of(template), schemas(TOOLS)).differences == ("earlier thoughts",)
 
 
 def test_a_tokenizer_in_which_an_escaped_name_is_a_token_is_refused():

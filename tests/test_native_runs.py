@@ -93,7 +93,8 @@ def test_another_chat_template_than_in_training_is_said_in_a_line(folder, tmp_pa
     assert all("\n" not in line and "model.chat_template_kwargs" in line for line in said)
 
 
-def test_a_dry_run_says_what_a_start_refuses(folder):
+def test_a_dry_run_says_how_calls_are_made_and_what_a_start_refuses(folder):
+    assert any("hermes" in note and "<|im_end|>" in note for note in plan_run(native(folder)).notes)
     refused = plan_run(native(folder, rollout__call_format="pythonic"))
     assert any("chat template" in line for line in refused.warnings)
 

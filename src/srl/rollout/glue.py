@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import Any
 
 from srl.errors import UserError
@@ -22,13 +23,23 @@ _MARKS = ('first "result"\n\tof it', 'second "result"\n\tof it')
 _ID = "callid000"
 _NASTY = ("No.", 'a "quoted"\nline', ">", "the end…", "\\n \\", "tab\tand\n\n  lines )", "雪 🙂", "<b>1</b>")
 
+DIFFERENCES: Mapping[str, str] = {
+    "calls": "it drops calls",
+    "thoughts": "it drops thoughts",
+    "earlier thoughts": "it drops thoughts once the user asks again",
+    "opening": "it lacks what a turn begins with in the prompt",
+    "ids": "where a turn has no thought, its text goes on from the prompt, but not its tokens",
+}
+"""How a history may differ, that a client renders anew, from the one that was sampled."""
+
 
 @dataclass(frozen=True, slots=True)
 class Glue:
     """The texts around what tools return, from the stop token to the policy's next token.
 
     `between` parts two results, None where a turn has one call only. `quoted`: results are JSON strings.
-    `opens_thought`: the next turn begins inside a thought. `call_format` is a key of `FORMATS`.
+    `opens_thought`: the next turn begins inside a thought. `call_format` is a key of `FORMATS`, `differences`
+    are of `DIFFERENCES`.
     """
 
     stop: str
@@ -37,6 +48,7 @@ class Glue:
     after: str
     quoted: bool
     call_format: str
+    differences: tuple[str, ...] = ()
 
     @property
     def format(self) -> Format:
@@ -44,7 +56,7 @@ class Glue:
 
     @property
     def digest(self) -> str:
-        return digest_text(*map(repr, astuple(self)))
+        return digest_text(*map(repr, astuple(self)[:-1]))
 
     @property
     def opens_thought(self) -> bool:
@@ -91,7 +103,7 @@ class _Template:
         call_format = self._format(call_format, f"{stop}{before}")
         derived = Glue(stop, before, self._between(glue), after, quoted, call_format)
         self._check_ids(derived)
-        return derived
+        return replace(derived, differences=tuple(self._differences(derived.format)))
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         return self.codec.render(messages, self.tools)
@@ -149,6 +161,23 @@ class _Template:
         if len(names) != 1:
             raise refusal("it shows no call of the history; set rollout.call_format")
         return names[0]
+
+    def _differences(self, form: Format) -> Iterator[str]:
+        """What a client's history lacks, which sends thoughts back or does not."""
+        thought, encode = "I look it up.", partial(self.codec.encode_marked, after=())
+        answered = {"role": "assistant", "content": "Ossa Trell"}
+        without, kept = (self._render([_USER, *_round(thought=text)]) for text in ("", thought))
+        later = self._render([_USER, *_round(thought=thought), answered, _USER])
+        if _QUERY not in without:
+            yield "calls"
+        if thought in kept and thought not in later:
+            yield "earlier thoughts"
+        if thought not in kept and form.thought_end in self.codec.added:
+            yield "thoughts"
+        if not without.startswith(self.prompt):
+            yield "opening"
+        elif encode(without)[: len(ids := encode(self.prompt))] != ids:
+            yield "ids"
 
     def _check_ids(self, glue: Glue) -> None:
         """The ids of the glue with a result are those of the whole conversation, rendered and encoded."""

@@ -6,6 +6,7 @@ No weights are loaded but those of a model that is quick to check, no process is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -15,11 +16,20 @@ import torch
 
 from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin, context_errors
+from srl.errors import UserError
 from srl.models.hub import HubName, hub_name
 from srl.models.load import pick_device, pick_dtype
+from srl.rollout.glue import DIFFERENCES
 from srl.train import local_backend
 from srl.train.load_components import engine_name
-from srl.train.load_protocol import with_base_tokenizer, with_protocol
+from srl.train.load_protocol import (
+    declared_tools,
+    is_native,
+    load_template,
+    native_glue,
+    with_base_tokenizer,
+    with_protocol,
+)
 from srl.train.make_missing import check_data, start_of, with_cached_models
 from srl.train.memory import (
     GIB,
@@ -81,6 +91,8 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
         f"{hub_name(path) or path}{downloads}: {shape.kind}, {shape.parameters / 1e6:,.1f} M parameters, "
         f"{shape.layers} layers; {shape.trainable / 1e6:,.1f} M are trained"
     )
+    if is_native(config):
+        notes += native_lines(config.with_settings({"model.path": str(path)}))
     if layout.served:
         share = config.rollout.gpu_memory_utilization
         notes.append(f"the server takes rollout.gpu_memory_utilization={share:g} of a GPU beside these parts")
@@ -96,6 +108,22 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
     fits = {device: settings_that_fit(counted, shape, layout, room) for device, room in rooms.items()}
     memory = tuple(footprint(shape, counted, layout))
     return Plan(shape, name, available, memory, fits, tuple(notes), tuple(warnings))
+
+
+def native_lines(config: Config) -> Iterator[str]:
+    """How the policy calls its tools; nothing where it cannot, which is an error of the start."""
+    with suppress(UserError):
+        glue = native_glue(config)
+        tools = ", ".join(tool["function"]["name"] for tool in declared_tools(config))
+        whole = load_template(config).untagged == "text"
+        answer = "the final message" if whole else "what the final message has between <answer> tags"
+        yield (
+            f"protocol native ({glue.call_format}, from the model's chat template), stop {glue.stop}, tools "
+            f"{tools}; answer: {answer}"
+        )
+        if glue.differences:
+            whys = "; ".join(DIFFERENCES[name] for name in glue.differences)
+            yield f"a history that a client renders anew is not quite the one that is trained: {whys}"
 
 
 def planned_job(config: Config) -> Job:
