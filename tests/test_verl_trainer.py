@@ -97,3 +97,35 @@ def test_an_evaluation_whose_searches_or_episodes_fail_ends_the_run_and_is_not_i
     with pytest.raises(UserError) if wrong else nullcontext():
         trainer._validate()
     assert log.finished == ([] if wrong else [(0, "val")])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_checkpoint_counts_once_its_step_is_in_the_log(monkeypatch, tmp_path, fails):
+    import ray
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from srl.train.run_directory import VERL_STATE, checkpoint_path, checkpoints
+    from srl.train.verl.job import ABOUT
+    from srl.train.verl.trainer import SearchTrainer
+
+    def get(answer: Any) -> Any:
+        if fails:
+            raise UserError("the disk is full")
+        return answer
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda *_: None)
+    (tmp_path / ABOUT).write_text('{"format": 1}')
+    folder = checkpoint_path(tmp_path, 3, "verl")
+    folder.mkdir(parents=True)
+    trainer, log = object.__new__(SearchTrainer), Log()
+    log.answers["flush"] = {3: 0.5}
+    vars(trainer).update(
+        run=tmp_path, srl=load_config().config, log_actor=log, global_steps=3, saved_step=3, tokens={},
+        step_metrics={"actor/lr": 1.0}, kl=SimpleNamespace(state_dict=dict),
+    )  # fmt: skip
+    with pytest.raises(UserError) if fails else nullcontext():
+        trainer._compute_metrics(None, {}, None, 3, 0)
+    assert log.finished == [(3, "train")]
+    assert list(checkpoints(tmp_path, "verl")) == ([] if fails else [3])
+    assert (folder / VERL_STATE).is_file() is not fails
