@@ -173,6 +173,12 @@ def test_what_a_worker_would_find_out_late_is_refused_first(given, on, key):
         validated(made(*given), on)
 
 
+def test_what_verls_own_validation_refuses_is_one_line():
+    with pytest.raises(UserError) as refused:
+        validated(made("verl.actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"), GPU)
+    assert "\n" not in str(refused.value)
+
+
 CORRECTION = "algorithm__rollout_correction"
 LOSS = "actor_rollout_ref__actor__policy_loss"
 

@@ -1,19 +1,24 @@
 """What a run on verl cannot keep, found before any process is started.
 
-`compose` refuses what our keys say. `validated` adds what verl would only find out in its workers.
+`compose` refuses what our keys say. `validated` adds what verl would only find out in its workers, and verl's
+own validation.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+from copy import deepcopy
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from srl.config import Config
 from srl.config.cross_checks import context_errors, truncation_errors
 from srl.config.keys import keys, plain, value_of
 from srl.config.unread import missing
-from srl.errors import UserError
+from srl.errors import UserError, first_line
 from srl.train.verl.job import TORCH, Job, model_config, rollout_name
-from srl.train.verl.translate import composed, settings
+from srl.train.verl.translate import MODEL, composed, settings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -88,4 +93,24 @@ def validated(config: Config, job: Job) -> DictConfig:
             key = f"{who}.ppo_mini_batch_size"
             what = f"{key} = {size} questions × rollout.n = {rollout.n} do not divide by {copies} copies"
             raise UserError(what, key=key, hint="data.train_batch_size bounds it too")
+    _check_with_verl(verl_config)
     return verl_config
+
+
+def _check_with_verl(verl_config: DictConfig) -> None:
+    """verl's own validation, whose output is dropped, of a copy for which it loads nothing: it would read
+    the critic's model, and import vLLM for LoRA."""
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    copy = deepcopy(verl_config)
+    OmegaConf.update(copy, "critic.model", None, merge=False)
+    if find_spec("vllm") is None:
+        for rank in ("lora_rank", "lora.rank"):
+            OmegaConf.update(copy, f"{MODEL}.{rank}", 0, merge=False)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            validate_config(copy, need_reference_policy(copy), need_critic(copy))
+    except Exception as error:
+        raise UserError(f"verl refuses the configuration: {first_line(error.__cause__ or error)}") from error
