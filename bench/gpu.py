@@ -290,7 +290,7 @@ def step(subject: Subject, engine: str, rows: Sequence[int]) -> None:
             experience, _ = rl.make_experience(learner, episodes, scores)
         with measured(seconds, peaks, "update"):
             update_actor(
-                policy.model, optimiser, experience, loss=rl.actor_loss(config, learner.correction),
+                policy.model, optimiser, experience, loss=rl.loss_settings(config, learner.correction),
                 max_tokens=config.actor.ppo_max_token_len,
                 mini_batch_rows=config.actor.ppo_mini_batch_size * config.rollout.n,
             )  # fmt: skip

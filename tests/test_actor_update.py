@@ -14,7 +14,7 @@ from tests.training import config, write_setting
 from torch import nn
 
 from srl.config import sections
-from srl.train.rl import Learner, update
+from srl.train.rl import Learner, update_networks
 from srl.update import losses
 from srl.update.actor import ActorLoss, accumulate_actor, actor_loss, update_actor
 from srl.update.logprobs import TokenStats, batched_stats
@@ -139,7 +139,7 @@ def test_the_mini_batch_size_counts_prompts_times_n(tmp_path, workspace):
     part = experience([trajectory(SPECS[n % 4], seed=n) for n in range(16)])
     optimiser = Counting(model.parameters(), lr=1e-4)
 
-    update(learner(chosen, model), {"actor": optimiser}, 1, part)
+    update_networks(learner(chosen, model), {"actor": optimiser}, 1, part)
     assert optimiser.steps == 2 * 3
 
 
@@ -197,7 +197,7 @@ def test_without_a_pass_for_old_log_probs_entropy_is_that_of_the_rows_read(tmp_p
     expected = batched_stats(model, read.batch, read.mask, max_tokens=1000).entropy[read.mask.bool()].mean()
 
     optimiser = Optimiser(model.parameters(), lr=1e-4)
-    after, metrics = update(learner(chosen, model), {"actor": optimiser}, 1, part)
+    after, metrics = update_networks(learner(chosen, model), {"actor": optimiser}, 1, part)
     assert after.old_logprobs.any(dim=1).tolist() == [False, False, True, True]
     assert metrics["actor/entropy"] == pytest.approx(float(expected), rel=1e-5)
     assert metrics["actor/no_gradient_share"] == 0.5

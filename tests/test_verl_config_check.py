@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from srl.config import Config, load_config
 from srl.errors import UserError
-from srl.train.rl import actor_loss
+from srl.train.rl import loss_settings
 from srl.train.verl.config_check import compose, validated
 from srl.update.losses import policy_loss
 
@@ -146,7 +146,7 @@ def test_policy_loss_is_the_same_number_under_both(verl, mode, bound, by):
         dp_size=2, batch_num_tokens=2 * mask.sum(), global_batch_size=2 * len(mask),
         loss_scale_factor=theirs.loss_scale_factor,
     )  # fmt: skip
-    ours, _ = policy_loss(logprobs, old, advantages, mask, **actor_loss(config).of_policy)
+    ours, _ = policy_loss(logprobs, old, advantages, mask, **loss_settings(config).of_policy)
     batch = {"loss_agg_mode": theirs.loss_agg_mode, "config": theirs}
     value, metrics = verl.get_policy_loss_fn(mode)(old, logprobs, advantages, mask, **batch)
     assert_close(value, ours)

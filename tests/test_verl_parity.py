@@ -29,7 +29,7 @@ from tests.verl_rows import (
 from srl.plugins import manager
 from srl.train.compute_advantages import compute_advantages
 from srl.train.load_components import load_algorithm
-from srl.train.rl import actor_loss, make_experience
+from srl.train.rl import loss_settings, make_experience
 from srl.train.verl.batch import step_batch
 from srl.update.actor import accumulate_actor
 from srl.update.critic import accumulate_critic
@@ -232,7 +232,7 @@ def local(known, made, network, config):
     part = part_of(made, config)
     if network == "actor":
         known.actor.zero_grad(set_to_none=True)
-        metrics = accumulate_actor(known.actor, part, loss=actor_loss(config), max_tokens=300)
+        metrics = accumulate_actor(known.actor, part, loss=loss_settings(config), max_tokens=300)
         return known.actor, metrics
     known.critic.zero_grad(set_to_none=True)
     section = config.critic

@@ -102,7 +102,8 @@ def needs_old_logprobs(config: Config, correction: RolloutCorrection) -> bool:
     """Whether old log-probs are computed in a pass of their own before the update.
 
     With one optimiser step for each rollout the policy of the update is still the old one, so the ratio is 1
-    and the update's own log-probs serve, unless something needs them for the whole batch beforehand.
+    and the update's own log-probs serve, unless something needs them for the whole batch beforehand. The
+    default sizes, mini-batches of half a batch, need the pass; verl makes it always.
     """
     one_step = (
         config.actor.ppo_epochs == 1 and config.actor.ppo_mini_batch_size >= config.data.train_batch_size

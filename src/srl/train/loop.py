@@ -234,7 +234,10 @@ class Loop:
             self.engine.reset()
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
-        """One score for each trajectory of the last `roll_out`, in order. A missing one is told."""
+        """One score for each trajectory of the last `roll_out`, in order. A missing one is told.
+
+        A reward that cannot score an episode marks it failed: which are valid is settled only here.
+        """
 
         async def scored() -> list[Score]:
             return [(await self._scoring[id(trajectory)])[0] for trajectory in trajectories]

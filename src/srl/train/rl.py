@@ -69,9 +69,9 @@ class ReinforcementLearning(Loop):
             trajectories, scores = unzipped(trained)
             self.put_to_sleep()
             experience, described = make_experience(learner, trajectories, scores)
-            experience, updated = update(learner, self.optimisers, number, experience)
+            experience, updated = update_networks(learner, self.optimisers, number, experience)
             with learner.timed("update_weights"):
-                self.wake()
+                self.wake()  # gives an engine with a copy the weights; the torch engine has the policy itself
         self.asked = position
         metrics = described | updated | step_metrics(*unzipped(records)) | metrics
         metrics |= {f"timing_s/{name}": seconds for name, seconds in learner.timings.items()}
@@ -158,7 +158,7 @@ def make_experience(
     return experience, ({} if old is None else entropy_metric(old, mask)) | experience.metrics
 
 
-def update(
+def update_networks(
     learner: Learner, optimisers: Mapping[str, Optimiser], number: int, experience: Experience
 ) -> tuple[Experience, dict[str, float]]:
     """Step critic and policy in training step `number`. The experience, with the old log-probs where the
@@ -175,7 +175,7 @@ def update(
             )  # fmt: skip
     if number <= config.trainer.critic_warmup:
         return experience, metrics
-    loss, stats = actor_loss(config, learner.correction), None
+    loss, stats = loss_settings(config, learner.correction), None
     if experience.old_logprobs is None:
         stats = TokenStats(torch.zeros_like(experience.mask), torch.zeros_like(experience.mask))
     with learner.timed("update_actor"):
@@ -197,7 +197,7 @@ def entropy_metric(stats: TokenStats, mask: Tensor) -> dict[str, float]:
     return {"actor/entropy": float(masked_mean(stats.entropy, mask))}
 
 
-def actor_loss(config: Config, correction: RolloutCorrection = NO_CORRECTION) -> ActorLoss:
+def loss_settings(config: Config, correction: RolloutCorrection = NO_CORRECTION) -> ActorLoss:
     """The loss configured in the section `actor`."""
     actor = config.actor
     return ActorLoss(

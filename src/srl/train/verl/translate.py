@@ -66,7 +66,7 @@ def settings(config: Config, job: Job) -> Settings:
     critic, total = needs_critic(config), max(1, config.trainer.total_training_steps)
     values = {
         **_of_the_table(config), **FIXED,
-        "algorithm.adv_estimator": f"srl_{config.algorithm.name}",
+        "algorithm.adv_estimator": f"srl_{config.algorithm.name}",  # a name: the trainer estimates itself
         "critic.enable": critic,
         "trainer.total_epochs": total,
         "trainer.save_freq": trainer.save_freq or total,
