@@ -65,7 +65,7 @@ def local(y: float) -> list[str]:
         *cell(2, y + 44, 90, "search", "Search", "serve/in_process.py, or", "serve/client/ to a server"),
         *cell(3, y + 44, 90, "box", "Experience", "train/rl.py:", "log-probs, reference,",
               "values, advantages"),
-        *cell(4, y + 44, 90, "gpu", "Update", "update/: actor, critic,", "packing, compiling;",
+        *cell(4, y + 44, 90, "gpu", "Update", "update/: actor, critic,", "losses, packing;",
               "train/checkpoint.py"),
         *cell(5, y + 44, 90, "disk", "Log writer", "store/writer.py:", "one part a step"),
     ]  # fmt: skip

@@ -18,7 +18,7 @@ from srl.answers import exact_match
 from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
 from srl.data.demonstration_file import Demonstrations, read_demonstrations
-from srl.data.demonstration_texts import COMMON_WORDS, words_of
+from srl.data.demonstration_texts import COMMON_WORDS, QUOTED_WORDS, words_of
 from srl.data.parquet import read_questions, write_questions
 from srl.data.prepare import parse_input, prepare
 from srl.data.stated_values import find_value
@@ -31,7 +31,7 @@ from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import run_episode
 from srl.rollout.tags import Tags
 from srl.serve.in_process import LocalSearch
-from srl.train.demonstrations import Chain, fact_chain, make_demonstrations
+from srl.train.demonstrations import THOUGHT_WORDS, Chain, fact_chain, make_demonstrations
 from srl.train.load_components import episode_options
 from srl.trajectory import Passage, Question, Trajectory
 from srl.workspace import Workspace
@@ -285,6 +285,10 @@ def texts_before(episode: Trajectory, turn: int) -> str:
     return "\n".join([episode.question.text, *shown])
 
 
+def policy_turns(episode: Trajectory) -> list[str]:
+    return [segment.text for segment in episode.segments if segment.is_policy]
+
+
 def test_most_real_questions_get_a_demonstration_and_every_one_is_right(real, episodes):
     _, written, questions = real
     asked = Counter(question.data_source for question in questions.values())
@@ -297,6 +301,21 @@ def test_most_real_questions_get_a_demonstration_and_every_one_is_right(real, ep
         assert episode.end == "answered"
         assert exact_match(episode.answer, episode.question.golden_answers) == 1
         assert all(search.status == "ok" for search in episode.searches)
+
+
+def test_real_answers_stand_in_what_was_shown_or_compare_things_that_were(real, episodes):
+    _, _, questions = real
+    for episode in episodes:
+        question, everything = questions[episode.question.id], texts_before(episode, 99)
+        shown = {hit.passage.id for search in episode.searches for hit in search.shown_hits}
+        titles = {hit.passage.title for search in episode.searches for hit in search.shown_hits}
+        gold = set(question.metadata["supporting_ids"])
+        assert gold & shown
+        assert gold <= shown or set(question.metadata["supporting_titles"]) <= titles, question.id
+        if episode.answer in ("yes", "no"):
+            continue
+        words = r"\W+".join(map(re.escape, re.findall(r"\w+", str(episode.answer))))
+        assert re.search(rf"(?<!\w){words}(?!\w)", everything, re.IGNORECASE), question.id
 
 
 def test_real_queries_use_only_words_that_were_known(real, episodes):
@@ -313,3 +332,19 @@ def test_real_queries_use_only_words_that_were_known(real, episodes):
                 )  # fmt: skip
                 asked += 1
     assert asked > 500
+
+
+def test_real_thoughts_are_short_and_quote_what_was_shown(real, episodes):
+    quoted = 0
+    for episode in episodes:
+        for turn, text in enumerate(policy_turns(episode)):
+            thought = text.partition("<think>")[2].partition("</think>")[0]
+            assert len(thought.split()) <= THOUGHT_WORDS
+            known = " ".join(texts_before(episode, turn).replace('"', "'").split())
+            for words in re.findall(r'"([^"]*)"', thought):
+                assert " ".join(words.split()) in known, (episode.question.id, words)
+                assert len(words.split()) <= max(
+                    QUOTED_WORDS, max(len(g.split()) for g in episode.question.golden_answers) + 1
+                )
+                quoted += 1
+    assert quoted > 100

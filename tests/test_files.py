@@ -154,18 +154,23 @@ def test_a_killed_writer_leaves_no_target_and_the_next_writer_cleans_up(tmp_path
 
 
 def test_what_is_not_a_dead_writers_is_left_alone(tmp_path):
-    """Writers that live, and what only has such a name."""
-    living, dead, unmarked = (tmp_path / f".{name}.tmp-0000000{name}" for name in "abc")
-    for folder in (living, dead, unmarked):
+    """Writers that live, those of another host, and what only has such a name."""
+    with files.aside(tmp_path / "x") as temporary:
+        name = temporary.parent.name
+    living, dead, unmarked = (tmp_path / f"{name[:-8]}0000000{letter}" for letter in "abc")
+    elsewhere = tmp_path / ".x.tmp-elsewhere-0000000d"
+    for folder in (living, dead, unmarked, elsewhere):
         folder.mkdir()
         (folder / ("thesis.txt" if folder == unmarked else files.MARK)).touch()
     with files.locked(living), files.atomic_file(tmp_path / "x") as file:
         file.write("1")
-    assert names(tmp_path) == sorted([living.name, unmarked.name, "x"])
+    assert names(tmp_path) == sorted([living.name, unmarked.name, elsewhere.name, "x"])
     assert names(unmarked) == ["thesis.txt"]
 
 
-@pytest.mark.parametrize("bad", [b"{", b"[1]", b"\xff{}", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "bad", [b"{", b"[1]", b"\xff{}", b"[" * 100_000, b'{"id": NaN}', b'{"id": -Infinity}']
+)
 def test_a_bad_line_is_named(tmp_path, bad):
     (tmp_path / "q.jsonl").write_bytes(b'{"a": 1}\n' + bad + b"\n")
     with pytest.raises(UserError, match=r"q\.jsonl:2: "):

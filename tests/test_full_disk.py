@@ -40,19 +40,25 @@ def test_what_does_not_fit_is_named_and_not_there(shell: Shell, inputs, monkeypa
     assert "in/out was not written: the disk is full" in shell.refused(*COMMANDS[name])
 
 
+@pytest.mark.parametrize("is_room_left", [False, True])
 def test_a_disk_that_fills_up_in_training_stops_the_run_which_goes_on_later(
-    shell: Shell, place: Path, workspace: Path, monkeypatch
+    shell: Shell, place: Path, workspace: Path, monkeypatch, is_room_left: bool
 ) -> None:
-    """PyTorch raises an error of its own while that of the file is handled."""
+    """PyTorch raises an error of its own while that of the file is handled. What others need the disk for may
+    have been freed when it is asked for room."""
 
     def failing(*arguments: object) -> None:
+        message = "[enforce fail at inline_container.cc:659] . unexpected pos 64 vs 0"
+        if not is_room_left:
+            raise RuntimeError(message)
         try:
             full()
         except OSError:
-            raise RuntimeError("[enforce fail at inline_container.cc:659]")  # noqa: B904
+            raise RuntimeError(message)  # noqa: B904
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", failing)
+        patch.setattr(files, "_has_room", lambda folder: is_room_left)
         code, out, err = shell.typed(*train(place, "--steps", "2"))
     assert (code, out, err.count("\n"), shell.hidden()) == (2, "", 1, [])
     assert "step-000001 was not written: the disk is full" in err

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
-from tests.cli_mistakes import Shell, place, shell, train
+from tests.cli_mistakes import Shell, lines, place, shell, train
+from tests.store_builder import run_info
 
 from srl.cli.app import LazyGroup
 from srl.errors import UserError
-from srl.store import reading
+from srl.store import LogWriter, reading
 from srl.train.make_missing import make_if_missing
 from srl.train.run_directory import checkpoints
 
@@ -66,8 +69,11 @@ def steps_of(run: Path) -> list[tuple[int, int]]:
 MOMENTS = {
     "reading questions": "srl.train.questions:read_questions:2",
     "sampling": "srl.rollout.cached_forward:draw:40",
+    "the update": "srl.train.rl:update_actor:2",
     "a step's part of the log": "srl.store.writer:write_part:5",
+    "a validation": "srl.train.loop:summarise:3",
     "saving the optimiser": "torch:save:3",
+    "finishing the log": "srl.store.writer:write_catalogue:2",
 }
 
 
@@ -124,6 +130,50 @@ def test_a_signal_before_the_command_begins_is_named(shell: Shell, monkeypatch, 
     """typer makes its own silent exit of one that comes while it reads the options."""
     monkeypatch.setattr(LazyGroup, "make_context", lambda *_, **__: signal.raise_signal(number))
     assert shell.typed("plugins", "check", "bm25") == (ended[0], "", f"srl: {ended[1]}\n")
+
+
+WRITERS = {
+    "data prepare": (
+        "srl.data.prepare:write_manifest",
+        ("data", "prepare", "questions=q.jsonl", "--out", "in/out"),
+    ),
+    "index build": (
+        "srl.index.build:make_manifest",
+        ("-q", "index", "build", "--corpus", "c.jsonl", "--out", "in/out"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_was_being_written_is_not_there_after_an_interruption(
+    shell: Shell, monkeypatch, name: str
+) -> None:
+    where, command = WRITERS[name]
+    lines(shell.folder / "q.jsonl", [{"id": "q", "question": "who", "golden_answers": ["me"]}])
+    lines(shell.folder / "c.jsonl", [{"id": "a", "contents": '"A"\nred fox'}])
+    monkeypatch.setattr(*_named(where), _interrupted)
+    assert shell.refused(*command, code=130) == "interrupted"
+
+
+def _named(where: str) -> tuple[object, str]:
+    module, _, name = where.partition(":")
+    return import_module(module), name
+
+
+def _interrupted(*arguments: object, **named: object) -> None:
+    """What happens when Ctrl-C comes here."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+FOREVER = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3"
+
+
+@pytest.mark.parametrize("forever", [FOREVER, "SELECT range(30000000)"])  # constants are not folded
+def test_a_query_that_takes_forever_is_stopped(shell: Shell, workspace: Path, monkeypatch, forever) -> None:
+    with LogWriter(workspace / "runs" / run_info().run_id / "log", run_info()):
+        pass
+    monkeypatch.setattr("srl.cli.inspect.views.QUERY_S", 0.05)
+    shell.refused("inspect", "sql", forever, "--run", "all", code=2)
 
 
 def test_two_runs_that_begin_at_once_share_what_they_make(tmp_path: Path) -> None:

@@ -305,3 +305,10 @@ def test_text_codec_loses_nothing(text):
     ids = codec.encode_text(text)
     assert codec.decode(ids) == codec.spelled(ids) == text
     assert len(ids) == -(-len(text.encode()) // 3)
+
+
+def test_ids_that_go_on_after_a_stop_string_end_at_the_token_that_completes_it():
+    turn = Made(with_ids("<answer>x</answer>.\nand so on"), ids=True).turn()
+    assert CODEC.decode(turn.token_ids[:-1]).count("</answer>") == 0
+    assert "</answer>" in CODEC.decode(turn.token_ids)
+    assert (len(turn.logprobs), turn.stop_reason) == (len(turn.token_ids), "stop")

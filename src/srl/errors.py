@@ -72,7 +72,12 @@ def error_line(error: BaseException) -> str:
 
 def expected(error: Mapping[str, Any]) -> str:
     """`expected a valid integer`: pydantic's message for one error; a plugin's own message as it is."""
-    return str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
+    return (
+        str(error["msg"])
+        .removeprefix("Value error, ")
+        .replace("Input should be", "expected")
+        .replace("tuple", "list")
+    )
 
 
 def nearest(name: str, names: list[str] | tuple[str, ...]) -> str:

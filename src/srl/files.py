@@ -1,7 +1,8 @@
 """Files that appear whole or not at all, their digests, JSON, manifests, and the inputs of commands.
 
-Unfinished output is written next to its target, in a hidden directory that a file marks as ours and that its
-writer holds locked. The next writer removes what dead ones left behind, and nothing without the mark.
+Unfinished output is written next to its target, in a hidden directory that names the host, that a file marks
+as ours and that its writer holds locked. The next writer of the host removes what dead ones left behind, and
+nothing without the mark.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -36,8 +38,9 @@ CHECKPOINT = "checkpoint"
 ABOUT = "srl.json"
 """The description of a checkpoint or model, next to its weights."""
 
-_ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-[0-9a-f]{8}$")
+_ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-(?P<host>[\w.]+)-[0-9a-f]{8}$")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_BLOCK = 4096
 _HEAD = 1 << 20
 _TAR = slice(257, 262)
 """Position of the magic number of a tar archive."""
@@ -95,7 +98,7 @@ def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> 
             yield building
             _move(building, path, replace)
         except Exception as error:
-            if is_disk_full(error):
+            if is_disk_full(error, building):
                 raise NotWritten(
                     f"{path} is not finished: the disk is full",
                     hint=f"free some space and repeat the command; {building} keeps what is done",
@@ -128,7 +131,7 @@ def atomic_file(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
 def aside(path: Path) -> Iterator[Path]:
     """A path of the same name in a hidden, marked directory next to `path`; it is removed afterwards."""
     new_parents = [parent for parent in path.parents if not parent.exists()]
-    folder = path.with_name(f".{path.name}.tmp-{token_hex(4)}")
+    folder = path.with_name(f".{path.name}.tmp-{_host()}-{token_hex(4)}")
     temporary = folder / path.name
     own_paths = {str(place) for place in (temporary, folder, *path.parents)}
     try:
@@ -139,7 +142,7 @@ def aside(path: Path) -> Iterator[Path]:
             (folder / MARK).touch()
             yield temporary
     except Exception as error:
-        if is_disk_full(error):
+        if is_disk_full(error, path.parent):
             raise NotWritten(
                 f"{path} was not written: the disk is full", hint="free some space and try again"
             ) from error
@@ -161,9 +164,13 @@ def discard(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what killed writers left in `directory`. What has no mark is not ours, whatever its name."""
+    """Remove what killed writers of this host left in `directory`: a lock of another host may not be seen.
+
+    What has no mark is not ours, whatever its name.
+    """
     for mark in directory.glob(f".*.tmp-*/{MARK}"):
-        if not _ASIDE.match(mark.parent.name):
+        match = _ASIDE.match(mark.parent.name)
+        if match is None or match["host"] != _host():
             continue
         with suppress(OSError):  # its writer holds it, or the file system has no locks to tell
             descriptor = os.open(mark.parent, os.O_RDONLY)
@@ -181,16 +188,18 @@ def target_of(path: object) -> Path:
     return path.parent.with_name(match["name"]) if match else path
 
 
-def is_disk_full(error: BaseException | None) -> bool:
-    """Whether a full disk (or quota) led to `error`; libraries wrap the system's error in their own, or raise
-    theirs while it is handled."""
+def is_disk_full(error: BaseException | None, place: Path | None = None) -> bool:
+    """Whether a full disk (or quota) led to `error`, or the disk of the directory `place` is full.
+
+    Libraries wrap the system's error in their own, raise theirs while it is handled, or say nothing of it.
+    """
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True
         if os.strerror(errno.ENOSPC) in str(error):
             return True
         error = error.__cause__ or error.__context__
-    return False
+    return place is not None and not _has_room(place)
 
 
 def link_or_copy(source: Path | str, target: Path | str) -> None:
@@ -230,9 +239,8 @@ def lock(file: int | IO[Any], refusal: str | None = None) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if refusal is None else fcntl.LOCK_NB))
     except BlockingIOError as error:
         raise UserError(refusal) from error
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
-            raise
+    except OSError:
+        pass
 
 
 def _writable(path: Path | str, replace: Replace | None) -> Path:
@@ -295,6 +303,16 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
+def _has_room(directory: Path) -> bool:
+    with suppress(OSError):
+        return shutil.disk_usage(directory).free >= _BLOCK
+    return True
+
+
+def _host() -> str:
+    return re.sub(r"[^\w.]", "_", socket.gethostname()) or "localhost"
+
+
 # ---- Digests
 
 
@@ -325,21 +343,25 @@ def digest_text(*parts: str) -> str:
 def read_jsonl(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
     """`(line number from 1, object)` for each line of a JSON-lines file but blank ones, as `lines_of` reads.
 
-    Raises UserError that names file and line if a line is not a JSON object.
+    Raises UserError that names file and line if a line is not a JSON object, or contains NaN.
     """
     path = Path(path)
     for number, line in enumerate(lines_of(path), start=1):
         if line.strip():
-            yield number, json_object(line, f"{path}:{number}")
+            yield number, json_object(line, f"{path}:{number}", _no_constant)
 
 
-def json_object(line: bytes, where: str) -> dict[str, Any]:
-    """The JSON object in `line`. Raises UserError."""
+def json_object(line: bytes, where: str, constant: Callable[[str], object] | None = None) -> dict[str, Any]:
+    """The JSON object in `line`; `constant` is called for NaN and its like. Raises UserError."""
     with parsing(f"{where}: not JSON in UTF-8"):
-        value = json.loads(line.decode("utf-8-sig"))
+        value = json.loads(line.decode("utf-8-sig"), parse_constant=constant)
     if not isinstance(value, dict):
         raise UserError(f"{where}: expected a JSON object {{…}}, found {type(value).__name__}")
     return value
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def write_json(path: Path | str, obj: object) -> None:

@@ -74,7 +74,8 @@ def _on_signal(number: int, frame: object) -> None:
     if len(_received) == 1:
         if _running is None:
             raise KeyboardInterrupt
-        _running.get_loop().call_soon_threadsafe(_running.cancel)
+        _running.cancel()
+        _running.get_loop().call_soon_threadsafe(lambda: None)  # wakes it where a library took the wakeup fd
     elif len(_received) == 2:
         with suppress(OSError):
             os.write(2, _ONCE_MORE)
@@ -96,7 +97,8 @@ def run_async(coroutine: Coroutine[Any, Any, T], runner: asyncio.Runner | None =
         global _running
         _running = asyncio.current_task()
         try:
-            return await coroutine
+            with _waking(asyncio.get_running_loop()):
+                return await coroutine
         finally:
             _running = None
 
@@ -110,6 +112,26 @@ def run_async(coroutine: Coroutine[Any, Any, T], runner: asyncio.Runner | None =
     if signal_received() is not before:
         raise KeyboardInterrupt
     return result
+
+
+@contextmanager
+def _waking(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Inside, a signal wakes the loop at any moment.
+
+    A signal in the moment before the loop waits, or in another thread, does not interrupt the wait by itself,
+    and Python runs its handler only afterwards.
+    """
+    reading_end, writing_end = socket.socketpair()
+    with reading_end, writing_end:
+        reading_end.setblocking(False)
+        writing_end.setblocking(False)
+        loop.add_reader(reading_end, reading_end.recv, 4096)
+        before = signal.set_wakeup_fd(writing_end.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            loop.remove_reader(reading_end)
 
 
 async def in_thread(work: Callable[[], T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -52,7 +53,11 @@ def coverage(
     if data.is_dir():
         files = [path for split in SPLITS if (path := data / f"{split}.parquet").is_file()]
         corpus = corpus or data / CORPUS
+        if not files:
+            raise UserError(f"{data} has no questions: expected one of {', '.join(SPLITS)}, a .parquet each")
     questions = [question for file in files for question in read_questions(file)]
+    if repeated := [name for name, count in Counter(each.id for each in questions).items() if count > 1]:
+        raise UserError(f"the question id {repeated[0]!r} is there twice")
     passages, total = _passages(corpus, index)
     with output.progress("passages read", total) as progress:
         coverages = cover(questions, passages, progress)

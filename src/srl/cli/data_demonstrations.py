@@ -57,8 +57,8 @@ def demonstrations(
 ) -> None:
     """Write right episodes for fine-tuning: made from supporting facts or passages, or those of a log.
 
-    With --from facts the titles of gold passages become searches, which are made in the index; one that does
-    not bring its passage is reworded, or the question is left out. With --from passages
+    With --from facts evidence triples, decompositions and gold titles become searches, which are made in the
+    index; one that does not bring its passage is reworded, or the question is left out. With --from passages
     the question is the search, and the answer names the passage that has it; other questions are left out.
     No model runs. Give the --preset or --config of the training: it decides what of a search is shown, and
     how long a turn may be.

@@ -80,3 +80,15 @@ def test_vectors_rounded_to_half_find_what_exact_ones_find(dtype):
     expected = vector_search(flat(vectors), Options(), CPU).search(asked, 10)
     assert (rows == expected[1]).all()
     assert (scores == expected[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "inside"),
+    [("PCA8,HNSW8", ["index"]), ("IVF40_HNSW8,Flat", ["quantizer"]), ("HNSW8,RFlat", ["base_index"])],
+)
+def test_ef_search_is_that_of_hnsw_wherever_it_is(spec, inside):
+    outer = inner = faiss.index_factory(16, spec, faiss.METRIC_INNER_PRODUCT)
+    vector_search(outer, Options(index=spec, ef_search=77), CPU)
+    for name in inside:
+        inner = faiss.downcast_index(getattr(inner, name))
+    assert inner.hnsw.efSearch == 77

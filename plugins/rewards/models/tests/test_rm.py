@@ -162,3 +162,12 @@ def test_an_episode_needs_a_chat_template(pair: Path) -> None:
 
 def test_conforms_to_the_reward_seam(chat: Path) -> None:
     check_reward("rm", {"model": str(chat), "device": "cpu"})
+
+
+def test_a_classifier_without_its_head_is_refused(tmp_path: Path) -> None:
+    folder = chat_model(tmp_path / "headless")
+    weights = load_file(folder / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"incomplete: no weights for score\.weight"):
+        reward(folder).load()
