@@ -160,6 +160,7 @@ def test_policy_loss_is_the_same_number_under_both(verl, mode, bound, by):
         (("data.train_batch_size=8", "critic.ppo_mini_batch_size=1"), job(), "critic.ppo_mini_batch_size"),
         (("cluster.tensor_model_parallel_size=3",), GPU, "cluster.tensor_model_parallel_size"),
         (("cluster.nnodes=2",), GPU, "cluster.nnodes"),
+        (("verl.actor_rollout_ref.actor.strategy=megatron",), GPU, "actor.strategy"),
         (("data.max_response_length=4000",), GPU, "data.max_response_length"),
         (
             ("rollout.top_p=0.9", "algorithm.rollout_correction.rollout_is='off'"),

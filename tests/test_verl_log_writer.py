@@ -190,3 +190,13 @@ def test_a_trainer_that_goes_on_after_the_end_gets_no_further(log):
     with pytest.raises(UserError):
         writer.flush()
     assert entries(log) == counts(log) == [("train", 1, 1)]
+
+
+def test_a_step_that_cannot_be_measured_is_the_runs_failure(log, monkeypatch):
+    writer = new_writer(log)
+    add(writer, 1)
+    monkeypatch.setattr("srl.train.verl.log_writer.measured", lambda records, phase: 1 / 0)
+    writer.finish(1, "train", {})
+    assert isinstance(writer.failure(), ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        writer.flush()

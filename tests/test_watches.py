@@ -56,6 +56,11 @@ def test_no_watch_fires_on_constant_metrics_with_some_noise(factors):
     assert seen(Watcher(CONFIG), course) == []
 
 
+def test_one_odd_step_does_not_set_the_level():
+    course = [{"env/number_of_valid_search": searches} for searches in (0.9, 3.0, 0.7, 0.7, 0.7, 0.7)]
+    assert seen(Watcher(CONFIG), course) == []
+
+
 @settings(max_examples=60)
 @given(names, st.integers(1, 40))
 def test_a_watch_fires_once_and_after_its_patience_when_a_metric_jumps(name, healthy):

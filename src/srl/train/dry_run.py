@@ -80,7 +80,7 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
     else:
         cpu = not config.model.device.startswith("cuda") and pick_device(config.model.device).type == "cpu"
         here = config if cpu or cuda else config.with_settings({"model.device": "cpu"})
-        layout = Layout(cpu=cpu, served=engine_name(here) == "vllm")
+        layout = Layout(cpu=cpu, served=not cpu and engine_name(here) == "vllm")
         dtype = str(pick_dtype(config.model.dtype, torch.device("cpu" if cpu else "cuda")))[len("torch.") :]
         checks = [partial(local_backend.check, here), partial(check_start, here, notes.append)]
     # Counted in the precision of the passes; the device may be on another machine.

@@ -293,7 +293,7 @@ def _evaluated(
     replaced: dict[str, set[str]] = {each.name: set() for each in runs}
     for question, sample, name, trajectory, *_ in rows:
         if (question, sample) in wanted_keys:
-            replaced[name].add(trajectory)
+            replaced.setdefault(name, set()).add(trajectory)
     note(f"evaluation {run.name}" + (f": its log has {len(done):,} of {len(episodes):,}" if done else ""))
     if not wanted:
         return Evaluation.read(runs, questions, n, 0)

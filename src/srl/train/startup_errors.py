@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 from srl.config import Config
 from srl.config.sections import NamedRetriever, Search
 from srl.data.demonstration_file import read_demonstrations
+from srl.data.parquet import read_questions
 from srl.errors import CheckFailed, UserError
 from srl.index import check_index
 from srl.index.retriever import load_retriever
@@ -66,11 +67,15 @@ def startup_errors(config: Config, *checks: Callable[[], object]) -> list[str]:
             check(native_glue, config.with_settings({"model.path": str(start)}))
         else:
             check(check_tags, codec.tokenizer)
-        phases: tuple[Phase, ...] = ("train", "val", "test")
-        for phase in phases:
-            files = (*(getattr(data, f"{phase}_files") or ()), *(data.exclude_files or ()))
-            if all(Path(file).is_file() for file in files):
-                check(_check_split, phase, config, codec)
+    phases: tuple[Phase, ...] = ("train", "val", "test")
+    for phase in phases:
+        files = getattr(data, f"{phase}_files") or ()
+        excluded = (data.exclude_files or ()) if phase == "train" else ()
+        if codec is not None and all(Path(file).is_file() for file in (*files, *excluded)):
+            check(_check_split, phase, config, codec)
+        else:
+            for name in filter(lambda file: Path(file).is_file(), files):
+                check(read_questions, name)
 
     mode, file = search.cassette_use or ("", "")
     if config.rollout.search and mode == "replay":

@@ -32,8 +32,9 @@ class Rule:
     """A watch fires once its value is beyond its bound `patience` steps in a row; without a metric there is
     no value.
 
-    The bound is the threshold, or with `of_highest` that share of the run's highest value so far. `value` is
-    that of a step's metrics where it is not `metric` alone.
+    The bound is the threshold, or with `of_highest` that share of the highest value so far that two steps in a
+    row reached; a validation is `steady`, and reaches it alone. `value` is that of a step's metrics where it
+    is not `metric` alone.
     """
 
     metric: str
@@ -41,6 +42,7 @@ class Rule:
     patience: int = 3
     above: bool = False
     of_highest: bool = False
+    steady: bool = False
     value: Callable[[Metrics], float] | None = None
 
     def of(self, metrics: Metrics) -> float | None:
@@ -78,7 +80,7 @@ RULES: dict[WatchName, Rule] = {
     "equal_groups": Rule(
         "env/equal_groups_share − train/em", 0.9, 5, above=True, value=_wrong_together
     ),
-    "val_em": Rule("val/em", 0.75, 2, of_highest=True),
+    "val_em": Rule("val/em", 0.75, 2, of_highest=True, steady=True),
 }  # fmt: skip
 """Every watch, by its name in `watch.actions` and `watch.thresholds`."""
 
@@ -109,9 +111,10 @@ class Fired:
 
 @dataclass(slots=True)
 class Course:
-    """How the value of one watch went so far: the highest within its bound, then how many steps in a row are
-    beyond it, and the first that may be."""
+    """How the value of one watch went so far: the last and the highest within its bound, then how many steps
+    in a row are beyond it, and the first that may be."""
 
+    last: float | None = None
     highest: float | None = None
     beyond: int = 0
     since: int = 0
@@ -145,8 +148,9 @@ class Watcher:
                 bound = None if course.highest is None else threshold * course.highest
             within = bound is None or (value <= bound if rule.above else value >= bound)
             if math.isfinite(value) and within:
-                course.highest = value if course.highest is None else max(course.highest, value)
-                course.beyond, course.since = 0, step + 1
+                level = value if rule.steady or course.last is None else min(course.last, value)
+                course.highest = level if course.highest is None else max(course.highest, level)
+                course.last, course.beyond, course.since = value, 0, step + 1
                 continue
             course.beyond, course.since = course.beyond + 1, course.since or step
             if course.beyond == rule.patience:

@@ -233,6 +233,8 @@ def _search_r1(ours: Settings, notes: list[str], program: str) -> None:
     """Search-R1's mini-batch counts episodes, and the KL is in the reward unless it is in the loss."""
     if (n := ours["rollout.n"]) != 1:
         notes.append(f"mini-batches count questions, not episodes: divide actor.ppo_mini_batch_size by {n}")
+    if ours["actor.mask_observations"] is not True:
+        notes.append("state_masking is off, so retrieved text is in the loss: actor.mask_observations=false")
     ours["algorithm.use_kl_in_reward"] = ours["actor.use_kl_loss"] is not True
     scores = {key: ours.pop(key, 0) for key, *_ in NAMES if key.startswith("reward.format.")}
     has_format = program == "main_ppo_format" or (not program and any(scores.values()))
@@ -278,3 +280,6 @@ def _both(theirs: Settings, ours: Settings, notes: list[str]) -> None:
     loggers = loggers if isinstance(loggers, list) else [loggers]
     ours["trainer.logger"] = [name for name in loggers if name in LOGGERS]
     notes += [f"there is no trainer.logger {name}" for name in loggers if name not in LOGGERS]
+    turn, room = ours["rollout.max_turn_tokens"], ours["data.max_response_length"]
+    if isinstance(turn, int) and isinstance(room, int):
+        ours["rollout.max_turn_tokens"] = min(turn, room)

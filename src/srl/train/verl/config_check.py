@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from srl.config import Config
 from srl.config.cross_checks import context_errors, truncation_errors
 from srl.config.keys import keys, plain, value_of
+from srl.config.sections import ACTOR
 from srl.config.unread import missing
 from srl.errors import UserError, first_line
 from srl.train.verl.job import TORCH, Job, model_config, rollout_name
@@ -79,6 +80,10 @@ def validated(config: Config, job: Job) -> DictConfig:
     if verl_config.trainer.nnodes > 1 and config.cluster.address is None:
         hint = "run `ray start` on each, and set cluster.address=auto"
         raise _problem(config, "cluster.nnodes", "several machines need a Ray cluster that is there", hint)
+    strategy = verl_config.actor_rollout_ref.actor.strategy
+    if strategy not in ("fsdp", "fsdp2"):
+        key = f"verl.{ACTOR}.strategy"
+        raise UserError(f"{key} = {strategy}: workers train with fsdp2, or fsdp", key=key)
     workers = verl_config.trainer.nnodes * verl_config.trainer.n_gpus_per_node
     rollout = verl_config.actor_rollout_ref.rollout
     if workers % rollout.tensor_model_parallel_size:

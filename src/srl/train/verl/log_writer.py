@@ -149,12 +149,13 @@ class LogActor:
         for `failure`: the trainer does not wait for a step."""
         if self._closed or self._failure:
             return {}
-        records = self._taken(step, phase, tokens or {})
-        all_metrics = {**metrics, **measured(records, phase)}
         try:
+            records = self._taken(step, phase, tokens or {})
+            all_metrics = {**metrics, **measured(records, phase)}
             self._write(step, phase, records, all_metrics)
         except Exception as error:
             self.fail(error)
+            return {}
         return all_metrics
 
     def flush(self) -> dict[int, float]:
