@@ -32,9 +32,9 @@ class Rule:
     """A watch fires once its value is beyond its bound `patience` steps in a row; without a metric there is
     no value.
 
-    The bound is the threshold, or with `of_highest` that share of the highest value so far that two steps in a
-    row reached; a validation is `steady`, and reaches it alone. `value` is that of a step's metrics where it
-    is not `metric` alone.
+    The bound is the threshold, or with `of_highest` that share of the highest value so far that two steps in
+    a row reached; a validation is `steady`, and reaches it alone. `value` is that of a step's metrics where
+    it is not `metric` alone.
     """
 
     metric: str
