@@ -473,7 +473,7 @@ def check_checkpoint(path: Path, leave_out: str = "") -> None:
     try:
         manifest = json_object((path / MANIFEST).read_bytes(), str(path / MANIFEST))
     except UserError as error:
-        raise DamagedError(error) from error
+        raise DamagedError(f"{path / MANIFEST} is damaged: it is not JSON") from error
     if manifest.get("kind") == CHECKPOINT:
         sums = read_manifest(path, CHECKPOINT).get("files", {})
         check_files(path, {n: sums[n] for n in sums if not (leave_out and n.startswith(leave_out))})

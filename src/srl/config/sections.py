@@ -669,7 +669,7 @@ class Eval(Section):
     """Questions per test, drawn in the same way. null: all."""
     temperature: Annotated[NonNegative, Key(GENERATING, verl=f"{ROLLOUT}.val_kwargs.temperature")] = 0.0
     """Sampling temperature. 0: greedy."""
-    max_failed: Annotated[Share, Key("eval")] = 0.01
+    max_failed: Annotated[Share, Key("eval made")] = 0.01
     """Largest share of questions that may be lost to faults; above it the exit code is 1."""
 
 
