@@ -52,8 +52,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 def search(request: pytest.FixtureRequest, index: Index, tmp_path_factory: Any) -> Iterator[Any]:
     """A search tool of each sort over the same passages."""
     if request.param == "server":
-        with running(create_app({"other": open_index(index.directory), "isle": index})) as url:
-            yield HttpSearch(f"{url}/isle", 3)
+        with running(create_app(index)) as url:
+            yield HttpSearch(url, 3)
     elif request.param == "named":
         yield NamedRetrievers(TableSearch(), {"isle": LocalSearch(index, 3)})
     elif request.param == "cassette":
@@ -83,13 +83,6 @@ def test_every_search_tool_has_the_parts_of_a_document_in_their_order(search, in
         return
     assert [hit.passage.id for hit in asyncio.run(document(search, SHORT, retriever)).hits] == ["isle"]
     assert asyncio.run(document(search, Passage("gone#1", ""), retriever)).status == "empty"
-
-
-def test_a_passage_of_one_index_is_not_taken_from_another_of_the_server(index, tmp_path):
-    build_index([Passage("isle", "another isle")], tmp_path / "other")
-    with running(create_app({"other": open_index(tmp_path / "other"), "isle": index})) as url:
-        found = [asyncio.run(document(HttpSearch(f"{url}{name}", 3), SHORT)) for name in ("/isle", "")]
-    assert [outcome.hits[0].passage.contents for outcome in found] == [SHORT.contents, "another isle"]
 
 
 def test_a_server_without_documents_says_so_before_it_is_asked_for_one(index):

@@ -98,7 +98,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def port(place: Path) -> Iterator[int]:
     """Of a server of `my-index`."""
-    with running(create_app({"my-index": open_index(place / "my-index")})) as url:
+    with running(create_app(open_index(place / "my-index"))) as url:
         yield int(url.rpartition(":")[2].partition("/")[0])
 
 

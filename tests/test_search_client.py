@@ -16,7 +16,7 @@ from tests.search_sites import ONE, THREE, TWO, Clock, Site, answers, ask, ask_i
 from srl.errors import UserError
 from srl.serve import HttpSearch, http
 from srl.serve.client import COOL_DOWN_S, FAILURES, MAX_WAIT_S
-from srl.serve.request import health_url, page_url, retrieve_url
+from srl.serve.request import page_url, retrieve_url
 from srl.trajectory import Passage, Search
 
 GOOD = b'{"result": [[{"document": {"id": "1", "contents": "c"}, "score": 1.0}]]}'
@@ -272,13 +272,12 @@ def test_the_servers_that_answer_no_searches_are_named_in_one_line(answer, metho
         ("http://h:1", "http://h:1/retrieve", "http://h:1/health"),
         ("http://h:1/", "http://h:1/retrieve", "http://h:1/health"),
         ("https://h/v2/search", "https://h/v2/search", "https://h/v2/health"),
-        ("http://h/v1/retrieve/a%20b", "http://h/v1/retrieve/a%20b", "http://h/v1/health/a%20b"),
+        ("http://h/v1/retrieve/a%20b", "http://h/v1/retrieve/a%20b", "http://h/v1/health"),
         ("http://retrieve/retrieve", "http://retrieve/retrieve", "http://retrieve/health"),
     ],
 )
 def test_the_addresses_of_a_server(typed, used, health):
-    assert (retrieve_url(typed), health_url(used)) == (used, health)
-    assert page_url(used, "metrics").endswith("/metrics")
+    assert (retrieve_url(typed), page_url(used, "health")) == (used, health)
 
 
 def test_a_proxy_is_for_the_servers_elsewhere_alone(monkeypatch):

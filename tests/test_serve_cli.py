@@ -60,7 +60,7 @@ def served(
 ) -> tuple[int, list[Any]]:
     """The exit code, and the arguments of `create_app` with which servers would run."""
     apps: list[Any] = []
-    monkeypatch.setattr(server.run, "create_app", lambda indexes, **settings: (indexes, settings))
+    monkeypatch.setattr(server.run, "create_app", lambda index, **settings: (index, settings))
 
     def run_server(app: Any, listener: Any, ready: Any) -> None:
         apps.append(app)
@@ -88,24 +88,6 @@ def test_a_loopback_server_without_a_token_is_guarded(directory, monkeypatch, op
     assert (code, settings["hosts"]) == (0, hosts)
 
 
-def test_indexes_have_their_directory_s_name_or_the_one_given(directory, tmp_path, monkeypatch):
-    odd, foreign = tmp_path / "my index=1", tmp_path / "索引"
-    for link in (odd, foreign):
-        link.symlink_to(directory)
-    given = ("--index", f"wiki={directory}", "--index", directory, "--index", odd, "--index", foreign)
-    _, ((indexes, _),) = served(monkeypatch, *given)
-    assert list(indexes) == ["wiki", "i", "my-index-1", "index"]
-    assert served(monkeypatch, "--index", directory, "--index", directory)[0] == 2
-    assert served(monkeypatch, "--index", foreign, "--index", f"index={directory}")[0] == 2
-
-
-def test_a_setting_is_for_all_or_for_the_longest_name_that_it_begins_with(directory, monkeypatch):
-    both = ("--index", f"wiki={directory}", "--index", f"wiki.v2={directory}")
-    for settings, expected in (
-        (("n_threads=3",), {"wiki": 3, "wiki.v2": 3}),
-        (("n_threads=3", "wiki.n_threads=2"), {"wiki": 2, "wiki.v2": 3}),
-        (("wiki.v2.n_threads=4", "wiki.n_threads=2"), {"wiki": 2, "wiki.v2": 4}),
-    ):
-        sets = [text for setting in settings for text in ("--set", setting)]
-        _, ((indexes, _),) = served(monkeypatch, *both, *sets)
-        assert {name: each._retriever.options.n_threads for name, each in indexes.items()} == expected
+def test_a_setting_is_the_retriever_s(directory, monkeypatch):
+    _, ((index, _),) = served(monkeypatch, "--index", directory, "--set", "n_threads=3")
+    assert index._retriever.options.n_threads == 3

@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from srl.cli import output
-from srl.cli.options import Json, read_settings, whole_settings
-from srl.errors import EXIT_CHECK_FAILED, UserError
+from srl.cli.options import Json, RetrieverSettings, read_settings
+from srl.errors import EXIT_CHECK_FAILED
 
 app = typer.Typer(no_args_is_help=True, help="Serve searches over HTTP, and check search servers.")
 
 
 @app.command()
 def retriever(
-    index: Annotated[
-        list[str],
-        typer.Option(
-            metavar="[NAME=]DIR",
-            help="Index directory (repeatable). The first is the default; the others are named after "
-            "their directories unless NAME is given.",
-        ),
-    ],
+    index: Annotated[Path, typer.Option(metavar="DIR", help="Index directory.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0: reachable from the network.")
     ] = "127.0.0.1",
     topk: Annotated[int, typer.Option(min=1, help="Hits per query if a request does not say.")] = 3,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="[NAME.]KEY=VALUE",
-            help="Option of the retriever, such as n_threads=4, for one index or all (repeatable).",
-            callback=whole_settings,
-        ),
-    ] = None,
+    settings: RetrieverSettings = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Server processes on this port.")] = 1,
     threads: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Concurrent batches per index; default: as many as its retriever can use.",
-        ),
+        typer.Option(min=1, help="Concurrent batches; default: as many as the retriever can use."),
     ] = None,
     cache_mb: Annotated[
         int, typer.Option(min=0, help="Cache of recent answers per process, in MB; 0: none.")
@@ -62,7 +42,7 @@ def retriever(
         ),
     ] = None,
 ) -> None:
-    """Serve indexes at POST /retrieve, until interrupted.
+    """Serve an index at POST /retrieve, until interrupted.
 
     The URL is printed when the server is ready. /health and /metrics tell the state. If $SRL_SEARCH_TOKEN is
     set, requests must carry it: Authorization: Bearer …. Without a token, a server on loopback refuses
@@ -79,19 +59,12 @@ def retriever(
     from srl.serve.server.run import AppFactory
     from srl.serve.wire import TOKEN_VARIABLE
 
-    token = bearer_token()
-    directories = _directories(index)
-    manifests = {name: check_index(directory) for name, directory in directories.items()}
-    options = {
-        name: read_settings(manifest.retriever, _settings_of(name, directories, settings or []))
-        for name, manifest in manifests.items()
-    }
+    token, manifest = bearer_token(), check_index(index)
+    options = read_settings(manifest.retriever, settings or [])
 
     def ready(url: str) -> None:
-        for name, manifest in manifests.items():
-            called = f" as {name}" if len(manifests) > 1 else ""
-            size = f"{manifest.passages:,} passages" if manifest.passages else "a live search"
-            output.note(f"serving {size} by {manifest.retriever}{called}, index {manifest.digest[:12]}")
+        size = f"{manifest.passages:,} passages" if manifest.passages else "a live search"
+        output.note(f"serving {size} by {manifest.retriever}, index {manifest.digest[:12]}")
         output.line(url, flush=True)
 
     with bind(host, port) as listener:
@@ -108,37 +81,11 @@ def retriever(
             "timeout_s": timeout, "token": token,
             "hosts": [*(allow_host or []), *own_names] if is_guarded else None,
         }  # fmt: skip
-        factory = AppFactory({name: str(path) for name, path in directories.items()}, options, limits)
+        factory = AppFactory(str(index), options, limits)
         if workers == 1:
             run_server(factory.app(), listener, ready)
         else:
             run_workers(factory, workers, listener, ready)
-
-
-def _directories(texts: list[str]) -> dict[str, Path]:
-    """Directories by name: the NAME before `=`, else the directory's name without other characters.
-
-    Where nothing is left of a name, it is `index`. Raises UserError for a name that comes twice.
-    """
-    directories: dict[str, Path] = {}
-    for text in texts:
-        name, sign, rest = text.partition("=")
-        if not sign or Path(text).is_dir():
-            name, rest = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(text).absolute().name).strip("-._"), text
-        name = name or "index"
-        if name in directories:
-            raise UserError(f"--index {text}: duplicate name {name!r}", hint=f"--index NAME={rest}")
-        directories[name] = Path(rest)
-    return directories
-
-
-def _settings_of(index: str, names: Iterable[str], settings: list[str]) -> list[str]:
-    """The settings for all indexes and for this one: the longest name that a setting begins with counts."""
-
-    def owner(setting: str) -> str | None:
-        return max((name for name in names if setting.startswith(f"{name}.")), key=len, default=None)
-
-    return [setting.removeprefix(f"{index}.") for setting in settings if owner(setting) in (None, index)]
 
 
 @app.command()

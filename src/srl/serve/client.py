@@ -27,7 +27,7 @@ from srl.serve.request import (
     RequestFault,
     access,
     bearer_token,
-    health_url,
+    page_url,
     post,
     retrieve_url,
 )
@@ -144,7 +144,7 @@ class HttpSearch:
         client, digest = self._open_client(), ""
         try:
             async with asyncio.timeout(self._timeout_s):
-                health = await exchange(client, "GET", health_url(url))
+                health = await exchange(client, "GET", page_url(url, "health"))
             if health.status_code == 200:
                 page = json.loads(health.content)
                 digest = read_digest(page.get("index_digest")) if isinstance(page, dict) else ""
@@ -193,7 +193,7 @@ class HttpSearch:
             try:
                 await access(client, url, [], self._timeout_s)
                 async with asyncio.timeout(self._timeout_s):
-                    health = await exchange(client, "GET", health_url(url))
+                    health = await exchange(client, "GET", page_url(url, "health"))
                 about = json.loads(health.content) if health.status_code == 200 else None
             except Exception as error:  # a library may raise anything
                 return f"no documents from {url}: {error}"

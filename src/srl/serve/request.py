@@ -68,7 +68,7 @@ async def access(
     def read(answer: httpx.Response) -> list[Passage | None]:
         return read_pages(answer.content, len(names))
 
-    return await _answered(client, access_url(url), write_access(names), 0, timeout_s, read)
+    return await _answered(client, page_url(url, "access"), write_access(names), 0, timeout_s, read)
 
 
 async def _answered(
@@ -127,23 +127,8 @@ def retrieve_url(url: str) -> str:
     return str(parsed if parsed.path.strip("/") else parsed.copy_with(path="/retrieve"))
 
 
-def health_url(url: str) -> str:
-    """The health page for `url`: /health, or /health/NAME for /retrieve/NAME."""
-    return _named_page(url, "health")
-
-
-def access_url(url: str) -> str:
-    """Where passages are asked for by their names: /access, or /access/NAME for /retrieve/NAME."""
-    return _named_page(url, "access")
-
-
-def _named_page(url: str, page: str) -> str:
-    _, sign, name = httpx.URL(url).path.rpartition("/retrieve/")
-    return page_url(url, f"{page}/{name}" if sign else page)
-
-
 def page_url(url: str, page: str) -> str:
-    """A page beside /retrieve, also where `url` names an index."""
+    """A page beside /retrieve."""
     parsed = httpx.URL(url)
     before, sign, _ = parsed.path.rpartition("/retrieve")
     path = f"{before}/{page}" if sign else parsed.join(page).path

@@ -52,8 +52,6 @@ class SearchRequest(BaseModel):
     topk_retrieval: K | None = None
     return_scores: bool | None = False
     """Whether a hit is `{"document", "score"}` or the bare document."""
-    index: str | None = None
-    """Which index, where several are served."""
 
     @model_validator(mode="after")
     def _has_queries(self) -> SearchRequest:

@@ -1,17 +1,15 @@
-"""The HTTP search server, for one index or several: /retrieve, /access, /health, /metrics."""
+"""The HTTP search server of an index: /retrieve, /access, /health, /metrics."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from math import ceil
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
@@ -23,36 +21,28 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from srl import __version__
-from srl.errors import UserError
 from srl.index import Fault, Index
 from srl.safe import quoted
 from srl.serve.server.answers import AnswerCache, EncodedHits, document, write_answer
 from srl.serve.server.auth import Guard
 from srl.serve.server.metrics import Metrics, RequestRecord
 from srl.serve.server.queue import RETRY_AFTER_S, Answered, SearchQueue
-from srl.serve.wire import (
-    DIGEST_HEADER,
-    MAX_BODY_BYTES,
-    MAX_HITS,
-    PagesRequest,
-    SearchRequest,
-)
+from srl.serve.wire import DIGEST_HEADER, MAX_BODY_BYTES, MAX_HITS, PagesRequest, SearchRequest
 from srl.trajectory import Passage
 
 CACHE_BYTES = 128 << 20
 TIMEOUT_S = 25.0
 """For a search, queueing included; below the 30 s time-out of common clients."""
 MAX_WAITING = 8192
-"""Queries queued for one index; further requests get a 503."""
+"""Queries in the queue; further requests get a 503."""
 LIVE_THREADS = 8
 MOST_THREADS = 4
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _STATUS = {"rejected": 422, "timed_out": 504, "refused": 503, "failed": 502}
 M = TypeVar("M", bound=BaseModel)
 
 
 def create_app(
-    indexes: Index | Mapping[str, Index],
+    index: Index,
     topk: int = 3,
     *,
     threads: int | None = None,
@@ -64,75 +54,48 @@ def create_app(
     token: str = "",
     hosts: Iterable[str] | None = None,
 ) -> Starlette:
-    """The server of one index, or of several by name, the first of which is the default.
+    """The server of an index; `topk` is the default of requests.
 
-    `topk` is the default of requests. Each index is searched by `threads` threads (default:
-    `default_threads`, of each of the `processes` of a server) in batches of at most `max_batch` queries. The
-    answer cache takes up to `cache_bytes`, 0 for none; answers of a live index are not cached. With a
-    `token`, every route but health requires `Authorization: Bearer`. With `hosts`, only requests to one of
-    them or to loopback are allowed, and none from pages of other origins. Errors are `{"detail": one line}`.
-    Raises UserError for an index name that does not fit in a URL.
+    It is searched by `threads` threads (default: `default_threads`, of each of the `processes` of a server)
+    in batches of at most `max_batch` queries. The answer cache takes up to `cache_bytes`, 0 for none; answers
+    of a live index are not cached. With a `token`, every route but health requires `Authorization: Bearer`.
+    With `hosts`, only requests to one of them or to loopback are allowed, and none from pages of other
+    origins. Errors are `{"detail": one line}`.
     """
-    by_name = {"default": indexes} if isinstance(indexes, Index) else dict(indexes)
-    if not by_name:
-        raise UserError("no index to serve")
-    for name in by_name:
-        if not _NAME.fullmatch(name):
-            raise UserError(f"{name!r} is no index name: expected letters, digits, dots, dashes, underscores")
-    first = next(iter(by_name))
-    metrics, cache = Metrics(), AnswerCache(cache_bytes)
-    queues = {
-        name: SearchQueue(
-            index,
-            threads=threads or default_threads(index, processes),
-            max_batch=max_batch,
-            max_waiting=max_waiting,
-            timeout_s=timeout_s,
-            cache=None if index.live else cache,
-            report=partial(metrics.count_batch, name),
-        )
-        for name, index in by_name.items()
-    }
+    metrics = Metrics()
+    queue = SearchQueue(
+        index,
+        threads=threads or default_threads(index, processes),
+        max_batch=max_batch,
+        max_waiting=max_waiting,
+        timeout_s=timeout_s,
+        cache=None if index.live else AnswerCache(cache_bytes),
+        report=metrics.count_batch,
+    )
 
     async def retrieve(request: Request) -> Response:
         record: RequestRecord = request.state.record
         body = await read_body(request)
         search = read_model(SearchRequest, body)
-        name = request.path_params.get("name") or search.index or first
-        index = index_named(name)
         texts, k = search.texts, search.hits_per_query(topk)
-        record.index = name
         if len(texts) * k > MAX_HITS:
             raise HTTPException(422, f"{len(texts):,} queries × {k} hits; at most {MAX_HITS:,} hits")
         # Models write empty queries, and one of them must not fail the batch that it came in.
-        record.answered = answered = await queues[name].search([text for text in texts if text], k)
+        record.answered = answered = await queue.search([text for text in texts if text], k)
         hits = iter(_hits(answered))
         in_place = [next(hits) if text else EncodedHits() for text in texts]
         unsearched = {place: "the query is empty" for place, text in enumerate(texts) if not text}
         answer = write_answer(in_place, bool(search.return_scores), search.query is not None, unsearched)
         return Response(answer, headers={DIGEST_HEADER: index.digest}, media_type="application/json")
 
-    def index_named(name: str) -> Index:
-        if name not in by_name:
-            raise HTTPException(404, f"no index {name[:80]!r}; available: {', '.join(by_name)}")
-        return by_name[name]
-
     async def access(request: Request) -> Response:
-        body, name = read_model(PagesRequest, await read_body(request)), request.path_params.get("name")
-        indexes = by_name.values() if name is None else [index_named(name)]
-        pages = await to_thread(_write_pages, body.urls, indexes)
-        return Response(pages, media_type="application/json")
+        body = read_model(PagesRequest, await read_body(request))
+        return Response(await to_thread(_write_pages, body.urls, index), media_type="application/json")
 
     async def health(request: Request) -> Response:
-        name = request.path_params.get("name")
-        if name is not None:
-            return JSONResponse(describe(name))
-        return JSONResponse({**describe(first), "indexes": {each: describe(each) for each in by_name}})
-
-    def describe(name: str) -> dict[str, Any]:
-        """The index `name` for /health. A `live` retriever searches an external service, without passages."""
-        index, manifest = index_named(name), index_named(name).manifest
-        return {
+        """A `live` retriever searches an external service, without passages."""
+        manifest = index.manifest
+        about = {
             "status": "ok",
             "index_digest": index.digest,
             "corpus_digest": manifest.corpus_digest,
@@ -140,28 +103,25 @@ def create_app(
             "options": dict(manifest.options),
             "passages": len(index),
             "live": index.live,
-            "waiting": queues[name].waiting,
+            "waiting": queue.waiting,
             "version": __version__,
         }
+        return JSONResponse(about)
 
     async def prometheus(request: Request) -> Response:
-        return Response(metrics.text(queues), media_type="text/plain; version=0.0.4")
+        return Response(metrics.text(queue.waiting), media_type="text/plain; version=0.0.4")
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        for queue in queues.values():
-            queue.close()
+        queue.close()
 
     guard = Guard(token, hosts)
     return Starlette(
         routes=[
             Route("/retrieve", retrieve, methods=["POST"]),
-            Route("/retrieve/{name}", retrieve, methods=["POST"]),
             Route("/access", access, methods=["POST"]),
-            Route("/access/{name}", access, methods=["POST"]),
             Route("/health", health),
-            Route("/health/{name}", health),
             Route("/metrics", prometheus),
         ],
         middleware=[Middleware(Gate, guard=guard, metrics=metrics)],
@@ -171,7 +131,7 @@ def create_app(
 
 
 def default_threads(index: Index, processes: int = 1) -> int:
-    """Threads per index: 1, or one per core up to 4 if the retriever searches in parallel.
+    """Threads of a server: 1, or one per core up to 4 if the retriever searches in parallel.
 
     Two encoders at a time are no faster than one. The processes of a server share the cores.
     """
@@ -203,7 +163,7 @@ class Gate:
         try:
             await app(scope, receive, send_noted)
         finally:
-            if record.path.startswith("/retrieve"):
+            if record.path == "/retrieve":
                 self._metrics.count(record)
 
 
@@ -241,21 +201,20 @@ def _hits(answered: Answered) -> list[EncodedHits]:
     return [outcome for outcome in answered.outcomes if isinstance(outcome, EncodedHits)]
 
 
-def _write_pages(urls: Sequence[str], indexes: Collection[Index]) -> bytes:
+def _write_pages(urls: Sequence[str], index: Index) -> bytes:
     """A document for each address, its `url` being that address; null where there is none."""
-    pages = [_page(url, indexes) for url in urls]
+    pages = [_page(url, index) for url in urls]
     result = b", ".join(b"null" if page is None else document(page) for page in pages)
     unknown = [url for url, page in zip(urls, pages, strict=True) if page is None]
     errors = [{"url": url, "detail": "no passage has this id"} for url in unknown]
     return b'{"result": [%b]%b}' % (result, b', "errors": ' + json.dumps(errors).encode() if errors else b"")
 
 
-def _page(url: str, indexes: Iterable[Index]) -> Passage | None:
-    """The passage with this id in the first index that has it; also tries MediaWiki's other URL form."""
+def _page(url: str, index: Index) -> Passage | None:
+    """The passage with this id; also tries MediaWiki's other URL form."""
     for name in dict.fromkeys((url, url.replace("index.php/", "index.php?title="))):
-        for index in indexes:
-            with suppress(KeyError, UnicodeEncodeError):
-                return replace(index.passage(name), url=url)
+        with suppress(KeyError, UnicodeEncodeError):
+            return replace(index.passage(name), url=url)
     return None
 
 

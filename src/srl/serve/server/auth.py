@@ -39,8 +39,7 @@ class Guard:
     def refusal(self, scope: Scope) -> HTTPException | None:
         """Why a request is refused; None if it is allowed."""
         headers: Headers = scope["headers"]
-        is_open = scope["path"] == "/health" or scope["path"].startswith("/health/")
-        if self._token and not is_open and not self._has_token(headers):
+        if self._token and scope["path"] != "/health" and not self._has_token(headers):
             detail = "send the token of this server: Authorization: Bearer …"
             return HTTPException(401, detail, {"WWW-Authenticate": "Bearer"})
         return None if self._hosts is None else self._foreign(headers, self._hosts)

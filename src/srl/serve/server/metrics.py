@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from time import perf_counter
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from srl.serve.server.queue import Answered, Batch, SearchQueue
+from srl.serve.server.queue import Answered, Batch
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -25,7 +22,6 @@ class RequestRecord:
     """What is known about a request to /retrieve so far, for the metrics."""
 
     path: str
-    index: str = ""
     answered: Answered | None = None
     status: int = 500
     start: float = field(default_factory=perf_counter)
@@ -49,42 +45,38 @@ class Metrics:
         self._search = self._histogram("search_seconds", "Time to search a batch.")
         self._batch = self._histogram("batch_queries", "Queries in a batch.", QUERIES)
         self._waiting = Gauge(
-            "srl_search_waiting", "Queries in the queue.", ["index"], registry=self._registry,
+            "srl_search_waiting",
+            "Queries in the queue.",
+            registry=self._registry,
             multiprocess_mode="livesum",
-        )  # fmt: skip
+        )
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"srl_search_{name}", what, ["index", *labels], registry=self._registry)
+        return Counter(f"srl_search_{name}", what, labels, registry=self._registry)
 
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
-        return Histogram(f"srl_search_{name}", what, ["index"], buckets=buckets, registry=self._registry)
+        return Histogram(f"srl_search_{name}", what, buckets=buckets, registry=self._registry)
 
     def count(self, record: RequestRecord) -> None:
         """Count a request to /retrieve."""
-        index, answered = record.index, record.answered
-        _series(self._requests, index, str(record.status)).inc()
-        _series(self._total, index).observe(perf_counter() - record.start)
+        answered = record.answered
+        self._requests.labels(str(record.status)).inc()
+        self._total.observe(perf_counter() - record.start)
         if answered is not None and record.status == 200:
-            _series(self._queries, index).inc(len(answered.outcomes))
-            _series(self._cached, index).inc(answered.cached)
+            self._queries.inc(len(answered.outcomes))
+            self._cached.inc(answered.cached)
             if answered.cached < len(answered.outcomes):
-                _series(self._queue, index).observe(answered.queue_s)
+                self._queue.observe(answered.queue_s)
 
-    def count_batch(self, index: str, batch: Batch) -> None:
-        _series(self._batch, index).observe(len(batch.queries))
-        _series(self._search, index).observe(batch.search_s)
+    def count_batch(self, batch: Batch) -> None:
+        self._batch.observe(len(batch.queries))
+        self._search.observe(batch.search_s)
 
-    def text(self, queues: Mapping[str, SearchQueue]) -> bytes:
-        for name, queue in queues.items():
-            self._waiting.labels(name).set(queue.waiting)
+    def text(self, waiting: int) -> bytes:
+        """What Prometheus reads; `waiting` queries are in the queue."""
+        self._waiting.set(waiting)
         if PROCESSES not in os.environ:
             return generate_latest(self._registry)
         shared = CollectorRegistry()
         MultiProcessCollector(shared)
         return generate_latest(shared)
-
-
-@lru_cache(1024)
-def _series(metric: Any, *labels: str) -> Any:
-    """The series of these labels: the library's own lookup costs as much as the rest of a cached answer."""
-    return metric.labels(*labels)

@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,13 +108,13 @@ def _prepare_process() -> None:
 
 @dataclass(frozen=True, slots=True)
 class AppFactory:
-    """Opens indexes and makes their server; `directories` and retriever `options` by name.
+    """Opens the index at `directory`, with `options` of its retriever, and makes its server.
 
     Calling it is what a worker does. `settings` are further arguments of `create_app`.
     """
 
-    directories: Mapping[str, str]
-    options: Mapping[str, dict[str, Any]]
+    directory: str
+    options: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __call__(self) -> Starlette:
@@ -126,9 +126,8 @@ class AppFactory:
             sys.exit(STARTUP_FAILURE)
 
     def app(self) -> Starlette:
-        """Raises UserError where an index cannot be opened."""
-        indexes = {name: open_index(each, self.options[name]) for name, each in self.directories.items()}
-        return create_app(indexes, **self.settings)
+        """Raises UserError where the index cannot be opened."""
+        return create_app(open_index(self.directory, self.options), **self.settings)
 
 
 class Workers(Multiprocess):
@@ -156,7 +155,7 @@ def run_workers(
     url = url_of(listener)
 
     def announce() -> None:
-        """The first worker that has opened its indexes answers."""
+        """The first worker that has opened the index answers."""
         try:
             httpx.get(url.replace("/retrieve", "/health"), timeout=None, trust_env=False)
         except httpx.HTTPError:
