@@ -64,7 +64,6 @@ bench: .venv/.ready-dev
 	$(BIN)/python bench/retrieval_quality.py
 	$(BIN)/python bench/log_page.py
 	$(BIN)/python bench/calls_fuzz.py
-	$(BIN)/python bench/long_documents.py
 	$(BIN)/python bench/learning.py
 	$(BIN)/python bench/tables.py
 
