@@ -1,4 +1,4 @@
-"""What one GPU does with a model: decoding, delivery of weights, steps of GRPO. Prints JSON lines.
+"""What one GPU does with a model: decoding, and delivery of weights to vLLM. Prints JSON lines.
 
     python bench/gpu.py [--models 0.5B 3B 7B DIRECTORY …] [--points decode …] > bench/results/gpu.jsonl
     python bench/gpu.py --smoke     # a small model on any device, to test this script
@@ -10,11 +10,8 @@ Each point is a process of its own that ends within two minutes. The points:
   the keys and values of each row at its length), and the sampler's log-probs beside the trainer's. With the
   torch engine, eager and in graphs, and with vLLM.
 - delivery: vLLM asleep, given other weights, and awake; its log-probs are then the trainer's again.
-- step: GRPO as `--preset one-gpu` at 0.5B and 7B, with all weights at 3B (80 GB): seconds, memory beside the
-  plan, the rollout by the bandwidth's bound and the update by the speed of matrix products.
 
-0.5B, 3B and 7B are Qwen2.5's shapes with random weights: every episode writes all its turns to the cap, and
-every other one is rewarded. Nothing is downloaded. Exits with 2 without CUDA.
+0.5B, 3B and 7B are Qwen2.5's shapes with random weights. Nothing is downloaded. Exits with 2 without CUDA.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -42,37 +38,29 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from srl.config import Config, load_config  # noqa: E402
 from srl.config.sections import Model  # noqa: E402
-from srl.data.world import make_world, questions  # noqa: E402
-from srl.models.load import recompute_layers  # noqa: E402
-from srl.models.weights import add_lora, merged_weights  # noqa: E402
-from srl.protocol import template  # noqa: E402
+from srl.models.weights import merged_weights  # noqa: E402
 from srl.rollout.delivery import check_held, sampled  # noqa: E402
 from srl.rollout.engine import Completion, Engine, Sampling  # noqa: E402
-from srl.rollout.environment import Environment, Key  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
 from srl.rollout.vllm_engine import version_problem  # noqa: E402
 from srl.train import load_components as load  # noqa: E402
-from srl.train import rl  # noqa: E402
-from srl.train.memory import PUBLISHED, Layout, Shape, footprint, shape_of, total  # noqa: E402
-from srl.trajectory import Question, Score, Search, Segment, Trajectory  # noqa: E402
-from srl.update.actor import update_actor  # noqa: E402
+from srl.train.memory import PUBLISHED, Shape, shape_of  # noqa: E402
+from srl.trajectory import Question, Segment, Trajectory  # noqa: E402
 from srl.update.batch import collate  # noqa: E402
 from srl.update.logprobs import batched_stats  # noqa: E402
 
 LIMIT_S = 120
-WHOLE = {"model.lora_rank": 0, "actor.use_kl_loss": False, "actor.optim.lr": 1e-6}
-SIZES: dict[str, dict[str, Any]] = {"0.5B": {}, "3B": WHOLE, "7B": {}}
-"""What each size sets beside the preset `one-gpu`; LoRA but at 3B, which trains all weights."""
-SHORT = {
-    "data.train_batch_size": 16, "actor.ppo_mini_batch_size": 16, "rollout.max_num_seqs": 128,
-    "rollout.max_turns": 1, "rollout.max_turn_tokens": 64, "data.max_response_length": 700,
+SIZES = ("0.5B", "3B", "7B")
+SETTINGS = {
+    "model.lora_rank": 0, "rollout.max_num_seqs": 128, "rollout.max_turns": 1, "rollout.max_turn_tokens": 64,
+    "data.max_response_length": 700,
 }  # fmt: skip
-SMOKE = {"data.train_batch_size": 2, "actor.ppo_mini_batch_size": 1, "rollout.n": 2}
+"""What is set beside the preset `one-gpu`."""
 SMOKE_SIZES = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
     "intermediate_size": 128, "vocab_size": 5000,
 }  # fmt: skip
-PROMPT, WRITTEN, STEPS = 300, 64, 3
+PROMPT, WRITTEN = 300, 64
 Prompts = Sequence[Sequence[int]]
 
 
@@ -89,14 +77,13 @@ class Subject:
         if smoke:
             torch.set_num_threads(1)
             PUBLISHED[path] = PUBLISHED.get(path, {}) | SMOKE_SIZES
-        own = {**SIZES.get(name, {}), **SHORT, **(SMOKE if smoke else {}), **sets}
-        settings = {**own, "model.device": self.device.type, "model.path": path}
+        settings = {**SETTINGS, **sets, "model.device": self.device.type, "model.path": path}
         self.config: Config = load_config("one-gpu", None, "grpo", settings).config
         policy = random_policy if name in SIZES else load.load_policy
         self.policy: load.LoadedModel = policy(self.config.model, lambda text: None)
         self.policy.codec.eos_ids = frozenset()  # lengths are fixed
         self.shape: Shape = shape_of(self.config, path, needs_critic=False)
-        self.speed: DeviceSpeed = device_speed(self.shape, self.device, self.policy.model.dtype)
+        self.bandwidth = bandwidth(self.device)
 
     def engine(self, name: str, rows: int) -> Engine:
         """`eager` and `graphs` are the torch engine's two ways to decode."""
@@ -109,35 +96,17 @@ class Subject:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSpeed:
-    """Operations a second in matrix products of the model's width, and bytes a second read and written."""
-
-    operations: float
-    bandwidth: float
-
-
-def device_speed(shape: Shape, device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
-    on_gpu = device.type == "cuda"
-    rows = 16384 if on_gpu else 64
-    left = torch.ones(rows, shape.width, device=device, dtype=dtype)
-    right = torch.ones(shape.width, shape.ffn, device=device, dtype=dtype)
-    source = torch.zeros(2**30 if on_gpu else 2**25, device=device, dtype=torch.uint8)
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second that the device reads and writes."""
+    source = torch.zeros(2**30 if device.type == "cuda" else 2**25, device=device, dtype=torch.uint8)
     target = torch.empty_like(source)
-
-    def seconds(work: Any) -> float:
-        """Mean of ten calls after one to warm up."""
-        for count in (1, 10):
-            start = time.perf_counter()
-            for _ in range(count):
-                work()
-            if on_gpu:
-                torch.cuda.synchronize(device)
-        return (time.perf_counter() - start) / 10
-
-    product = seconds(lambda: left @ right)
-    copy = seconds(lambda: target.copy_(source))
-    return DeviceSpeed(2 * rows * shape.width * shape.ffn / product, 2 * len(source) / copy)
+    for count in (1, 10):  # the first one warms up
+        start = time.perf_counter()
+        for _ in range(count):
+            target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return 2 * len(source) * 10 / (time.perf_counter() - start)
 
 
 def random_policy(section: Model, note: Any) -> load.LoadedModel:
@@ -147,23 +116,16 @@ def random_policy(section: Model, note: Any) -> load.LoadedModel:
         codec = load.load_policy(section.model_copy(update=small), note).codec
     sizes, dtype = AutoConfig.for_model(**PUBLISHED[str(section.path)]), getattr(torch, section.dtype)
     with torch.device(section.device):
-        model = AutoModelForCausalLM.from_config(sizes, dtype=dtype).eval()
-    if section.lora_rank:
-        add_lora(model, section.lora_rank, section.lora_alpha, section.lora_target_modules)
-    recompute_layers(model)
-    return load.LoadedModel(model, codec)
+        return load.LoadedModel(AutoModelForCausalLM.from_config(sizes, dtype=dtype).eval(), codec)
 
 
 @contextmanager
-def measured(seconds: dict[str, float], peaks: dict[str, int], name: str) -> Iterator[None]:
-    """Seconds and, on a GPU, the most memory that tensors take inside."""
-    if cuda := torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
+def measured(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """The seconds of what is inside."""
     began = time.perf_counter()
     yield
-    if cuda:
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
-        peaks[name] = torch.cuda.max_memory_allocated()
     seconds[name] = time.perf_counter() - began
 
 
@@ -233,7 +195,7 @@ def decode(subject: Subject, engine: str, rows: Sequence[int]) -> None:
         seconds = (whole - first) / (WRITTEN - 1)
         read = shape.parameters * shape.itemsize + count * (PROMPT + WRITTEN / 2) * shape.kv_bytes
         figure(engine=engine, rows=count, ms_a_step=1000 * seconds, tokens_a_s=count / seconds,
-               of_bandwidth_bound=read / subject.speed.bandwidth / seconds)  # fmt: skip
+               of_bandwidth_bound=read / subject.bandwidth / seconds)  # fmt: skip
     figure(engine=engine, **distance(subject, batch, completions))
 
 
@@ -242,94 +204,29 @@ def delivery(subject: Subject, engine: str, rows: Sequence[int]) -> None:
     if problem := version_problem():
         figure(left_out=problem)
         return
-    model, seconds, peaks = subject.policy.model, dict[str, float](), dict[str, int]()
+    model, seconds = subject.policy.model, dict[str, float]()
     batch, samples = prompts(min(rows)), subject.engine("vllm", min(rows))
     figure(weights="first", **distance(subject, batch, turns(samples, batch, WRITTEN)[1]))
-    with measured(seconds, peaks, "sleep"):
+    with measured(seconds, "sleep"):
         samples.sleep()
     free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1 + 0.02 * torch.rand_like(weight))
-    with measured(seconds, peaks, "sync"):
+    with measured(seconds, "sync"):
         sent: dict[str, Any] = {}
         samples.sync(sampled(merged_weights(model), sent))
-    with measured(seconds, peaks, "wake"):
+    with measured(seconds, "wake"):
         samples.wake()
     check_held(sent, samples.digests(sent))
     after = turns(samples, batch, WRITTEN)[1]
     figure(weights="delivered", seconds=seconds, free_asleep=free, **distance(subject, batch, after))
 
 
-class NoSearch:
-    """Random weights do not ask."""
-
-    async def search(self, query: str) -> Search:
-        return Search(query, status="empty")
-
-
-def step(subject: Subject, engine: str, rows: Sequence[int]) -> None:
-    """The product's step: rollout, log-probs, advantages, update, weights. The first two capture graphs."""
-    config, policy, prompt = subject.config, subject.policy, template("search-r1")
-    samples = load.load_engine(config, policy, lambda text: None)
-    learner = rl.load_learner(config, policy, rl.samples_as_trained(samples, policy.model))
-    optimiser = rl.load_optimisers(config, learner)["actor"]
-    batch = questions(make_world("train", 0), "train", 0, config.data.train_batch_size)
-    batch = [replace(question, prompt=prompt.messages(question.text)) for question in batch]
-    for number in range(1, STEPS + 1):
-        seconds, peaks = dict[str, float](), dict[str, int]()
-        with measured(seconds, peaks, "rollout"):
-            episodes = asyncio.run(
-                Environment(policy.codec, prompt, load.episode_options(config), NoSearch()).play_all(
-                    samples, batch, Key(step=number), config.rollout.n
-                )
-            )
-        samples.sleep()
-        with measured(seconds, peaks, "logprobs"):
-            scores = [Score(float(index % 2)) for index in range(len(episodes))]
-            experience, _ = rl.make_experience(learner, episodes, scores)
-        with measured(seconds, peaks, "update"):
-            update_actor(
-                policy.model, optimiser, experience, loss=rl.loss_settings(config, learner.correction),
-                max_tokens=config.actor.ppo_max_token_len,
-                mini_batch_rows=config.actor.ppo_mini_batch_size * config.rollout.n,
-            )  # fmt: skip
-        with measured(seconds, peaks, "weights"):
-            if not samples.same_weights:
-                samples.sync(merged_weights(policy.model))
-            samples.wake()
-        figure(step=number, engine=type(samples).__name__, seconds=seconds, peak_bytes=peaks,
-               episodes=len(episodes), **bounds(subject, episodes, seconds))  # fmt: skip
-    plan = footprint(subject.shape, config, Layout(cpu=subject.device.type == "cpu"))
-    planned = {"rollout": total(plan, "rollout"), "update": total(plan, "update")}
-    figure(planned_bytes=planned, device=asdict(subject.speed))
-
-
-def bounds(subject: Subject, episodes: Sequence[Trajectory], seconds: dict[str, float]) -> dict[str, float]:
-    """The parts of a step by what the device can do.
-
-    A decoding step reads all weights, and the keys and values of each row at its length then. The operations
-    of the update are its matrix products', none recomputed: 6 a trained weight and token, 4 a frozen one.
-    """
-    shape, speed, masks = subject.shape, subject.speed, [episode.response_mask for episode in episodes]
-    written, rows = sum(map(sum, masks)), min(subject.config.rollout.max_num_seqs, len(episodes))
-    places = sum(place for mask in masks for place, mine in enumerate(mask) if mine)
-    read = shape.parameters * shape.itemsize * written / rows + places * shape.kv_bytes
-    attention = 6 * shape.layers * shape.heads * shape.head_dim * sum(len(mask) ** 2 for mask in masks)
-    weights = shape.body * sum(map(len, masks)) + shape.vocabulary * shape.width * written
-    operations = (4 if shape.adapter else 6) * weights + attention
-    return {
-        "written": written,
-        "rollout_of_bandwidth_bound": read / speed.bandwidth / seconds["rollout"],
-        "update_of_peak_operations": operations / speed.operations / seconds["update"],
-    }
-
-
 POINTS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "parity": (parity, {"model.dtype": "float32", "model.lora_rank": 0}),
-    "decode": (decode, {"model.lora_rank": 0}),
-    "delivery": (delivery, {"model.lora_rank": 0}),
-    "step": (step, {}),
+    "parity": (parity, {"model.dtype": "float32"}),
+    "decode": (decode, {}),
+    "delivery": (delivery, {}),
 }
 """The function of each point, and what it sets."""
 ENGINES = ("eager", "graphs", "vllm")
