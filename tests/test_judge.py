@@ -149,20 +149,12 @@ def test_prose_is_an_error_and_no_score_and_is_asked_again(tmp_path: Path, said:
     assert not batch[0].valid
 
 
-@pytest.mark.parametrize(
-    ("says", "status", "requests"),
-    [("I think so", 200, 20), ("right", 500, 20), ("right", 400, 20), ("right", 404, 20), ("right", 401, 1)],
-)
-def test_a_judge_that_keeps_failing_is_given_up(
-    tmp_path: Path, says: str, status: int, requests: int
-) -> None:
-    with judged_by(lambda _: says, tmp_path, status, max_concurrent=1) as (mix, server):
-        with pytest.raises(UserError):
-            score(mix, *map(str, range(40)))
-        assert len(prompts_of(server)) == requests
-        with pytest.raises(UserError):
-            score(mix, "Rome")
-        assert len(prompts_of(server)) == requests
+@pytest.mark.parametrize("status", [400, 404, 500])
+def test_a_request_that_fails_is_no_score_and_a_refused_key_ends_the_run(tmp_path: Path, status: int) -> None:
+    with judged_by(careful, tmp_path, status) as (mix, _):
+        assert all(found.error for found in score(mix, "Genoa", "Rome"))
+    with judged_by(careful, tmp_path, 401) as (mix, _), pytest.raises(UserError):
+        score(mix, "Genoa")
 
 
 def test_a_server_that_is_not_there_is_found_before_the_first_episode(tmp_path: Path) -> None:

@@ -52,8 +52,6 @@ _UNSEEN = re.compile(
 )
 """Letters that are not seen: those with Unicode's property Default_Ignorable_Code_Point."""
 _MANY = 1 << 31
-_MOST_WITHOUT_VERDICT = 20
-"""Replies in a row without a verdict after which the judge is given up."""
 
 
 class Options(BaseModel):
@@ -114,9 +112,7 @@ class NoVerdictError(SrlError):
 class Judge:
     """Asks an engine for a verdict. Everything here runs in one event loop.
 
-    `usage` tells what the engine has used so far: `prompt_tokens`, `completion_tokens`, perhaps `cost`. The
-    judge is given up for good where the engine raises UserError, or after 20 replies in a row without a
-    verdict: every further request raises UserError at once.
+    `usage` tells what the engine has used so far: `prompt_tokens`, `completion_tokens`, perhaps `cost`.
     """
 
     def __init__(
@@ -134,11 +130,9 @@ class Judge:
         self._verdicts = Verdicts(options.cache)
         self._requests: dict[str, asyncio.Task[Verdict]] = {}
         self._slots = asyncio.Semaphore(options.max_concurrent)
-        self._without_verdict = 0  # in a row
-        self._given_up = ""
 
     async def score(self, trajectory: Trajectory) -> Score:
-        """The value of the verdict, and what it took as parts (`_parts`). Raises UserError when given up."""
+        """The value of the verdict, with what it took as parts. Raises UserError for a wrong key."""
         if trajectory.answer is None:
             return Score(min(self._options.verdicts.values()), self._parts(None))
         question = trajectory.question
@@ -177,45 +171,25 @@ class Judge:
         return await asyncio.shield(self._requests[case.key])
 
     async def _ask(self, case: Case) -> Verdict:
-        async with self._slots:
-            if self._given_up:
-                raise UserError(self._given_up)
-            return await self._ask_now(case)
-
-    async def _ask_now(self, case: Case) -> Verdict:
         ids = self.codec.encode_text(filled_in(self.prompt, case))
         sampling = Sampling(max_tokens=self._options.max_tokens, temperature=0.0)
-        try:
-            completion = await self.engine.generate(case.key, ids, sampling)
-        except RefusedError as error:
-            raise self._no_verdict(f"refused the request: {error}", Verdict("")) from error
-        except UserError as error:
-            self._given_up = self._given_up or str(error)
-            raise
-        finally:
-            self.engine.finish(case.key)
-            used = self._used_since()
+        async with self._slots:
+            try:
+                completion = await self.engine.generate(case.key, ids, sampling)
+            except RefusedError as error:
+                what = f"the judge {self.model} refused the request: {error}"
+                raise NoVerdictError(what, Verdict("")) from error
+            finally:
+                self.engine.finish(case.key)
+                used = self._used_since()
         text = self.codec.decode(completion.token_ids)
         word = text.strip().lower()
         verdict = Verdict(word, int(used["prompt_tokens"]), int(used["completion_tokens"]), used.get("cost"))
         if word not in self._options.verdicts:
-            words = ", ".join(self._options.verdicts)
-            raise self._no_verdict(f"said {quoted(text, 80)!r}; expected one of {words}", verdict)
-        self._without_verdict = 0
+            what = f"the judge {self.model} said {quoted(text, 80)!r}"
+            raise NoVerdictError(f"{what}; expected one of {', '.join(self._options.verdicts)}", verdict)
         self._verdicts.keep(case, verdict, self.prompt)
         return verdict
-
-    def _no_verdict(self, what: str, request: Verdict) -> NoVerdictError | UserError:
-        """What is raised for a reply that is no verdict: UserError after too many in a row."""
-        self._without_verdict += 1
-        why = f"the judge {self.model} {what}"
-        if self._without_verdict < _MOST_WITHOUT_VERDICT:
-            return NoVerdictError(why, request)
-        self._given_up = (
-            f"{why}; {self._without_verdict} replies in a row were no verdict: choose another "
-            f"{SECTION}.model or {SECTION}.prompt, or raise {SECTION}.max_tokens"
-        )
-        return UserError(self._given_up)
 
     def _used_since(self) -> dict[str, float]:
         """What was used since the last call, which is the request that has just ended.
