@@ -25,6 +25,8 @@ from typing import Any
 
 from made_passages import made_passages, nq_questions
 
+from srl.data.corpus import write_corpus
+
 RESULT = Path(__file__).parent / "results" / "lexical.json"
 OPTIONS: dict[str, Any] = {"stemmer": "porter"}
 K, WARM = 3, 2
@@ -32,20 +34,20 @@ DEPTH = 50
 """How deep both are asked for the comparison, so that ties at the third place are seen whole."""
 
 
-def build_bm25(corpus: Path, out: Path, threads: int) -> None:
+def build_bm25(corpus: Path, out: Path, threads: int = 0) -> None:
     from srl.index import build_index
 
     build_index(corpus, out, "bm25", OPTIONS | {"build_processes": threads})
 
 
-def build_lucene(corpus: Path, out: Path, threads: int) -> None:
+def build_lucene(corpus: Path, out: Path, threads: int, *options: str) -> None:
     """Anserini's own indexer, as `python -m pyserini.index.lucene` runs it."""
     from srl_lucene import java
 
     java.start("8g")
     arguments = ["-collection", "JsonCollection", "-input", str(corpus.parent), "-index", str(out),
                  "-generator", "DefaultLuceneDocumentGenerator", "-threads", str(threads)]  # fmt: skip
-    java.java_class("io.anserini.index.IndexCollection").main(arguments)
+    java.java_class("io.anserini.index.IndexCollection").main([*arguments, *options])
 
 
 def open_bm25(index: Path, threads: int) -> Callable[[Sequence[str], int], Any]:
@@ -68,7 +70,7 @@ def open_lucene(index: Path, threads: int) -> Callable[[Sequence[str], int], Any
     )
 
 
-BUILD = {"bm25": build_bm25, "lucene": build_lucene}
+BUILD: dict[str, Callable[[Path, Path, int], None]] = {"bm25": build_bm25, "lucene": build_lucene}
 OPEN = {"bm25": open_bm25, "lucene": open_lucene}
 RETRIEVERS = ("bm25", "lucene")
 
@@ -158,10 +160,7 @@ def measure(size: int, threads: int, rounds: int, builds: int, data: Path, compa
     """Both retrievers at one size."""
     with tempfile.TemporaryDirectory(prefix="srl-bench-") as folder:
         corpus = Path(folder) / "corpus" / "corpus.jsonl"
-        corpus.parent.mkdir()
-        with open(corpus, "w", encoding="utf-8") as file:
-            for passage in made_passages(data, size):
-                file.write(json.dumps({"id": passage.id, "contents": passage.contents}) + "\n")
+        write_corpus(corpus, made_passages(data, size))
         row: dict[str, Any] = {"passages": size, "threads": threads}
         tries: dict[str, list[dict[str, float]]] = {retriever: [] for retriever in RETRIEVERS}
         for _ in range(builds):

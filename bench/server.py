@@ -26,8 +26,10 @@ from statistics import median
 from typing import Any
 
 import httpx
-from lexical import OPTIONS
+from lexical import build_bm25, build_lucene
 from made_passages import made_passages, nq_questions
+
+from srl.data.corpus import write_corpus
 
 RESULT = Path(__file__).parent / "results" / "server.json"
 LOADS = {"1 client": (1, 1), "64 clients": (64, 1), "4 clients, batches of 256": (4, 256)}
@@ -52,26 +54,10 @@ end
 """
 
 
-def write_corpus(data: Path, size: int, folder: Path) -> Path:
-    corpus = folder / "corpus" / "corpus.jsonl"
-    corpus.parent.mkdir()
-    with open(corpus, "w", encoding="utf-8") as file:
-        for passage in made_passages(data, size):
-            file.write(json.dumps({"id": passage.id, "contents": passage.contents}) + "\n")
-    return corpus
-
-
 def build(corpus: Path, folder: Path) -> None:
     """Both indexes: ours at `folder`/bm25, Lucene's with the texts in it at `folder`/lucene."""
-    from srl.index import build_index
-    from srl_lucene import java
-
-    build_index(corpus, folder / "bm25", "bm25", OPTIONS)
-    java.start("8g")
-    arguments = ["-collection", "JsonCollection", "-input", str(corpus.parent), "-index",
-                 str(folder / "lucene"), "-generator", "DefaultLuceneDocumentGenerator", "-threads", "1",
-                 "-storeRaw"]  # fmt: skip
-    java.java_class("io.anserini.index.IndexCollection").main(arguments)
+    build_bm25(corpus, folder / "bm25")
+    build_lucene(corpus, folder / "lucene", 1, "-storeRaw")
 
 
 def free_port() -> int:
@@ -147,7 +133,9 @@ def write_bodies(data: Path, folder: Path) -> None:
 def measure(data: Path, size: int, rounds: int, seconds: int, warm: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="srl-bench-") as name:
         folder = Path(name)
-        build(write_corpus(data, size, folder), folder)
+        corpus = folder / "corpus" / "corpus.jsonl"
+        write_corpus(corpus, made_passages(data, size))
+        build(corpus, folder)
         write_bodies(data, folder)
         runs: dict[str, dict[str, list[dict[str, float]]]] = {
             name: {each: [] for each in SERVERS} for name in LOADS

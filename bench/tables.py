@@ -92,17 +92,6 @@ def learning() -> str:
     )
 
 
-def long_documents() -> str:
-    """EM by whether the search shows the fact, with search alone and with tools beside it."""
-    lines = []
-    for name, row in load("long_documents").items():
-        calls = ", ".join(f"{row['calls'].get(tool, 0):.2f}" for tool in ("search", "open", "find"))
-        ems = [share(row["em"][where]) for where in ("all", "shown", "beyond")]
-        lines.append([name, *ems, calls, f"{row['tokens']}"])
-    headers = ["EM with", "all", "shown by the search", "beyond", "searches, opens, finds", "tokens"]
-    return table(headers, lines)
-
-
 def verl_learning() -> str:
     """Greedy exact match over the steps, each algorithm on both backends."""
     result = load("verl_learning")
@@ -305,7 +294,7 @@ def speed_step() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
-        learning, long_documents, verl_learning, real_learning, real_learning_summary, native_real,
+        learning, verl_learning, real_learning, real_learning_summary, native_real,
         real_learning_differences, real_learning_transcript, lexical, lexical_memory, recall,
         server, speed_rollout, speed_step,
     )
