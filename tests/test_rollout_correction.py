@@ -1,4 +1,4 @@
-"""Weights, rejection and metrics between sampler and trainer: by hand, as properties, and against verl's."""
+"""Weights and metrics between sampler and trainer: by hand, as properties, and against verl's."""
 
 from __future__ import annotations
 
@@ -20,16 +20,11 @@ from srl.train.compute_advantages import needs_old_logprobs, rollout_correction
 from srl.train.rl import samples_as_trained
 from srl.update.actor import ActorLoss, Experience, accumulate_actor
 from srl.update.logprobs import TokenStats, batched_stats
-from srl.update.rollout_correction import NO_CORRECTION, Rejection, RolloutCorrection
+from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
 
 NAN = float("nan")
 KEY = "algorithm.rollout_correction"
 LEVELS = ("token", "sequence")
-OPTIONS = (
-    *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")),
-    "seq_max_k2",
-    "seq_max_k3",
-)
 
 
 def random(seed: int, rows: int = 6, tokens: int = 9) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,17 +57,6 @@ def test_weights_by_hand() -> None:
     assert_close(product, torch.tensor([[math.exp(1.5), math.exp(1.5), 1.0]]))
     bounded = RolloutCorrection("token", upper=2.0, lower=0.7).weights(trainer, sampler, mask)
     assert_close(bounded, torch.tensor([[0.0, 0.0, 1.0]]))
-
-
-def test_rejected_tokens_and_sequences_by_hand() -> None:
-    trainer, sampler = torch.zeros(2, 3), torch.tensor([[-0.1, 0.3, 9.0], [0.0, 0.1, -0.1]])
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    geometric = RolloutCorrection(rejections=(Rejection("seq_mean_k1", math.log(0.95), math.log(1.05)),))
-    assert geometric.kept(trainer, sampler, mask).tolist() == [[False] * 3, [True] * 3]  # e^0.1, e^0
-    token = RolloutCorrection(rejections=(Rejection("token_k2", 0.0, 0.02),))
-    assert token.kept(trainer, sampler, mask).tolist() == [[True, False, True], [True] * 3]
-    both = RolloutCorrection(rejections=geometric.rejections + token.rejections)
-    assert both.kept(trainer, sampler, mask).tolist() == [[False] * 3, [True] * 3]
 
 
 def test_metrics_by_hand() -> None:
@@ -114,25 +98,6 @@ def test_weights_and_metrics_are_verls(verl, seed, level, threshold) -> None:
     assert len(found) == 12
 
 
-@pytest.mark.slow
-@pytest.mark.must_run
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("option", [*OPTIONS, "token_k1, seq_mean_k3"])
-def test_rejected_tokens_are_verls(verl, seed, option) -> None:
-    trainer, sampler, mask = random(seed)
-    bound = "1.5" if "sum" in option or "max" in option or option.startswith("token") else "1.05"
-    bound = "0.8_1.3, 0.08" if "," in option else bound if option.endswith("k1") else "0.08"
-    chosen = correction(f"rollout_rs={option}", f"rollout_rs_threshold={bound}")
-    _, theirs, metrics = verl.compute_rollout_correction_and_rejection_mask(
-        trainer, sampler, mask, rollout_rs=option, rollout_rs_threshold=bound
-    )
-    assert torch.equal(mask * chosen.kept(trainer, sampler, mask), theirs)
-    assert 0 < float(theirs.sum()) < float(mask.sum()) or "max" in option or "sum" in option
-    found = chosen.metrics(trainer, sampler, mask)
-    for name in ("rollout_rs_masked_fraction", "rollout_rs_seq_masked_fraction"):
-        assert found[f"rollout_corr/{name}"] == pytest.approx(metrics[f"rollout_corr/{name}"], rel=1e-5)
-
-
 def test_auto_weights_tokens_unless_the_engine_samples_with_the_trainers_weights() -> None:
     assert correction(same_weights=True) == NO_CORRECTION
     assert correction(same_weights=False) == RolloutCorrection("token", upper=2.0)
@@ -155,14 +120,12 @@ def test_old_log_probs_are_computed_beforehand_only_where_something_needs_them()
     one_step = ("data.train_batch_size=16", "actor.ppo_mini_batch_size=16")
 
     def needs(*sets: str, algo: str = "grpo") -> bool:
-        config = settings_of(*sets, algo=algo)
-        return needs_old_logprobs(config, rollout_correction(config, False))
+        return needs_old_logprobs(settings_of(*sets, algo=algo))
 
     assert not needs(*one_step)
     assert not needs(*one_step, "rollout_is=sequence")
     assert needs("data.train_batch_size=16", "actor.ppo_mini_batch_size=8")
     assert needs(*one_step, "actor.ppo_epochs=2")
-    assert needs(*one_step, "rollout_rs=seq_mean_k1", "rollout_rs_threshold=1.01")
     assert needs(*one_step, algo="ppo"), "the KL is in its reward"
 
 

@@ -211,8 +211,6 @@ def test_keys_that_another_key_makes_void_are_named_and_no_others(settings, key)
         ("grpo", ["rollout.engine=openai", "rollout.openai.url=http://h/"], "rollout.engine"),
         ("ppo", ["search.retrievers={a: {url: 'http://h/', options: {k1: 1}}}"],
          "search.retrievers.a.options"),
-        ("grpo", ["algorithm.rollout_correction.rollout_rs_threshold=3"],
-         "algorithm.rollout_correction.rollout_rs"),
     ],
 )  # fmt: skip
 def test_what_such_a_run_cannot_do_is_refused_with_its_key(tmp_path, monkeypatch, algo, sets, key):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from types import SimpleNamespace
 
@@ -34,7 +33,7 @@ from srl.train.verl.job import TORCH
 from srl.trajectory import Question, Score
 from srl.update.actor import mini_batches
 from srl.update.kl import kl_controller
-from srl.update.rollout_correction import NO_CORRECTION, Rejection, RolloutCorrection
+from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
 
 MASK = [[1, 1, 0, 1, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]
 SCORES = [1.0, 0.0, 1.0, 0.0]
@@ -92,23 +91,12 @@ def test_failed_episode_is_in_no_mask_no_baseline_and_no_mean():
     assert "entropies" not in without["b"]
 
 
-def test_rejected_episodes_leave_both_masks_that_verl_reads_and_keep_their_place_in_the_group():
-    """The first row is off by e^1 a token, so its mean is out of bounds; the padding has no mask."""
-    sampler = torch.full((4, 5), -1.0)
-    sampler[0] -= 1.0
-    step = batch(rollout_log_probs=sampler)
-    rejection = Rejection("seq_mean_k1", math.log(0.9), math.log(1.1))
-    made = advantages(step, correction=RolloutCorrection("token", rejections=(rejection,)))
-    fields = update_fields(step, made)
-    kept = step.mask * torch.tensor([[0], [1], [1], [0]])
-    assert torch.equal(fields["response_mask"], kept)
-    assert torch.equal(fields["loss_mask"], kept), "verl divides by the tokens of this one"
+def test_fields_of_the_update_have_the_weights_of_a_sampler_that_is_apart():
+    step = batch(rollout_log_probs=torch.full((4, 5), -2.0))
+    fields = update_fields(advantages(step, correction=RolloutCorrection("token")))
+    assert torch.equal(fields["response_mask"], step.mask)
     assert fields["rollout_is_weights"][0].tolist() == [2.0, 2.0, 1.0, 2.0, 1.0]
-    assert made.metrics["rollout_corr/rollout_rs_seq_masked_fraction"] == pytest.approx(1 / 3)
-    assert float(made.advantages[1, 0]) < 0 < float(made.advantages[2, 0])
-    everything = advantages(step)
-    assert torch.equal(everything.advantages, made.advantages), "a rejected episode stays in the baseline"
-    assert "loss_mask" not in update_fields(step, everything)
+    assert "rollout_is_weights" not in update_fields(advantages(step))
 
 
 @pytest.mark.slow

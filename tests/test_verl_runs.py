@@ -116,8 +116,6 @@ def grpo(towns, tmp_path_factory):
         "actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001, "actor.loss_agg_mode": "seq-mean-token-sum",
         "actor.optim.lr_scheduler_type": "linear", "trainer.total_training_steps": 2,
         "trainer.test_freq": 2, "data.test_files": None,
-        "algorithm.rollout_correction.rollout_rs": "seq_mean_k1",
-        "algorithm.rollout_correction.rollout_rs_threshold": 1.5,
     }  # fmt: skip
     folder = tmp_path_factory.mktemp("grpo")
     write_config(towns, "grpo")  # corpus and model
@@ -161,10 +159,9 @@ def test_grpo_learns_at_the_local_rates_from_what_the_trainer_would_have_sampled
     assert max(metric(grpo.run, "rollout/logprob_diff/max").values()) < 1e-4
     assert grpo.rates == pytest.approx({1: 0.75e-3, 2: 0.25e-3}), "those of each step's last update"
     assert not rows(grpo.run, "SELECT name FROM metrics WHERE phase = 'train' AND name LIKE 'val%'")
-    for name, value in {"rollout_is_eff_sample_size": 1.0, "rollout_rs_masked_fraction": 0.0}.items():
-        found = metric(grpo.run, f"rollout_corr/{name}")
-        assert found == pytest.approx(dict.fromkeys(found, value), abs=1e-4), "weights are on by themselves"
-        assert {1, 2, 3} <= set(found)
+    found = metric(grpo.run, "rollout_corr/rollout_is_eff_sample_size")
+    assert found == pytest.approx(dict.fromkeys(found, 1.0), abs=1e-4), "weights are on by themselves"
+    assert {1, 2, 3} <= set(found)
 
 
 def test_a_finished_run_that_gets_more_steps_asks_the_questions_of_those_steps_and_can_be_interrupted(grpo):

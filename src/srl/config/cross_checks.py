@@ -189,11 +189,6 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[Contradict
         (shares, ("data.val_files", "data.test_files"), "they share questions",
          "validate on other questions"),
     ]  # fmt: skip
-    try:
-        config.algorithm.rollout_correction.rejections  # noqa: B018
-    except ValueError as error:
-        section = "algorithm.rollout_correction"
-        yield True, (f"{section}.rollout_rs", f"{section}.rollout_rs_threshold"), str(error), ""
 
 
 def check_training(config: Config, kind: str, backend: str, origins: Mapping[str, str]) -> None:

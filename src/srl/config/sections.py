@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -77,10 +76,6 @@ def one_or_many(value: object) -> object:
 def list_to_tuple(value: object) -> object:
     """A list from YAML becomes a tuple."""
     return tuple(value) if isinstance(value, list) else value
-
-
-_REJECTION = r"(token_k[123]|seq_(sum|mean)_k[123]|seq_max_k[23])"
-"""What `algorithm.rollout_correction.rollout_rs` may name."""
 
 
 def parsed_bounds(value: float | str) -> tuple[float | None, float]:
@@ -413,46 +408,11 @@ class RolloutCorrection(Section):
         Key(needs=".rollout_is"),
     ] = 2.0
     """Upper bound of the weights. `0.5_5`: weights outside 0.5 to 5 become 0 instead (IcePop)."""
-    rollout_rs: Annotated[str | None, Takes("null, or one or several of token_k1, seq_mean_k1 …")] = Field(
-        default=None, pattern=rf"^{_REJECTION}( *, *{_REJECTION})*$"
-    )
-    """Rejection: leave tokens (token) or episodes (seq_sum, seq_mean, seq_max) out of the loss whose
-    divergence k1, k2 or k3 is out of bounds. Of several, separated by commas, all must hold."""
-    rollout_rs_threshold: Annotated[
-        float | str | None, Takes("null, a number > 0, or one for each, separated by commas")
-    ] = None
-    """Bounds of rollout_rs. k1: of π_sampler / π_trainer, LOWER_UPPER such as 0.9_1.1, or the upper bound
-    alone (lower: 1 / upper). k2, k3: the upper bound."""
 
     @property
     def bounds(self) -> tuple[float | None, float]:
         """Lower and upper bound of the weights; without a lower one they are truncated."""
         return parsed_bounds(self.rollout_is_threshold)
-
-    @property
-    def rejections(self) -> list[tuple[str, float | None, float]]:
-        """`(option, lower, upper)` of each rejection, the bounds of k1 those of π_sampler / π_trainer.
-
-        Raises ValueError with the reason where rollout_rs and rollout_rs_threshold do not fit together.
-        """
-        options = list(dict.fromkeys(re.split(r" *, *", self.rollout_rs))) if self.rollout_rs else []
-        text = "" if self.rollout_rs_threshold is None else str(self.rollout_rs_threshold)
-        bounds = [part.strip() for part in text.split(",") if part.strip()]
-        if bool(options) != bool(bounds):
-            raise ValueError(f"set {'rollout_rs_threshold' if options else 'rollout_rs'} too")
-        if len(bounds) not in (0, 1, len(options)):
-            raise ValueError(f"{len(options)} options and {len(bounds)} bounds")
-        bounds = bounds * len(options) if len(bounds) == 1 else bounds
-        return [_rejection(option, bound) for option, bound in zip(options, bounds, strict=True)]
-
-
-def _rejection(option: str, text: str) -> tuple[str, float | None, float]:
-    lower, upper = parsed_bounds(text)
-    if option.endswith("k1"):
-        lower, upper = parsed_bounds(f"{1 / upper}_{upper}") if lower is None else (lower, upper)
-    elif lower is not None:
-        raise ValueError(f"{option} takes an upper bound only, not {text}")
-    return option, lower, upper
 
 
 class FilterGroups(Section):

@@ -6,7 +6,6 @@ networks, verl with the fields of its batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from srl.config import Config
 from srl.update.actor import Experience
 from srl.update.critic import explained_variance
 from srl.update.kl import KLController, kl_penalty, mean_sequence_kl, penalised_rewards
-from srl.update.rollout_correction import NO_CORRECTION, Level, Rejection, RolloutCorrection
+from srl.update.rollout_correction import NO_CORRECTION, Level, RolloutCorrection
 
 _GRID = 2.0**-18
 """Rewards of turns are multiples of it, whose sums up to 64 are exact in float32, in any order."""
@@ -29,7 +28,7 @@ def compute_advantages(
     correction: RolloutCorrection = NO_CORRECTION,
 ) -> Experience:  # fmt: skip
     """The experience with its advantages, returns and metrics: rewards less the KL penalty where the
-    algorithm takes it from the reward, importance weights, and masks without what `correction` rejects.
+    algorithm takes it from the reward, and the importance weights of `correction`.
 
     Moves `kl_control` by one step.
     """
@@ -66,13 +65,9 @@ def compute_advantages(
         metrics |= policy_metrics(old, mask, sampler, reference, correction)
         if sampler is not None:
             weights = correction.weights(old, sampler, mask)
-            if correction.rejections:
-                unrejected = correction.kept(old, sampler, mask)
-                mask, loss_mask = mask * unrejected, loss_mask * unrejected
     return replace(
-        experience, mask=mask, loss_mask=loss_mask, rewards=rewards, advantages=advantages, returns=returns,
-        weights=weights, metrics=metrics,
-    )  # fmt: skip
+        experience, rewards=rewards, advantages=advantages, returns=returns, weights=weights, metrics=metrics
+    )
 
 
 def rollout_correction(config: Config, same_weights: bool) -> RolloutCorrection:
@@ -87,29 +82,20 @@ def rollout_correction(config: Config, same_weights: bool) -> RolloutCorrection:
     elif section.rollout_is == "auto" and not same_weights:
         level = "token"
     lower, upper = section.bounds
-    rejections = tuple(_rejection(*each) for each in section.rejections)
-    return RolloutCorrection(level, upper, lower, rejections)
+    return RolloutCorrection(level, upper, lower)
 
 
-def _rejection(option: str, lower: float | None, upper: float) -> Rejection:
-    """With the bounds of the divergence; those of k1 are given as ratios."""
-    if lower is None:
-        return Rejection(option, 0.0, upper)
-    return Rejection(option, math.log(lower), math.log(upper))
-
-
-def needs_old_logprobs(config: Config, correction: RolloutCorrection) -> bool:
+def needs_old_logprobs(config: Config) -> bool:
     """Whether old log-probs are computed in a pass of their own before the update.
 
     With one optimiser step for each rollout the policy of the update is still the old one, so the ratio is 1
-    and the update's own log-probs serve, unless something needs them for the whole batch beforehand. The
+    and the update's own log-probs serve, unless the KL penalty of the rewards needs them beforehand. The
     default sizes, mini-batches of half a batch, need the pass; verl makes it always.
     """
     one_step = (
         config.actor.ppo_epochs == 1 and config.actor.ppo_mini_batch_size >= config.data.train_batch_size
     )
-    beforehand = config.algorithm.use_kl_in_reward or bool(correction.rejections)
-    return not one_step or beforehand
+    return not one_step or config.algorithm.use_kl_in_reward
 
 
 def policy_metrics(

@@ -185,7 +185,6 @@ def _health(values: Mapping[str, float]) -> str:
         "equal groups": "env/equal_groups_share",
         "excluded": "env/excluded_share",
         "truncated": "env/truncated_share",
-        "rejected": "rollout_corr/rollout_rs_masked_fraction",
     }.items():
         if key in values:
             parts.append(f"{name} {100 * values[key]:.0f}%")

@@ -133,7 +133,7 @@ def make_experience(
     valid = torch.tensor([episode.valid for episode in trajectories], device=learner.device)  # (B,)
     mask, loss_mask = response_and_loss_mask(batch, valid, mask_observations=config.actor.mask_observations)
     old, reference, values = None, None, None
-    if needs_old_logprobs(config, correction):
+    if needs_old_logprobs(config):
         with learner.timed("old_log_prob"):
             old = learner.stats(learner.actor, batch, loss_mask)
     if config.needs_reference:

@@ -1,9 +1,9 @@
 """Corrections for a sampler whose probabilities differ from the trainer's, and how far the two are apart.
 
 ρ = π_trainer / π_sampler of a sampled token, both at the sampling temperature. Importance weights multiply
-the loss, rejection takes tokens or sequences out of it. Options, equations and metrics (`rollout_corr/…`) are
-those of verl's `algorithm.rollout_correction`. All tensors are (B, T); values where the mask is 0 are never
-read, and nothing here has a gradient.
+the loss. Options, equations and metrics (`rollout_corr/…`) are those of verl's
+`algorithm.rollout_correction`. All tensors are (B, T); values where the mask is 0 are never read, and nothing
+here has a gradient.
 
 Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"; Liu et al. 2025,
 "When speed kills stability: demystifying RL collapse from the training-inference mismatch".
@@ -24,22 +24,8 @@ Level = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
-    """Keeps tokens or sequences whose divergence lies in [lower, upper].
-
-    `option` is a level and an estimator, such as `seq_mean_k1`. The estimators of a token are
-    k1 = −log ρ, k2 = (log ρ)² / 2 and k3 = ρ − 1 − log ρ. The levels: `token`, or a sequence's `seq_sum`,
-    `seq_mean` or `seq_max` of its tokens.
-    """
-
-    option: str
-    lower: float
-    upper: float
-
-
-@dataclass(frozen=True, slots=True)
 class RolloutCorrection:
-    """Which importance weights, and what is rejected. The default changes nothing and only measures.
+    """Which importance weights. The default changes nothing and only measures.
 
     `level` is that of the weights: ρ of each token, or the product of a sequence's. Weights are truncated
     at `upper`; with `lower`, those outside [lower, upper] are 0 instead (IcePop).
@@ -48,7 +34,6 @@ class RolloutCorrection:
     level: Level | None = None
     upper: float = 2.0
     lower: float | None = None
-    rejections: tuple[Rejection, ...] = ()
 
     def weights(self, trainer: Tensor, sampler: Tensor, mask: Tensor) -> Tensor | None:
         """The weights (B, T) for these log-probs, 1 off the mask; None without a level."""
@@ -57,15 +42,6 @@ class RolloutCorrection:
         ratio = _ratios(_log_ratio(trainer, sampler, mask), mask, self.level)
         weights = truncated(ratio, self.upper, self.lower)
         return weights.masked_fill(~mask.bool(), 1.0)
-
-    def kept(self, trainer: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
-        """What no rejection takes out (B, T), as bool; a rejected sequence is out as a whole row."""
-        log_ratio = _log_ratio(trainer, sampler, mask)
-        unrejected = torch.ones_like(mask, dtype=torch.bool)
-        for rejection in self.rejections:
-            statistic = _divergence(rejection.option, log_ratio, mask)
-            unrejected = unrejected & (statistic >= rejection.lower) & (statistic <= rejection.upper)
-        return unrejected
 
     def metrics(self, trainer: Tensor, sampler: Tensor, mask: Tensor) -> dict[str, float]:
         """`rollout_corr/…` of verl: how far sampler and trainer are apart, and what was done about it.
@@ -80,10 +56,6 @@ class RolloutCorrection:
         if self.level is not None:
             log_ratio = _log_ratio(trainer, sampler, mask)
             metrics |= _weight_metrics(log_ratio, mask, self.level, self.upper, self.lower)
-        if self.rejections:
-            rejected = (~self.kept(trainer, sampler, mask) & mask.bool()).float()
-            metrics["rollout_rs_masked_fraction"] = masked_mean(rejected, mask)
-            metrics["rollout_rs_seq_masked_fraction"] = rejected.any(dim=-1).float().mean()
         return {f"rollout_corr/{name}": float(value) for name, value in metrics.items()}
 
 
@@ -110,27 +82,14 @@ def _ratios(log_ratio: Tensor, mask: Tensor, level: Level) -> Tensor:
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def _divergence(option: str, log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """The statistic of a rejection (B, T), or (B, 1) for a sequence."""
-    level, _, kind = option.rpartition("_")
-    bounded = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    estimators = {"k1": -bounded, "k2": bounded.square() / 2, "k3": torch.expm1(bounded) - bounded}
-    statistic = estimators[kind]
-    if level == "token":
-        return statistic
-    if level == "seq_max":
-        return statistic.masked_fill(~mask.bool(), 0.0).amax(dim=-1, keepdim=True)
-    reduce = {"seq_sum": masked_sum, "seq_mean": masked_mean}[level]
-    return reduce(statistic, mask, dim=-1).unsqueeze(-1)
-
-
 def _mismatch(trainer: Tensor, sampler: Tensor, mask: Tensor) -> Metrics:
     """KL(sampler ‖ trainer) by k1 and k3, both perplexities, and the differences of their logarithms."""
     log_ratio = _log_ratio(trainer, sampler, mask)
+    bounded = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     trainer_nll, sampler_nll = (-masked_mean(each, mask, dim=-1) for each in (trainer, sampler))  # (B,)
     return {
         "kl": masked_mean(-log_ratio, mask),
-        "k3_kl": masked_mean(_divergence("token_k3", log_ratio, mask), mask),
+        "k3_kl": masked_mean(torch.expm1(bounded) - bounded, mask),
         "training_ppl": trainer_nll.exp().mean(),
         "rollout_ppl": sampler_nll.exp().mean(),
         "log_ppl_diff": (trainer_nll - sampler_nll).mean(),

@@ -47,7 +47,7 @@ def step_batch(fields: Mapping[str, Tensor], extra: Sequence[Extra], padding: Se
     )  # fmt: skip
 
 
-def update_fields(step: Experience, result: Experience) -> dict[str, Tensor]:
+def update_fields(result: Experience) -> dict[str, Tensor]:
     """The fields (B, T) that verl's update reads; the mask is without the rows that are out."""
     fields = {
         "advantages": result.advantages,
@@ -55,8 +55,6 @@ def update_fields(step: Experience, result: Experience) -> dict[str, Tensor]:
         "token_level_rewards": result.rewards,
         "response_mask": result.mask,
     }
-    if result.mask is not step.mask:
-        fields["loss_mask"] = result.mask  # by which verl counts the tokens and rows of a mini-batch
     return fields if result.weights is None else {**fields, "rollout_is_weights": result.weights}
 
 

@@ -233,7 +233,7 @@ class SearchTrainer(PPOTrainerSync):
             self.step_metrics["actor/entropy"] = float(masked_mean(entropy.float(), step.mask))
         lengths = mask.offsets().diff().tolist()
         self.tokens = tokens_by_trajectory(result, entropy, extra, padding, lengths)
-        update = update_fields(step, result)
+        update = update_fields(result)
         nested = {name: response_to_nested(value, mask) for name, value in update.items()}
         return tq.kv_batch_put(
             keys=batch.keys,
