@@ -40,11 +40,6 @@ class HubName:
     def __str__(self) -> str:
         return self.repository if self.revision == "main" else f"{self.repository}@{self.revision}"
 
-    @property
-    def is_pinned(self) -> bool:
-        """Whether the revision is a commit, which never changes."""
-        return _COMMIT.fullmatch(self.revision) is not None
-
     def snapshot(self, what: What | None = None) -> Path | None:
         """The directory of this revision in the hub's cache, where it has `what` is wanted of it."""
         from huggingface_hub import try_to_load_from_cache
@@ -71,10 +66,9 @@ def hub_name(path: str | Path | None) -> str:
 
 
 def cached(text: str) -> str:
-    """The snapshot's directory for a pinned name that is in the hub's cache; any other text as it is."""
+    """The snapshot's directory for a name that is in the hub's cache; any other text as it is."""
     name = HubName.parse(text)
-    snapshot = name.snapshot() if name is not None and name.is_pinned else None
-    return text if snapshot is None else str(snapshot)
+    return str((name and name.snapshot()) or text)
 
 
 def fetched(name: HubName, what: What, *, trust_remote_code: bool = False) -> Path:

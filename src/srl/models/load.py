@@ -247,9 +247,9 @@ def of_run(path: Path) -> str:
     )
 
 
-def count_parameters(model: torch.nn.Module, *, trainable: bool = False) -> int:
-    """The number of parameters, tied ones once; with `trainable`, only those that are trained."""
-    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable)
+def count_parameters(model: torch.nn.Module) -> int:
+    """The number of parameters, tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 # ---- Tokenizers

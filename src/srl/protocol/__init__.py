@@ -13,7 +13,6 @@ from srl.protocol.tags import (
     ENGINE,
     STOP_STRINGS,
     Action,
-    list_retrievers,
     parse_action,
     search_tag,
     unknown_retriever,
@@ -28,7 +27,7 @@ from srl.protocol.templates import (
 
 __all__ = [
     "ENGINE", "FORMATS", "INFORMATION", "NO_INFORMATION", "NO_RESULTS", "STOP_STRINGS", "TAGS", "TEMPLATES",
-    "THOUGHT", "WITHOUT_SEARCH", "Action", "Format", "Said", "Template", "ToolCall", "bare_thought",
-    "checked", "escape", "list_retrievers", "opens_thought", "parse_action", "render_information",
-    "render_passage", "search_tag", "shown_result", "template", "unknown_retriever",
+    "WITHOUT_SEARCH", "Action", "Format", "Said", "Template", "ToolCall", "checked", "escape",
+    "opens_thought", "parse_action", "render_information", "render_passage", "search_tag", "shown_result",
+    "template", "unknown_retriever",
 ]  # fmt: skip

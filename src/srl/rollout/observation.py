@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from srl.protocol import escape, render_information, render_passage
@@ -49,7 +48,7 @@ def fit_information(
         text = render_information(passages)
         return text, codec.encode_text(text, after)
 
-    return fit(hits, budget, encode)
+    return _fit([render_passage(*each) for each in enumerate(hits, start=1)], budget, encode, len(_LABEL))
 
 
 Encode = Callable[[Sequence[str]], tuple[str, list[int]]]
@@ -57,27 +56,18 @@ Encode = Callable[[Sequence[str]], tuple[str, list[int]]]
 
 
 def fit_result(search: Search, budget: int, encode: Encode, with_ids: bool) -> Information | None:
-    """What `encode` makes of what a tool returned, in at most `budget` tokens.
+    """What `encode` makes of what a tool returned, in the way of `fit_information`.
 
     A search's hits are passages, with their ids where another tool takes them; another tool's are its text.
     """
     if search.tool != "search":
-        return fit(search.hits, budget, encode, lambda position, hit: escape(hit.passage.contents), label=0)
-    return fit(search.hits, budget, encode, partial(render_passage, with_id=with_ids))
+        return _fit([escape(hit.passage.contents) for hit in search.hits], budget, encode, label=0)
+    passages = [render_passage(rank, hit, with_ids) for rank, hit in enumerate(search.hits, start=1)]
+    return _fit(passages, budget, encode, len(_LABEL))
 
 
-def fit(
-    hits: Sequence[Hit],
-    budget: int,
-    encode: Encode,
-    render: Callable[[int, Hit], str] = render_passage,
-    label: int = len(_LABEL),
-) -> Information | None:
-    """What `encode` makes of as many `hits` as `budget` tokens hold, in the way of `fit_information`.
-
-    `render` makes text of a hit and its position from 1; its first `label` characters are not the hit's own.
-    """
-    passages = [render(position, hit) for position, hit in enumerate(hits, start=1)]
+def _fit(passages: Sequence[str], budget: int, encode: Encode, label: int) -> Information | None:
+    """As many `passages` as `budget` tokens hold; the first `label` characters of each are not its own."""
     for count in range(len(passages), 0, -1):
         if sum(map(len, passages[:count])) > budget * _CHARS_A_TOKEN:
             continue

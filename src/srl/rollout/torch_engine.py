@@ -110,7 +110,6 @@ class TorchEngine(Engine):
         self._row_of: dict[str, int] = {}  # the episodes that hold a row
         self._open: dict[str, _Request] = {}  # turns asked for and not ended
         self._turns: dict[int, _Request] = {}  # those being generated, by row
-        self._streaming: set[int] = set()  # the rows whose caller is told of every token
         self._new: list[_Request] = []  # a heap: first turns, waiting for a row
         self._back: list[_Request] = []  # later turns, waiting to be fed
         self._ended = 0  # turns that have ended since requests were last fed
@@ -280,8 +279,6 @@ class TorchEngine(Engine):
             self._turns[row] = request
             stop_set = self._stops.index(request.sampling.stop)
             self._table.begin(row, request.token_ids, request.sampling, stop_set)
-            if request.sampling.on_tokens is not None:
-                self._streaming.add(row)
         self._advance(np.array(rows, dtype=np.int64))
 
     def _advance(self, rows: Rows) -> None:
@@ -293,15 +290,10 @@ class TorchEngine(Engine):
         if not np.isfinite(logprobs).all():
             raise LogitsNotFinite
         self._table.append(rows, tokens := sampled.astype(np.int64), logprobs.astype(np.float32))
-        self._tell(rows)
+        for row in rows.tolist():
+            if (on_tokens := self._turns[row].sampling.on_tokens) is not None:
+                on_tokens(self._table.turn_ids(row))
         self._end_turns(rows, tokens)
-
-    def _tell(self, rows: Rows) -> None:
-        """Call `Sampling.on_tokens` of those turns among `rows` that have it."""
-        for row in self._streaming.intersection(rows.tolist()) if self._streaming else ():
-            on_tokens = self._turns[row].sampling.on_tokens
-            assert on_tokens is not None, "a row is told of only if its turn asks for it"
-            on_tokens(self._table.turn_ids(row))
 
     def _end_turns(self, rows: Rows, tokens: NDArray[np.int64]) -> None:
         """End the turns whose last token is EOS, completes a stop string, or is the last allowed."""
@@ -317,7 +309,6 @@ class TorchEngine(Engine):
 
     def _end_turn(self, row: int, reason: StopReason) -> None:
         request = self._turns.pop(row)
-        self._streaming.discard(row)
         del self._open[request.id]
         ids, logprobs = self._table.turn_ids(row), self._table.turn_logprobs(row)
         self._table.active[row] = False
@@ -337,7 +328,6 @@ class TorchEngine(Engine):
             self._back.remove(request)
         elif row is not None:
             del self._turns[row]
-            self._streaming.discard(row)
             self._table.clear(row)
             self._ended += 1
 
