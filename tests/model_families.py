@@ -26,7 +26,7 @@ from srl.train.load_components import LoadedModel, load_policy
 from srl.train.model_check import check_model
 from srl.update.actor import ActorLoss, update_actor
 from srl.update.batch import Batch, row_batch
-from srl.update.logits import packs
+from srl.update.logits import try_packing
 from srl.update.logprobs import batched_stats
 from srl.update.optimiser import Optimiser
 
@@ -113,7 +113,7 @@ def measure(directory: Path, rank: int) -> dict[str, Any]:
     engine.reset()
     return {
         "cached": isinstance(engine._forward, CachedForward), "why": said.lines,
-        "packed": packs(policy.model, LONGEST),
+        "packed": try_packing(policy.model, LONGEST),
         "outcome": "safe" if said.lines else "right", **train(policy, rows, sampled),
     }  # fmt: skip
 

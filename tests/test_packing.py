@@ -113,7 +113,7 @@ MODELS = {
 def learned_three_ways(name, batch):
     """What is learned from packed rows, which padded rows and rows one by one teach too."""
     model = MODELS[name]()
-    assert logits.packs(model, 64)
+    assert logits.try_packing(model, 64)
     found = learn(model, batch)
     same(found, learn(padded(model), batch))
     same(found, one_by_one(padded(model), batch))
@@ -137,7 +137,7 @@ def test_packed_is_padded_is_one_by_one(name):
 def test_a_model_whose_attention_is_more_than_causal_stays_padded(name, changes):
     model, batch = of_library(name, **changes), batch_of()
     expected = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits.log_softmax(-1)
-    assert not logits.packs(model, 64)
+    assert not logits.try_packing(model, 64)
     stats = token_stats(model, batch, batch.response_mask)
     chosen = expected[:, :-1].gather(2, batch.input_ids[:, 1:, None])[..., 0] * batch.response_mask[:, 1:]
     torch.testing.assert_close(stats.logprobs[:, 1:], chosen, rtol=1e-4, atol=1e-4)
@@ -153,7 +153,7 @@ def test_a_model_that_lets_rows_see_each_other_stays_padded(monkeypatch):
     packing._register()
     monkeypatch.setitem(AttentionInterface._global_mapping, packing.ATTENTION, leaking)
     model = tiny_model()
-    assert not logits.packs(model, 64)
+    assert not logits.try_packing(model, 64)
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -162,7 +162,7 @@ def test_other_passes_of_a_packing_model_are_what_they_were():
     inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
     expected = tiny_model()(**inputs).logits
     model = tiny_model()
-    assert logits.packs(model, 64)
+    assert logits.try_packing(model, 64)
     assert torch.equal(model(**inputs).logits, expected)
     assert torch.equal(
         model.generate(batch.input_ids[1:2, :4], max_new_tokens=5, do_sample=False),
@@ -174,7 +174,7 @@ def test_a_packing_model_is_saved_without_a_trace(tmp_path):
     from tests.tiny_models import byte_level_tokenizer
 
     model = tiny_model()
-    assert logits.packs(model, 64)
+    assert logits.try_packing(model, 64)
     save_model(model, byte_level_tokenizer(), tmp_path / "model")
     assert packing.ATTENTION not in (tmp_path / "model" / "config.json").read_text(encoding="utf-8")
 
@@ -186,7 +186,7 @@ def test_the_critic_has_the_same_values_and_gradients_packed():
     torch.nn.init.normal_(made.head.weight)
     other = copy.deepcopy(made)
     other.decoder = padded(made.decoder)
-    assert packing.packs(made.decoder, 64)
+    assert packing.try_packing(made.decoder, 64)
 
     def learned(critic):
         values = critic(batch)
@@ -230,7 +230,7 @@ def test_no_tensor_has_tokens_by_tokens_when_packed():
     batch, model = batch_of(("paaaaa" * 10, "paoaa" * 18, "paa" * 24)), tiny_model(vocab_size=59)
     batch = type(batch)(batch.input_ids % 59, *(getattr(batch, name) for name in batch.__slots__[1:]))
     for packed in (model, padded(model)):
-        logits.logits_of(packed), packing.packs(logits.trunk(packed), 64)
+        logits.logits_of(packed), packing.try_packing(logits.trunk(packed), 64)
         with Shapes() as mode:
             learn(packed, batch)
         assert bool(squares(mode.seen, 60)) is (packed is not model), squares(mode.seen, 60)
@@ -256,7 +256,7 @@ def test_rows_that_begin_alike_have_the_log_probs_and_gradients_of_rows_on_their
 
 def test_shared_tokens_go_through_the_model_once():
     model, batch, seen = tiny_model(), beginning_alike(), []
-    assert logits.packs(model, 64)
+    assert logits.try_packing(model, 64)
     logits.trunk(model).register_forward_pre_hook(
         lambda module, args, options: seen.append(options["input_ids"].shape), with_kwargs=True
     )

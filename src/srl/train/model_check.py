@@ -27,7 +27,7 @@ from srl.train.make_missing import Note, start_of
 from srl.train.memory import available_memory, gib
 from srl.train.threads import set_threads
 from srl.update.batch import row_batch
-from srl.update.logits import packs
+from srl.update.logits import try_packing
 from srl.update.logprobs import token_stats
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def check_model(model: PreTrainedModel, longest: int, note: Note) -> None:
     expected, name = probe(model, longest), type(model).__name__
     if why := attempt(model, lambda: _mismatch(model, expected)):
         raise UserError(f"{name}: log-probs as trained are not those of the model as it samples, {why}")
-    if not packs(model, longest):
+    if not try_packing(model, longest):
         note(f"{name}: the rows of an update are padded, since packed ones would not be right")
 
 

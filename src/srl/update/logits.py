@@ -82,9 +82,9 @@ def is_head_on_trunk(model: PreTrainedModel) -> bool:
     return same_states and torch.equal(logits.float(), marks[:, :-1].flatten(0, 1))
 
 
-def packs(model: PreTrainedModel, longest: int) -> bool:
-    """Whether `logits_of` packs rows of at most `longest` tokens, so that padding costs nothing."""
-    return logits_of(model) is head_on_trunk and packing.packs(trunk(model), longest)
+def try_packing(model: PreTrainedModel, longest: int) -> bool:
+    """Have `logits_of` pack rows of at most `longest` tokens where that is right; whether it does."""
+    return logits_of(model) is head_on_trunk and packing.try_packing(trunk(model), longest)
 
 
 def micro_batches_of(model: PreTrainedModel, batch: Batch, max_tokens: int) -> Iterator[Tensor]:
@@ -99,7 +99,7 @@ def states_before(model: nn.Module, batch: Batch, positions: Tensor) -> Tensor:
 
     Under a head in float32, which is there to bring trainer and sampler together, attention is exact.
     """
-    if not packing.packs(trunk(model), batch.input_ids.shape[1]):
+    if not packing.try_packing(trunk(model), batch.input_ids.shape[1]):
         return last_hidden_state(model, batch)[:, :-1][positions]
     packed_positions = nn.functional.pad(positions, (0, 1))[batch.attention_mask != 0]  # (all real tokens,)
     head = getattr(model, "get_output_embeddings", lambda: None)()

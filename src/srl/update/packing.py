@@ -41,11 +41,12 @@ IGNORED = frozenset({"position_ids", "use_cache", "output_attentions", "cache_po
 _packs: WeakKeyDictionary[PreTrainedModel, dict[int, bool]] = WeakKeyDictionary()
 
 
-def packs(trunk: PreTrainedModel, longest: int) -> bool:
-    """Whether packed rows of at most `longest` tokens get the states of rows alone, by a probe."""
+def try_packing(trunk: PreTrainedModel, longest: int) -> bool:
+    """Give the trunk our attention, where packed rows of at most `longest` tokens then get the states of rows
+    alone; whether it has it. Probed once."""
     tested, length = _packs.setdefault(trunk, {}), probe_length(trunk, longest)
     if length not in tested:
-        tested[length] = _can_pack(trunk, longest)
+        tested[length] = _try_attention(trunk, longest)
     return tested[length]
 
 
@@ -111,7 +112,7 @@ def _shared(ids: Sequence[int], other_ids: Sequence[int]) -> int:
 
 def packed_micro_batches(trunk: PreTrainedModel, batch: Batch, max_tokens: int) -> Iterator[Tensor]:
     """Row indices in groups of at most `max_tokens` tokens of a forward pass, with the padding if it pads."""
-    packed = packs(trunk, batch.input_ids.shape[1])
+    packed = try_packing(trunk, batch.input_ids.shape[1])
     return rows_within(batch, max_tokens) if packed else micro_batches(batch.lengths, max_tokens)
 
 
@@ -231,8 +232,8 @@ def _varlen(
     return out[None]
 
 
-def _can_pack(trunk: PreTrainedModel, longest: int) -> bool:
-    """Give the model our attention, and take it back where packed states are not those of rows alone."""
+def _try_attention(trunk: PreTrainedModel, longest: int) -> bool:
+    """Give the trunk our attention, and take it back where packed states are not those of rows alone."""
     config = trunk.config
     before = getattr(config, "_attn_implementation", None)
     if before not in ("sdpa", ATTENTION):
