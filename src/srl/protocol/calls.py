@@ -355,10 +355,11 @@ def shown_result(search: Search, with_ids: bool = False) -> str:
     """What the policy reads of a call: the passages that are shown, or the error."""
     if search.status == "rejected":
         return f"error: {one_line(search.error, LONGEST_ERROR)}"
-    passages = [search.cut] if search.cut is not None else [hit.passage.contents for hit in search.shown_hits]
-    if search.tool == "search" and search.cut is not None:
+    if search.tool != "search":
+        passages = list(search.shown_texts)
+    elif search.cut is not None:
         passages = [f"Doc 1(Title: {search.cut}"]
-    elif search.tool == "search":
+    else:
         hits = enumerate(search.shown_hits, start=1)
         passages = [render_passage(rank, hit, with_ids) for rank, hit in hits]
     return "\n".join(passages).strip() or NO_RESULTS

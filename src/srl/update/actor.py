@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -180,7 +179,8 @@ def accumulate_actor(
     """Backward pass of one mini-batch; the losses of its micro-batches add up to its loss.
 
     Rows without a gradient (`rows_with_gradient`) go through no pass. They count in what the loss is divided
-    by, and not in the metrics. `stats` (B, T) is filled with the log-probs and entropies of the others.
+    by, and not in the metrics. `stats` (B, T) is filled with the log-probs of the others, and with their
+    entropies where these are old log-probs.
     """
     denominator = count_for(part.mask, loss.normalise, loss.horizon)
     (rows_read,) = rows_with_gradient(part, loss).nonzero(as_tuple=True)
@@ -191,9 +191,10 @@ def accumulate_actor(
     for micro_batch in micro_batches_of(model, part.batch.rows(rows_read), max_tokens):
         index = rows_read[micro_batch]
         rows = part.rows(index)
-        record = None if stats is None else partial(stats.put, index)
-        value, metrics = actor_loss(model, rows, loss, denominator, tokens, record)
+        value, metrics, rows_stats = actor_loss(model, rows, loss, denominator, tokens)
         value.backward()
+        if stats is not None:
+            stats.put(index, rows_stats)
         for name, number in metrics.items():
             total[name] = total.get(name, 0.0) + float(number.detach())
     return total
@@ -205,17 +206,14 @@ def actor_loss(
     loss: ActorLoss,
     denominator: float,
     tokens: float,
-    record: Callable[[TokenStats], None] | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, dict[str, Tensor], TokenStats]:
     """Policy loss + β·KL − c·entropy of one micro-batch, divided by the mini-batch's `denominator`.
 
-    `record` is called with the log-probs and entropies.
+    Without old log-probs those of this pass are the old ones, and their entropies are computed for the log.
     """
-    with_entropy = bool(loss.entropy_coeff) or record is not None
-    stats = token_stats(model, part.batch, part.loss_mask, loss.temperature, entropy=with_entropy)
-    if record is not None:
-        record(stats)
     old, weights = part.old_logprobs, part.weights
+    with_entropy = bool(loss.entropy_coeff) or old is None
+    stats = token_stats(model, part.batch, part.loss_mask, loss.temperature, entropy=with_entropy)
     if old is None:
         assert part.sampler_logprobs is not None, "only verl has none, and verl updates"
         old = stats.logprobs.detach()
@@ -235,4 +233,4 @@ def actor_loss(
         kl_loss = aggregate(kl, part.mask, normalise=loss.normalise, denominator=denominator)
         metrics["actor/kl_loss"] = kl_loss
         total = total + loss.kl_loss_coef * kl_loss
-    return total, metrics
+    return total, metrics, stats
