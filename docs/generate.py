@@ -146,7 +146,7 @@ def config_page() -> str:
                     _line(key.field.description),
                     _on_verl(key.facts),
                 )
-                for key in keys(section, f"{name}.")
+                for key in keys(name)
             ]
             parts += [_table(("Key", "Accepts", "Default", "Meaning", "On verl"), rows)] if rows else []
             parts += _plugin_tables(name)

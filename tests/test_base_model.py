@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from bench.base import SPELLED, clean_episodes, hermes_tokenizer, new_base, stages, world_tokenizer
 
+from srl.config.sections import Model
 from srl.data.demonstrations import CLEAN, demonstrations
 from srl.data.world import make_world, questions
 from srl.models.load import count_parameters, load_model, load_tokenizer
 from srl.rollout.codec import Codec
+from srl.train.load_protocol import load_codec
 from srl.train.make_missing import BASE_MODELS, HERMES
 
 
@@ -23,6 +26,15 @@ def base(request):
 def test_the_packaged_tokenizer_is_the_one_that_the_command_makes(base):
     packaged, _ = load_tokenizer(base)
     assert packaged.get_vocab() == world_tokenizer().get_vocab()
+
+
+def test_only_a_model_of_ones_own_is_said_to_lack_a_chat_template(base, tmp_path):
+    notes: list[str] = []
+    load_codec(Model(path=str(base)), None, notes.append)
+    assert notes == []
+    shutil.copytree(base, tmp_path / "mine")
+    load_codec(Model(path=str(tmp_path / "mine")), None, notes.append)
+    assert len(notes) == 1
 
 
 def test_the_packaged_model_has_the_shape_that_the_command_makes(base):

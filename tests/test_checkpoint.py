@@ -20,7 +20,7 @@ from srl.models.load import load_model, load_tokenizer
 from srl.models.weights import add_lora, model_digest
 from srl.train import checkpoint
 from srl.train.checkpoint import load_checkpoint, save_checkpoint
-from srl.train.resume_checks import resume_command, without_damaged
+from srl.train.resume import resume_command, without_damaged
 from srl.train.rl import Learner
 from srl.train.run_directory import checkpoint_path, checkpoints
 from srl.update.critic import Critic

@@ -16,7 +16,7 @@ from srl.rollout.engine import EngineFault
 from srl.rollout.torch_engine import TorchEngine
 from srl.safe import hidden
 from srl.train import load_components
-from srl.train.resume_checks import resume_with
+from srl.train.resume import resume_with
 
 __all__ = ["setting"]
 
@@ -73,10 +73,6 @@ class LeavesOutTheAdapter(OwnCopy):
         super().sync(start if list(weights) else ())
 
 
-class AnswersInText(OwnCopy):
-    same_weights = token_ids = False
-
-
 @pytest.fixture
 def made(monkeypatch):
     """Makes every run use an engine of the class that is appended; the engines made are appended after it."""
@@ -127,12 +123,6 @@ def test_episodes_that_the_engine_fails_are_left_out_of_the_update_and_named_in_
         query = "SELECT DISTINCT sample, valid, error FROM trajectories WHERE phase = 'train' ORDER BY ALL"
         found = log.execute(query).fetchall()
     assert found == [(0, True, ""), (1, False, "the engine is on fire"), (2, True, "")]
-
-
-def test_training_on_text_is_refused(setting, workspace, made):
-    made.append(AnswersInText)
-    with pytest.raises(UserError):
-        train(config(setting, "grpo"), workspace)
 
 
 def test_key_from_a_variable_of_any_name_is_hidden(monkeypatch):

@@ -188,15 +188,6 @@ def test_what_a_fault_ended_is_asked_again(place: Place) -> None:
         assert log.execute("SELECT trajectories FROM steps").fetchall() == [(12,)]
 
 
-def test_what_failed_in_a_shard_is_in_no_log_once_it_is_whole(place: Place) -> None:
-    runs = [place.evaluate(shard=(1, 2)).settings["search"].run]
-    place.fails |= dict.fromkeys(TOWNS, EngineFault("out of memory"))
-    runs.append(place.evaluate(shard=(2, 2)).settings["search"].run)
-    place.fails.clear()
-    place.evaluate(runs=runs)
-    assert [[each.valid for each in logged(run)] for run in runs] == [[True] * 12, []]
-
-
 CHANGES: dict[str, Callable[[Place], object]] = {
     "search.index": lambda place: place.index("built by someone"),
     "data": lambda place: place.ask([*QUESTIONS[:-1], question(TOWNS[-1], "Ivo Stell")]),

@@ -12,7 +12,7 @@ from tests.cli_mistakes import Shell, lines, place, shell, train
 
 from srl import files
 from srl.store import reading
-from srl.train.resume_checks import resume_command
+from srl.train.resume import resume_command
 
 __all__ = ["place", "shell"]
 

@@ -19,8 +19,8 @@ from srl.data.parquet import write_questions
 from srl.data.splits import proportional
 from srl.errors import UserError
 from srl.rollout.codec import Codec
+from srl.train.dry_run import startup_errors
 from srl.train.questions import QuestionOrder, load_splits, order_of, stratified
-from srl.train.startup_errors import startup_errors
 from srl.trajectory import Question
 
 SHARES = st.lists(st.floats(0.05, 1), min_size=1, max_size=4)

@@ -23,7 +23,7 @@ from srl.errors import UserError
 from srl.serve.in_process import LocalSearch
 from srl.train.loop import Loop
 from srl.train.model_settings import settings_of
-from srl.train.resume_checks import too_many_failures
+from srl.train.resume import too_many_failures
 from srl.train.run import resume
 from srl.train.run_directory import Progress, best_step, checkpoints
 from srl.trajectory import FailedEpisodes

@@ -10,7 +10,7 @@ from tests.training import Said, config, train
 
 import srl.store
 from srl.errors import UserError
-from srl.train.startup_errors import startup_errors
+from srl.train.dry_run import startup_errors
 from srl.workspace import Workspace
 
 REWARD = """

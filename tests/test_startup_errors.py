@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from textwrap import dedent
 
 import pytest
@@ -16,8 +15,7 @@ from srl.index import build_index
 from srl.models.load import load_model, load_tokenizer
 from srl.models.weights import save_model
 from srl.train import model_check
-from srl.train.dry_run import plan_run
-from srl.train.startup_errors import startup_errors
+from srl.train.dry_run import plan_run, startup_errors
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,6 @@ def place(tmp_path_factory):
     special = copy.deepcopy(tokenizer())
     special.add_special_tokens({"additional_special_tokens": ["<search>", "</search>"]})
     special.save_pretrained(folder / "special")
-    (folder / "words.parquet").write_text("no parquet")
     (folder / "words.jsonl").write_text("{")
     (folder / "words.cassette").write_text("")
     build_index(folder / "corpus.jsonl", folder / "damaged", "bm25")
@@ -40,11 +37,8 @@ def place(tmp_path_factory):
 
 FAULTS = {
     "a folder as questions": ({"data.train_files": "folder"}, "folder"),
-    "no parquet": ({"data.val_files": "words.parquet"}, "words.parquet"),
     "no JSON": ({"data.test_files": "words.jsonl"}, "words.jsonl:1"),
     "no corpus": ({"data.corpus": "nowhere.jsonl"}, "nowhere.jsonl"),
-    "a folder as index": ({"data.corpus": None, "search.index": "folder"}, "folder"),
-    "no index": ({"data.corpus": None, "search.index": "nowhere"}, "nowhere"),
     "no web address": ({"data.corpus": None, "search.url": "file:///tmp"}, "file:///tmp"),
     "a cassette that is not there": ({"search.cassette": "replay nowhere.cassette"}, "nowhere.cassette"),
     "a retriever without an index": (
@@ -56,15 +50,12 @@ FAULTS = {
     "no demonstrations": ({"model.path": None, "sft.train_files": "nowhere.jsonl"}, "nowhere.jsonl"),
     "a damaged index": ({"data.corpus": None, "search.index": "damaged"}, "damaged"),
     "a mix without a share": ({"data.mix": {"1": 1.0}}, "data.mix"),
-    "a mix of too few": (
-        {"data.mix": {"1": 1.0, "2": 1.0}, "data.train_batch_size": 8}, "data.mix"
-    ),
     "a template for no search": ({"data.template": "tiny-r1"}, "data.template"),
 }  # fmt: skip
 
 
 def configured(place, changes):
-    names = ["damaged", "folder", "special", "words.parquet", "words.jsonl", "nowhere", "nowhere.jsonl"]
+    names = ["damaged", "folder", "special", "words.jsonl", "nowhere", "nowhere.jsonl"]
     values = {key: str(place / value) if value in names else value for key, value in changes.items()}
     return config(place, **{key.replace(".", "__"): value for key, value in values.items()})
 
@@ -94,7 +85,6 @@ RAISES = """
     [
         ("reward", {"reward.weights.raising:Raises": 1}),
         ("retriever", {"retriever.name": "raising:Raises"}),
-        ("retriever", {"search.retrievers.other.retriever": "raising:Raises", "data.max_prompt_length": 128}),
     ],
 )
 def test_a_plugin_that_cannot_be_made_is_refused(place, tmp_path, monkeypatch, kind, changes):
@@ -109,22 +99,6 @@ def test_a_plugin_that_cannot_be_made_is_refused(place, tmp_path, monkeypatch, k
             train(chosen, tmp_path)
     finally:
         forget_modules(tmp_path)
-
-
-def test_prompts_that_are_too_long_are_said_for_each_split(place, tmp_path):
-    chosen = configured(place, {"data.max_prompt_length": 4})
-    said = startup_errors(chosen)
-    assert ["data.max_prompt_length" in line for line in said] == [True] * 3
-    with pytest.raises(UserError, match="max_prompt_length"):
-        train(chosen, tmp_path)
-
-
-@pytest.mark.parametrize("key", ["data.train_files", "data.corpus", "sft.train_files"])
-def test_a_pipe_is_refused_that_a_resumed_run_could_not_read_again(place, tmp_path, key):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    (message,) = startup_errors(config(place, **{key.replace(".", "__"): str(pipe)}))
-    assert str(pipe) in message
 
 
 def test_nothing_is_said_of_what_can_start_and_a_plan_warns_of_what_cannot(place):

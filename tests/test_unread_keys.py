@@ -13,7 +13,7 @@ from srl.cli import main
 from srl.config import Config, load_config, load_saved, save_config
 from srl.config.cross_checks import algorithm_plugin
 from srl.config.keys import facts, keys, named_section_of, section_of, value_of
-from srl.config.load import typed_keys, with_changes
+from srl.config.load import typed_settings, with_changes
 from srl.config.sections import Section
 from srl.config.unread import KINDS, Backend, Kind, unread
 from srl.errors import UserError
@@ -61,8 +61,6 @@ def accessed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind
         return loaded
 
     out = tmp_path_factory.mktemp("runs")
-    shown = ("--data", place / "train.parquet", "--index", place / "index", "--config", place / "small.yaml")
-    written = ("-q", "--workspace", out, "data", "demonstrations", place / "model", *shown, "--out")
     shown_file, any_episode = f"sft.train_files={place / 'shown.jsonl'}", "sft.filter='true'"
     measured = ("--index", place / "index", "--data", place / "test.parquet")
     ways: list[tuple[Kind, tuple[object, ...]]] = [
@@ -71,8 +69,6 @@ def accessed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind
         ("sft", train(place, "--algo", "sft", "--set", shown_file, "--steps", 2)),
         ("rft", train(place, "--algo", "rft", "--set", any_episode, "--set", "sft.steps=1")),
         ("eval", ("-q", "eval", "run", place / "model", "--config", place / "small.yaml", *measured)),
-        ("ask", ("-q", "ask", "last", "what flag has velmar", "--index", place / "index")),
-        ("made", (*written, out / "made.jsonl", "--from", "passages")),
     ]
     seen_by: dict[Kind, set[str]] = {kind: set() for kind in KINDS}
     with pytest.MonkeyPatch.context() as patch:
@@ -91,7 +87,6 @@ def accessed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind
 LOOKED_AT_IN_VAIN = {
     "rollout.temperature": "validations and evaluations replace it in the options of an episode",
     "rollout.top_p": "as well",
-    "rollout.max_num_seqs": "`srl ask` replaces it by 1",
     "ref.path": "a model that may have to be fetched",
     "algorithm.use_kl_in_reward": "whether it has",
     "actor.use_kl_loss": "as well",
@@ -110,7 +105,6 @@ NOT_LOOKED_AT = {
     ("rl", "cluster."): "--backend verl",
     ("rl", "verl"): "--backend verl",
     ("rft", "algorithm.name"): "decides defaults as the configuration is loaded",
-    ("made", "trainer.seed"): "--from facts",
     ("", "trainer.plugin_path"): "looked at as the configuration is loaded",
     ("", "data.filter_overlong_prompts"): "no prompt is too long",
     ("", "data.world"): "the files are given",
@@ -197,9 +191,8 @@ def test_a_typed_key_that_the_run_does_not_read_is_named_in_a_warning(algo, key)
 )  # fmt: skip
 def test_keys_that_another_key_makes_void_are_named_and_no_others(settings, key):
     config = load_config(algo="grpo", sets=settings).config
-    assert set(unread(config, typed_keys({}, settings), "rl", "local", algorithm_plugin("grpo"))) == set(
-        key.split()
-    )
+    typed = [setting.key for setting in typed_settings(None, {}, settings)]
+    assert unread(config, typed, "rl", "local", algorithm_plugin("grpo")).keys() == {*key.split()}
 
 
 @pytest.mark.parametrize(

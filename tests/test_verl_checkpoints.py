@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from srl.files import CHECKPOINT, DamagedError, checksums, write_manifest
-from srl.train.resume_checks import check_for_verl
+from srl.train.resume import check_for_verl
 from srl.train.run_directory import (
     CHECKPOINTS,
     VERL_LATEST,

@@ -18,7 +18,7 @@ from srl.errors import CheckFailed, SrlError, UserError, with_notes
 from srl.rollout.delivery import NotDelivered
 from srl.store import reading
 from srl.train.report import Terminal
-from srl.train.resume_checks import resume_with
+from srl.train.resume import resume_with
 from srl.train.verl.follow import follow
 from srl.train.verl.log_writer import LogActor
 

@@ -25,7 +25,7 @@ from tests.verl_runs import (
 from srl import store
 from srl.store.records import read_records
 from srl.train.questions import QuestionOrder
-from srl.train.resume_checks import resume_command
+from srl.train.resume import resume_command
 from srl.train.run_directory import checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(1800)]

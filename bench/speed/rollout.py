@@ -102,10 +102,10 @@ class Setting:
 
 def with_questions(config: Any, options: Options) -> Any:
     """The made-up world's questions and passages where the configuration has none, as `srl train` does."""
-    from srl.train.make_missing import with_data
+    from srl.train.make_missing import with_world
     from srl.workspace import Workspace
 
-    return with_data(config, Workspace(Path(options.cache)), lambda text: None)
+    return with_world(config, Workspace(Path(options.cache)), lambda text: None)
 
 
 async def _episode(plan: EpisodePlan, engine: Any, temperature: float) -> list[int]:

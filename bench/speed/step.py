@@ -195,13 +195,13 @@ def trl_parts(config: Any, options: Options) -> tuple[SearchRollout, list[float]
     from datasets import Dataset
 
     from srl.train.load_components import load_environment, load_policy
-    from srl.train.make_missing import with_data
+    from srl.train.make_missing import with_world
     from srl.train.questions import load_questions, order_of
     from srl.train.search import load_search
     from srl.workspace import Workspace
 
     workspace = Workspace(Path(options.cache) / "bench-workspace")
-    config = with_data(config, workspace, lambda text: None)
+    config = with_world(config, workspace, lambda text: None)
     codec = load_policy(config.model, lambda text: None).codec
     search = load_search(config, workspace, lambda text: None)
     place = load_environment(config, codec, search, lambda text: None)

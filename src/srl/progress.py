@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Protocol
 
+Note = Callable[[str], None]
+"""Is told, in a line, what was noticed."""
+
 
 class Count(Protocol):
     """Called with the number done so far, and in a few words what came out so far."""

@@ -65,7 +65,7 @@ def ask(
             from srl.train.ask import conversation
             from srl.train.model_settings import local_settings
 
-            settings = local_settings(directory, None, None, flags, sets or [], output.note, "ask")
+            settings = local_settings(directory, None, None, flags, sets or [], output.note)
             check_search(settings, typed=index or url)
             talk = stack.enter_context(conversation(settings, workspace, output.note))
         tell_changed_indexes(

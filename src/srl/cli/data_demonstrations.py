@@ -94,7 +94,7 @@ def demonstrations(
     with output.progress("starting", passing=True):
         from srl.train.demonstrations import make_demonstrations
         from srl.train.model_settings import local_settings
-    settings = local_settings(directory, preset, config, flags, sets or [], output.note, "made")
+    settings = local_settings(directory, preset, config, flags, sets or [], output.note)
     check_search(settings)
     files = [str(path) for path in data]
     _show(

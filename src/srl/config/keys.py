@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from inspect import isclass
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
@@ -14,7 +13,6 @@ from pydantic.fields import FieldInfo
 from srl.config.sections import (
     ACTOR,
     EVERY,
-    GENERATING,
     ROLLOUT,
     TRAINING,
     Actor,
@@ -25,7 +23,6 @@ from srl.config.sections import (
     Eval,
     Key,
     Model,
-    PluginSection,
     Ref,
     Retriever,
     Reward,
@@ -43,14 +40,11 @@ SectionT = TypeVar("SectionT", bound=Section)
 KeyPath = tuple[str, ...]
 """A dotted key, split."""
 
-Place = Literal["section", "leaf", "mapping", "free", "unknown"]
-"""What is at a key: a section, a value, a mapping that is set as a whole, any value, or nothing."""
-
 
 class Config(Section):
     """The configuration of a run."""
 
-    model: Annotated[Model, Key(GENERATING, verl="actor_rollout_ref.model")] = Model()
+    model: Annotated[Model, Key(EVERY, verl="actor_rollout_ref.model")] = Model()
     data: Annotated[Data, Key(TRAINING, verl="data")] = Data()
     search: Annotated[Search, Key(EVERY)] = Search()
     retriever: Annotated[Retriever, Key(EVERY)] = Retriever()
@@ -91,9 +85,25 @@ def _with_value(section: SectionT, names: Sequence[str], value: Any) -> SectionT
     )
 
 
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that a field holds; None for a value."""
+    annotation = field.annotation
+    return annotation if isclass(annotation) and issubclass(annotation, Section) else None
+
+
+def named_section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that a mapping field holds under each name; None for other fields."""
+    value_type = get_args(field.annotation)[1] if _is_mapping(field) else None
+    return value_type if isclass(value_type) and issubclass(value_type, Section) else None
+
+
+def _is_mapping(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is dict
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One documented key: its dotted name, its field, and what else is true of it."""
+    """A key or a section: its dotted name, its field, and what else is true of it."""
 
     name: str
     field: FieldInfo
@@ -103,46 +113,63 @@ class Entry:
     def default(self) -> Any:
         return self.field.get_default()
 
+    @property
+    def is_section(self) -> bool:
+        return section_of(self.field) is not None
 
-def keys(model: type[Section] = Config, prefix: str = "") -> Iterator[Entry]:
-    """Every key of `model` and the sections in it, in source order.
+    @property
+    def is_replaced(self) -> bool:
+        """Whether it is a mapping that a layer replaces as a whole, such as the weights of rewards."""
+        value_types = get_args(self.field.annotation)[1:] if _is_mapping(self.field) else ()
+        return bool(value_types) and value_types[0] is not Any and named_section_of(self.field) is None
 
-    `<name>` stands for a name that the user chooses.
-    """
-    for name, field in model.model_fields.items():
+
+def _entries(section: type[Section], prefix: str = "", above: Key = Key()) -> Iterator[Entry]:
+    """`section`'s keys and the sections in it with theirs, in source order; `above` is what is true of it."""
+    for name, field in section.model_fields.items():
         key = f"{prefix}{name}"
-        if section := section_of(field):
-            yield from keys(section, f"{key}.")
-            continue
-        yield Entry(key, field, facts(key))
-        if value_section := named_section_of(field):
-            yield from keys(value_section, f"{key}.<name>.")
-
-
-@cache
-def facts(key: str) -> Key:
-    """What is true of a key, from itself and its sections; of a plugin's option what is of its section."""
-    whole = Key()
-    section: type[Section] | None = Config
-    for part in split_key(key):
-        field = section.model_fields.get(part) if section else None
-        if field is None:
-            return replace(whole, verl="")
         own = next((mark for mark in field.metadata if isinstance(mark, Key)), Key())
         verl, needs = own.verl, own.needs
         if verl.startswith("."):
-            verl = whole.verl and whole.verl + (f".{part}" if verl == "." else verl)
+            verl = above.verl and above.verl + (f".{name}" if verl == "." else verl)
         if needs.startswith("."):
-            needs = key.rpartition(".")[0] + needs
-        whole = replace(
+            needs = prefix.removesuffix(".") + needs
+        facts = replace(
             own,
-            read_by=own.read_by or whole.read_by,
+            read_by=own.read_by or above.read_by,
             verl=verl,
-            needs=" ".join(filter(None, (needs, whole.needs))),
-            refused=own.refused or whole.refused,
+            needs=" ".join(filter(None, (needs, above.needs))),
+            refused=own.refused or above.refused,
         )
-        section = section_of(field)
-    return whole
+        yield Entry(key, field, facts)
+        if inner := section_of(field):
+            yield from _entries(inner, f"{key}.", facts)
+        elif inner := named_section_of(field):
+            yield from _entries(inner, f"{key}.<name>.", replace(facts, verl=""))
+
+
+TABLE = {entry.name: entry for entry in _entries(Config)}
+"""Every key and section by its name; `<name>` stands for a name that the user chooses."""
+
+
+def keys(section: str = "") -> list[Entry]:
+    """Every key, or those of a section, in source order."""
+    below = [entry for entry in TABLE.values() if not entry.is_section]
+    return [entry for entry in below if not section or entry.name.startswith(f"{section}.")]
+
+
+def entry_of(path: Sequence[str]) -> Entry | None:
+    """What the table has at `path`; None for an option of a plugin, and for what is in a mapping."""
+    named = path[:2] == ("search", "retrievers") and len(path) > 3
+    return TABLE.get(".".join((*path[:2], "<name>", *path[3:]) if named else path))
+
+
+def facts(key: str) -> Key:
+    """What is true of a key; of an option of a plugin, or what is in a mapping, what is true of that."""
+    if key in TABLE:
+        return TABLE[key].facts
+    above, dot, _ = key.rpartition(".")
+    return replace(facts(above), verl="") if dot else Key()
 
 
 def split_key(key: str, base: KeyPath = ()) -> KeyPath:
@@ -165,43 +192,6 @@ def value_of(config: Config, key: str) -> Any:
     for name in split_key(key):
         value = value[name] if isinstance(value, Mapping) else getattr(value, name)
     return value
-
-
-def section_of(field: FieldInfo) -> type[Section] | None:
-    """The section that a field holds; None for a value."""
-    annotation = field.annotation
-    return annotation if isclass(annotation) and issubclass(annotation, Section) else None
-
-
-def named_section_of(field: FieldInfo) -> type[Section] | None:
-    """The section that a mapping field holds under each name; None for other fields."""
-    arguments = get_args(field.annotation)
-    value_type = arguments[1] if get_origin(field.annotation) is dict else None
-    return value_type if isclass(value_type) and issubclass(value_type, Section) else None
-
-
-def place(path: Sequence[str], model: type[Section] | None = None) -> tuple[Place, FieldInfo | None]:
-    """What is at `path` below `model` (default: the whole configuration), and its field if it has one."""
-    model = model or Config
-    if not path:
-        return "section", None
-    field, tail = model.model_fields.get(path[0]), path[1:]
-    if field is None:
-        return ("free" if issubclass(model, PluginSection) else "unknown"), None
-    section = section_of(field)
-    return place(tail, section) if section else _place_in(field, tail)
-
-
-def _place_in(field: FieldInfo, tail: Sequence[str]) -> tuple[Place, FieldInfo | None]:
-    """What is at `tail` below a field that is not a section: only mappings hold keys."""
-    if get_origin(field.annotation) is not dict:
-        return ("unknown", None) if tail else ("leaf", field)
-    value_section = named_section_of(field)
-    if value_section and tail:
-        return place(tail[1:], value_section)
-    if value_section or get_args(field.annotation)[1] is Any:
-        return "free", field
-    return ("leaf" if tail else "mapping"), field
 
 
 def flat(tree: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

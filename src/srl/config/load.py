@@ -7,29 +7,27 @@ another. Its `per_algorithm` holds values for one algorithm, which override its 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from srl.config.cross_checks import algorithm_plugin, check_plugins, check_training, cross_check
-from srl.config.keys import Config, KeyPath, flat, keys, plain
+from srl.config.keys import Config, KeyPath, entry_of, flat, keys, plain, split_key
 from srl.config.paths import located
-from srl.config.sections import one_or_many
-from srl.config.settings import Setting, Values, build, defaults, flatten, put, reveal
+from srl.config.sections import PluginSection, Takes, one_or_many
 from srl.config.unread import Backend, Kind, kind_of, unread, unread_lines
 from srl.config.yaml12 import Lined, dump, parse
-from srl.errors import UserError, nearest, parsing
+from srl.errors import UserError, expected, nearest, parsing
 from srl.files import FORMAT, atomic_file, check_format
 
 SAVED = "config.yaml"
 PRESETS = Path(__file__).parent.parent / "presets"
 DEFAULT_PRESET = "tiny"
-_ABSENT: Any = object()
-CHANGEABLE = tuple(key.name for key in keys() if key.facts.resumes)
-"""The keys that a resumed run may change: memory, speed, search servers, checkpoints; none decides what is
-learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def load_config(
     be what no training run can do. Raises UserError that names key, value, expectation and origin.
     """
     kind = kind_of(algo)
-    typed = _typed(algo if kind == "rl" else None, flags or {}, sets)
+    typed = typed_settings(algo if kind == "rl" else None, flags or {}, sets)
     layers = read_layers(preset, Path(file) if file else None)
     label = Path(file).stem if file else preset or "defaults"
     return resolve(layers, typed, label, kind, backend, trains=trains)
@@ -75,16 +73,16 @@ def resolve(
     kind: Kind = "rl", backend: Backend = "local", *, trains: bool = True,
 ) -> Resolved:  # fmt: skip
     """The configuration of layers, lowest precedence first, and of `typed`, what the command line says."""
-    typed = list(typed)
-    from_layers = [setting for layer in layers for setting in layer.settings] + typed
-    _look_for_plugins(from_layers, Path.cwd())
-    name = _algorithm_name(from_layers)
+    below = [setting for layer in layers for setting in layer.settings]
+    _look_for_plugins([*below, *typed], Path.cwd())
+    names = [each.value for each in (*below, *typed) if each.path == ("algorithm", "name")]
+    name = names[-1] if names and isinstance(names[-1], str) else Config().algorithm.name
     plugin = algorithm_plugin(name)
-    settings = list(flatten(plugin.defaults, lambda path: f"algorithm {name}"))
-    settings += [setting for layer in layers for setting in layer.for_algorithm(name, plugin.name)] + typed
     values = defaults()
-    for setting in settings:
-        put(values, setting)
+    put(values, flatten(plugin.defaults, f"algorithm {name}"))
+    for layer in layers:
+        put(values, layer.for_algorithm(name, plugin.name))
+    put(values, typed)
     config = build(values)
     if config.algorithm.name != name:
         origin = values["algorithm", "name"][1]
@@ -96,10 +94,10 @@ def resolve(
     doubtful = cross_check(config, origins, plugin)
     if trains:
         check_training(config, kind, backend, origins)
-    warnings = list(doubtful if kind == "rl" else [])
     config = build(values)
     own = [setting for layer in layers if layer.is_typed for setting in layer.settings]
-    warnings += unread_lines(unread(config, [setting.key for setting in own + typed], kind, backend, plugin))
+    warnings = doubtful if kind == "rl" else []
+    warnings += unread_lines(unread(config, [each.key for each in (*own, *typed)], kind, backend, plugin))
     return Resolved(config, _origins(values), tuple(warnings), preset)
 
 
@@ -111,8 +109,7 @@ def load_saved(path: Path | str) -> Config:
     if not layer.settings:
         raise UserError(f"{file} is empty; restore it, or start a new run")
     values = defaults()
-    for setting in layer.settings:
-        put(values, setting)
+    put(values, layer.settings)
     _look_for_plugins(layer.settings)
     return build(values)
 
@@ -120,34 +117,14 @@ def load_saved(path: Path | str) -> Config:
 def with_changes(
     config: Config, sets: Sequence[str], kind: Kind = "rl", backend: Backend = "local"
 ) -> tuple[Config, list[str]]:
-    """The configuration of a resumed run with `sets` (`a.b=value`, the value in YAML), and warnings of those
-    that it does not read.
-
-    Raises UserError for a key that is not one of `CHANGEABLE`, and for values that contradict others.
-    """
+    """`config` with `sets` (`a.b=value`, the value in YAML), and warnings of those that such a run does not
+    read. Raises UserError for values that contradict others."""
     values = {path: (value, "the run") for path, value in flat(config.model_dump())}
-    typed = _typed(None, {}, sets)
-    for setting in typed:
-        if (key := setting.key) not in CHANGEABLE:
-            raise UserError(
-                f"--set {key}: a resumed run keeps its settings, but for memory, speed, search servers and "
-                f"checkpoints ({', '.join(CHANGEABLE)}); leave it out, or start a new run"
-            )
-        if key == "search.url" and config.search.url is None:
-            raise UserError(
-                f"--set {key}: the run searches an index in its own process, and a resumed run cannot change "
-                "to a server; leave it out, or start a new run"
-            )
-        put(values, setting)
-    changed, plugin = build(values), algorithm_plugin(config.algorithm.name)
+    typed, plugin = typed_settings(None, {}, sets), algorithm_plugin(config.algorithm.name)
+    put(values, typed)
+    changed = build(values)
     cross_check(changed, _origins(values), plugin)
-    void = unread(changed, [setting.key for setting in typed], kind, backend, plugin)
-    return changed, unread_lines(void)
-
-
-def typed_keys(flags: Mapping[str, object], sets: Sequence[str]) -> list[str]:
-    """The keys that `flags` and `sets` set, as `load_config` reads them."""
-    return [setting.key for setting in _typed(None, flags, sets)]
+    return changed, unread_lines(unread(changed, [each.key for each in typed], kind, backend, plugin))
 
 
 def save_config(directory: Path | str, config: Config) -> None:
@@ -171,18 +148,17 @@ def _origins(values: Values) -> dict[str, str]:
     return {".".join(path): origin for path, (_, origin) in values.items()}
 
 
-def _typed(algo: str | None, flags: Mapping[str, object], sets: Sequence[str]) -> list[Setting]:
+def typed_settings(algo: str | None, flags: Mapping[str, object], sets: Sequence[str]) -> list[Setting]:
     """Settings of the command line: `--algo`, then the other flags, then `--set`."""
     values = {key: _from_flag(value) for key, value in flags.items() if value is not None}
-    settings = list(flatten(values, lambda path: "command line"))
+    settings = list(flatten(values, "command line"))
     if algo is not None:
         settings.insert(0, Setting(("algorithm", "name"), algo, "--algo"))
     for text in sets:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set {text}: expected key=value, as in --set actor.optim.lr=1e-6")
-        tree = {key.strip(): parse(value, f"--set {text}")}
-        settings += flatten(tree, lambda path: "--set")
+        settings += flatten({key.strip(): plain(parse(value, f"--set {text}"))}, "--set")
     return settings
 
 
@@ -200,18 +176,6 @@ def _look_for_plugins(settings: Sequence[Setting], *directories: Path) -> None:
     saved = one_or_many(plugin_paths[-1]) if plugin_paths else None
     names = [(setting.path, setting.value) for setting in settings]
     look_in(*(saved if isinstance(saved, tuple) else ()), *directories, names=names)
-
-
-def _algorithm_name(settings: Sequence[Setting]) -> str:
-    choices = [setting for setting in settings if setting.path == ("algorithm", "name")]
-    if not choices:
-        return Config().algorithm.name
-    if not isinstance(choices[-1].value, str):
-        shown = reveal(choices[-1].value)
-        raise UserError(
-            f"{choices[-1].origin}: algorithm.name is {shown}: expected text", key="algorithm.name"
-        )
-    return choices[-1].value
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,20 +246,22 @@ def read_layer(path: Path, origin: str) -> Layer:
     tree = parse(text, origin)
     if not isinstance(tree, Lined | None):
         raise UserError(f"{origin}: expected sections with keys under them, found {type(tree).__name__}")
-    sections = dict(tree or {})
-    is_typed = "format" not in sections and not origin.startswith("preset ")
+    sections: dict[str, Any] = tree or {}
+    is_preset = origin.startswith("preset ")
+    is_typed = "format" not in sections and not is_preset
     if "format" in sections:
         check_format(origin, sections.pop("format"))
-    extends = sections.pop("extends", _ABSENT)
-    if extends is not _ABSENT and not isinstance(extends, str | None):
+    says_extends, extends = "extends" in sections, sections.pop("extends", None)
+    if not isinstance(extends, str | None):
         raise UserError(f"{origin}: extends is {extends!r}, expected the name of one preset or file")
     overlays = {}
     for name, overlay in _mapping(sections.pop("per_algorithm", None), "per_algorithm", origin).items():
         keys_of_it = _mapping(overlay, f"per_algorithm.{name}", origin)
-        overlays[name] = list(flatten(keys_of_it, _origin_in(tree, origin, ("per_algorithm", name))))
-    settings = list(flatten(sections, _origin_in(tree, origin)))
-    says_extends = extends is not _ABSENT
-    return Layer(settings, overlays, extends if says_extends else None, says_extends, is_typed)
+        # A preset's values have its name as their origin, a file's also the line.
+        keys_of_it, where = (plain(keys_of_it), f"{origin} ({name})") if is_preset else (keys_of_it, origin)
+        overlays[name] = list(flatten(keys_of_it, where))
+    settings = list(flatten(plain(sections) if is_preset else sections, origin))
+    return Layer(settings, overlays, extends, says_extends, is_typed)
 
 
 def _mapping(value: Any, key: str, origin: str) -> Mapping[str, Any]:
@@ -304,17 +270,100 @@ def _mapping(value: Any, key: str, origin: str) -> Mapping[str, Any]:
     return value or {}
 
 
-def _origin_in(tree: Lined | None, origin: str, base: KeyPath = ()) -> Callable[[KeyPath], str]:
-    """Function from a key to its origin in a parsed file: a preset's name, or file and line."""
+# Settings
 
-    def of(path: KeyPath) -> str:
-        if origin.startswith("preset "):
-            return f"{origin} ({base[1]})" if base else origin
-        line, node = 0, tree
-        for part in base + path:
-            if not isinstance(node, Lined) or part not in node:
-                break
-            line, node = node.lines[part], node[part]
-        return f"{origin}:{line}" if line else origin
 
-    return of
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value from one layer."""
+
+    path: KeyPath
+    value: Any
+    origin: str
+
+    @property
+    def key(self) -> str:
+        """The key with its dots."""
+        return ".".join(self.path)
+
+
+Values = dict[KeyPath, tuple[Any, str]]
+"""Every value with its origin, by key."""
+
+
+def flatten(tree: Mapping[str, Any], origin: str, base: KeyPath = ()) -> Iterator[Setting]:
+    """The settings in a nested mapping; a dotted key means the same as nested ones. Where the mapping knows
+    its lines, they are added to `origin`."""
+    for name, value in tree.items():
+        path = split_key(name, base)
+        entry, where = entry_of(path), f"{origin}:{tree.lines[name]}" if isinstance(tree, Lined) else origin
+        if isinstance(value, Mapping) and value and not (entry and entry.is_replaced):
+            yield from flatten(value, origin, path)
+        elif value or isinstance(value, int | float) or not _has_keys(path):
+            yield Setting(path, value, where)
+
+
+def _has_keys(path: KeyPath) -> bool:
+    """Whether `path` is a section, or that of a plugin's options: where it is empty, nothing is set."""
+    entry, above = entry_of(path), getattr(Config(), path[0], None)
+    return entry.is_section if entry else len(path) == 2 and isinstance(above, PluginSection)
+
+
+def defaults() -> Values:
+    """Every key with its default."""
+    return {path: (value, "default") for path, value in flat(Config().model_dump())}
+
+
+def put(values: Values, settings: Iterable[Setting]) -> None:
+    """Set values, one after the other: each replaces those below its key, and a mapping above it that was set
+    as a whole."""
+    for setting in settings:
+        path = setting.path
+        for key in [key for key in values if key[: len(path)] == path or path[: len(key)] == key]:
+            del values[key]
+        if isinstance(setting.value, Mapping) and setting.value:
+            values |= {below: (value, setting.origin) for below, value in flat(setting.value, path)}
+        else:
+            values[path] = (setting.value, setting.origin)
+
+
+def build(values: Values) -> Config:
+    """The configuration made of `values`. Raises UserError for the first unknown key or invalid value."""
+    tree: dict[str, Any] = {}
+    for path, (value, _) in values.items():
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = value
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        first, *_ = error.errors(include_url=False)
+        location = tuple(str(part) for part in first["loc"])
+        below = [path for path in values if path[: len(location)] == location]
+        if first["type"] == "extra_forbidden" or (len(location) == 2 and entry_of(location) is None):
+            key, (_, origin) = ".".join(below[-1]), values[below[-1]]
+            raise UserError(f"{origin}: no key {key!r}", key=key, hint=_meant(below[-1])) from error
+        path = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in values), location)
+        value, origin = values.get(path, (first["input"], values[below[-1]][1] if below else "default"))
+        key, marks = ".".join(path), entry.field.metadata if (entry := entry_of(path)) else []
+        is_secret = path[-1] == "key_variable"  # where the key itself may be given by mistake
+        shown = "a text that is not shown" if is_secret else reveal(value)
+        why = next((f"expected {mark.words}" for mark in marks if isinstance(mark, Takes)), expected(first))
+        raise UserError(f"{origin}: {key} is {shown}: {why}", key=key) from error
+
+
+def _meant(path: KeyPath) -> str:
+    """The hint for a misspelt key: those with its last part, of its own section if any; else one alike."""
+    every = [key.name for key in keys()]
+    same = [name for name in every if name.rpartition(".")[2] == path[-1]]
+    inside = [name for name in same if name.split(".")[0] == path[0]]
+    near = (inside or same or get_close_matches(".".join(path), every, n=1))[:3]
+    names = " or ".join(map(repr, near))
+    return f"did you mean {names}?" if near else "`srl train --print-config` lists all keys"
+
+
+def reveal(value: Any) -> str:
+    """A value for a message, truncated to 80 characters."""
+    text = repr(plain(value))
+    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -17,6 +17,7 @@ Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 KlEstimator = Literal["k1", "k2", "k3"]
 KlLoss = Literal["k1", "k2", "k3", "k3+"]
 LossMode = Literal["vanilla", "gspo", "cispo"]
@@ -24,8 +25,7 @@ LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
 
 TRAINING = "rl sft rft"
 SAMPLING = "rl rft"
-GENERATING = f"{TRAINING} eval ask"
-EVERY = f"{GENERATING} made"
+EVERY = f"{TRAINING} eval"
 """Kinds of runs (`KINDS` in unread.py), for `Key.read_by`."""
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl", "k3+": "low_var_kl+"}
@@ -128,6 +128,7 @@ class PluginSection(Section):
     """A section with a subsection of options for each plugin, named after the plugin."""
 
     model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, dict[str, Any]] = Field(init=False)
 
     def options(self, plugin: str) -> dict[str, Any]:
         """The options given to `plugin`; empty if there are none."""
@@ -137,10 +138,10 @@ class PluginSection(Section):
 class Model(Section):
     """The policy: its weights, precision and device."""
 
-    path: Annotated[File | None, Key(EVERY, verl=".")] = None
+    path: Annotated[File | None, SAME] = None
     """The model that training starts from: a directory, or ORG/NAME[@REVISION] of the Hugging Face hub. null:
     the small base model of data.world."""
-    tokenizer: Annotated[File | None, Key(EVERY, verl=".tokenizer_path")] = None
+    tokenizer: Annotated[File | None, Key(verl=".tokenizer_path")] = None
     """Directory of the tokenizer, or its name on the hub. null: the model's."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights. auto: bfloat16 on a GPU that supports it, else float32. float16 is for
@@ -161,14 +162,12 @@ class Model(Section):
         str | Annotated[tuple[str, ...], Listed], Key(TRAINING, verl=".target_modules")
     ] = "all-linear"
     """Modules with an adapter: all-linear, or a list of module names."""
-    trust_remote_code: Annotated[bool, Key(EVERY, verl=".")] = False
+    trust_remote_code: Annotated[bool, SAME] = False
     """Run Python code from the model's directory. Only for models whose authors you trust."""
     attn_implementation: Annotated[str, Key(verl=".override_config.attn_implementation")] = "auto"
     """Attention implementation of transformers: sdpa, eager, flash_attention_2 … auto: sdpa where the model
     has it, else eager."""
-    chat_template_kwargs: Annotated[dict[str, Any], Key(EVERY, verl="data.apply_chat_template_kwargs")] = (
-        Field(default={})
-    )
+    chat_template_kwargs: Annotated[dict[str, Any], Key(verl="data.apply_chat_template_kwargs")] = {}
     """What the model's chat template is called with, such as `enable_thinking: false`. `strftime_now` is the
     day that it writes into prompts, by default the day on which the run started."""
     cast_lm_head_to_fp32: Annotated[bool, Key(refused="its workers load the model")] = False
@@ -203,7 +202,7 @@ class Data(Section):
     """Longest rendered prompt, in tokens; a longer one is an error, unless filter_overlong_prompts."""
     max_response_length: Annotated[Count, Key(EVERY, verl=".")] = 4096
     """Longest episode after its prompt, in tokens: all that the policy writes and reads."""
-    filter_overlong_prompts: Annotated[bool, Key(f"{TRAINING} eval made", verl=".")] = False
+    filter_overlong_prompts: Annotated[bool, Key(EVERY, verl=".")] = False
     """Skip questions whose prompt is longer than max_prompt_length, and report how many."""
     mix: Annotated[dict[str, NonNegative], Key(SAMPLING)] = {}
     """Shares of a training batch by data source, such as {nq: 1, hotpotqa: 2}, or by hops if all names are
@@ -224,7 +223,7 @@ class NamedRetriever(Section):
     """Index directory, searched in this process."""
     retriever: str | None = None
     """A live retriever plugin, such as web: it searches an external service and has no index."""
-    options: dict[str, Any] = Field(default={})
+    options: dict[str, Any] = {}
     """Options of the live retriever, or machine-dependent options of the index; no keys or passwords."""
     description: Annotated[str, Takes("one line of text without <, >, { and }")] = Field(
         default="", pattern=r"^[^<>{}\n]*$"
@@ -245,7 +244,7 @@ class Search(Section):
         default=None, pattern=r"^[0-9a-f]{12,32}$"
     )
     """Expected digest of the index; a run with another index is refused. null: any index."""
-    retrievers: dict[str, NamedRetriever] = Field(default={})
+    retrievers: dict[str, NamedRetriever] = {}
     """Further retrievers by name (a-z, 0-9, - and _), called by `<search engine="NAME">`."""
     cassette: Annotated[File | None, Takes("'record FILE', 'replay FILE' or null")] = Field(
         default=None, pattern=r"^(record|replay) +\S.*$"
@@ -318,7 +317,7 @@ class Rollout(Section):
     """Longest observation, in tokens. A longer one loses whole passages, or the middle of one."""
     search: bool = True
     """Let the policy search. false: the baseline that answers from its weights."""
-    protocol: Annotated[Literal["tags", "native", "auto"], Key(EVERY)] = "tags"
+    protocol: Literal["tags", "native", "auto"] = "tags"
     """How policy and tools talk. tags: Search-R1's. native: the model's own chat template and calls; its
     final message is the answer. auto: native where the model can, and nothing asks for tags."""
     tools: Annotated[
@@ -334,25 +333,19 @@ class Rollout(Section):
     ] = "auto"
     """How calls are written. auto: as the model's chat template renders them, but for gemma4 and harmony
     (gpt-oss), which no model was run with yet."""
-    deterministic: Annotated[
-        bool,
-        Key(GENERATING, refused="episodes arrive in no fixed order"),
-    ] = False
+    deterministic: Annotated[bool, Key(refused="episodes arrive in no fixed order")] = False
     """Make a run bitwise repeatable on one thread; on a GPU as far as PyTorch has deterministic kernels.
     Needs the torch engine."""
     engine: Annotated[
-        Literal["auto", "torch", "vllm", "openai"],
-        Key(GENERATING, refused="cluster.rollout names the engine"),
+        Literal["auto", "torch", "vllm", "openai"], Key(refused="cluster.rollout names the engine")
     ] = "auto"
     """What generates. torch: the policy's own model. vllm: vLLM, in this process. openai: a server with
     OpenAI's API, for evaluation. auto: vllm on a GPU where it is installed and runs need not repeat, else
     torch."""
-    openai: Annotated[OpenAi, Key(GENERATING, needs="rollout.engine=openai")] = OpenAi()
-    max_num_seqs: Annotated[Count, Key(f"{TRAINING} eval", verl=".", resumes=True)] = 128
+    openai: Annotated[OpenAi, Key(needs="rollout.engine=openai")] = OpenAi()
+    max_num_seqs: Annotated[Count, Key(verl=".", resumes=True)] = 128
     """Concurrent episodes; on verl, for each replica of the model."""
-    gpu_memory_utilization: Annotated[
-        Share, Key(GENERATING, verl=".", needs=".engine=auto|vllm", resumes=True)
-    ] = 0.5
+    gpu_memory_utilization: Annotated[Share, Key(verl=".", needs=".engine=auto|vllm", resumes=True)] = 0.5
     """Share of a GPU's memory that vLLM or SGLang takes while it generates; training needs the rest."""
 
     @property
@@ -448,13 +441,7 @@ class Optim(Section):
 
     lr: Annotated[Positive, SAME] = 1e-6
     """Learning rate after the warm-up."""
-    betas: Annotated[
-        Annotated[
-            tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
-            Listed,
-        ],
-        Key(verl="."),
-    ] = (0.9, 0.999)
+    betas: Annotated[Annotated[tuple[Decay, Decay], Listed], SAME] = (0.9, 0.999)
     """Decay of the first and second moment."""
     weight_decay: Annotated[NonNegative, SAME] = 0.01
     """Decoupled weight decay."""
@@ -597,7 +584,7 @@ class Trainer(Section):
         tuple[Literal["console", "tensorboard", "wandb"], ...], BeforeValidator(one_or_many)
     ] = ("console",)
     """Where metrics go besides the run's log: console, tensorboard, wandb (into $WANDB_PROJECT, or srl)."""
-    threads: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, Key(GENERATING, resumes=True)] = None
+    threads: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, Key(EVERY, resumes=True)] = None
     """CPU threads of torch. null: 1 with rollout.deterministic, else $OMP_NUM_THREADS, else one for every 8
     million parameters, up to the cores of the process."""
     plugin_path: Annotated[Files | None, Key(EVERY)] = None
@@ -627,9 +614,9 @@ class Eval(Section):
     """Questions per validation, of every data source in proportion. null: all."""
     test_questions: Count | None = None
     """Questions per test, drawn in the same way. null: all."""
-    temperature: Annotated[NonNegative, Key(GENERATING, verl=f"{ROLLOUT}.val_kwargs.temperature")] = 0.0
+    temperature: Annotated[NonNegative, Key(EVERY, verl=f"{ROLLOUT}.val_kwargs.temperature")] = 0.0
     """Sampling temperature. 0: greedy."""
-    max_failed: Annotated[Share, Key("eval made")] = 0.01
+    max_failed: Annotated[Share, Key("eval")] = 0.01
     """Largest share of questions that may be lost to faults; above it the exit code is 1."""
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from srl.config.cross_checks import Algorithm
 from srl.config.keys import Config, facts, flat, plain, value_of
 
-Kind = Literal["rl", "sft", "rft", "eval", "ask", "made"]
+Kind = Literal["rl", "sft", "rft", "eval"]
 Backend = Literal["local", "verl"]
 
 KINDS: dict[Kind, str] = {
@@ -20,8 +20,6 @@ KINDS: dict[Kind, str] = {
     "sft": "--algo sft",
     "rft": "--algo rft",
     "eval": "an evaluation",
-    "ask": "`srl ask`",
-    "made": "what makes demonstrations without a model",
 }
 """The kinds of runs, in words."""
 

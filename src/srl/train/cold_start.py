@@ -12,6 +12,7 @@ from srl.config.sections import Model, NamedRetriever, Search, Sft
 from srl.files import ABOUT, atomic_directory, digest_path, digest_text
 from srl.models.load import pick_device, pick_dtype
 from srl.models.weights import save_model
+from srl.progress import Note
 from srl.rollout.episode import EpisodeOptions
 from srl.train.load_components import episode_options, load_environment, load_policy
 from srl.train.load_protocol import (
@@ -22,7 +23,7 @@ from srl.train.load_protocol import (
     stop_strings,
     write_card,
 )
-from srl.train.make_missing import Note, demonstration_file, make_if_missing, start_of
+from srl.train.make_missing import demonstration_file, make_if_missing, start_of
 from srl.train.model_check import check_model
 from srl.train.search import index_digests, load_search
 from srl.train.sft import demonstrated, fine_tune

@@ -26,7 +26,7 @@ from srl.data.stated_values import find_text, find_value
 from srl.data.supporting_facts import Facts, Lookup, NoDemonstration, facts_of
 from srl.errors import UserError
 from srl.evaluate.episode_results import EpisodeResult
-from srl.progress import Count, counted
+from srl.progress import Count, Note, counted
 from srl.protocol import escape
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Script, ScriptedEngine
@@ -35,8 +35,7 @@ from srl.rollout.episode import OnProgress, PromptTooLongError
 from srl.serve.named_retrievers import aclose, connect
 from srl.train.load_components import episode_options
 from srl.train.load_protocol import load_codec, load_native, load_template
-from srl.train.make_missing import Note
-from srl.train.questions import check_some_left, load_questions
+from srl.train.questions import load_questions
 from srl.train.search import load_search
 from srl.trajectory import Passage, Question, Search, SearchTool, Trajectory
 from srl.workspace import Workspace
@@ -94,7 +93,6 @@ def make_demonstrations(
     if source == "facts":
         make = partial(_from_facts, environment, search, config.trainer.seed)
     questions = load_questions(tuple(files), config, codec, note, limit)
-    check_some_left(questions, files)
     with counted("demonstrations", len(questions)) as count:
         outcomes = process.run_async(_all(make, questions, search, config.eval.max_failed, count))
     demonstrations, left_out = list[Question](), Counter[tuple[str, str]]()

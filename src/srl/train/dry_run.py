@@ -5,32 +5,43 @@ No weights are loaded but those of a model that is quick to check, no process is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin, context_errors
-from srl.errors import UserError
+from srl.config.sections import NamedRetriever, Search
+from srl.data.demonstration_file import read_demonstrations
+from srl.data.parquet import read_questions
+from srl.errors import CheckFailed, UserError
+from srl.index import check_index
+from srl.index.retriever import load_retriever
 from srl.models.hub import HubName, hub_name
-from srl.models.load import pick_device, pick_dtype
+from srl.models.load import check_directory, check_tags, pick_device, pick_dtype
+from srl.plugins import manager
+from srl.rollout.codec import Codec
 from srl.rollout.glue import DIFFERENCES
+from srl.serve.cassette import Replay
+from srl.serve.request import retrieve_url
 from srl.train import local_backend
-from srl.train.load_components import engine_name
+from srl.train.load_components import engine_name, load_algorithm, load_rewards
 from srl.train.load_protocol import (
     declared_tools,
     is_native,
+    load_codec,
     load_template,
     native_glue,
     with_base_tokenizer,
     with_protocol,
 )
-from srl.train.make_missing import check_data, start_of, with_cached_models
+from srl.train.make_missing import check_corpus_exists, check_data, check_files, start_of, with_cached_models
 from srl.train.memory import (
     GIB,
     GPUS,
@@ -45,10 +56,12 @@ from srl.train.memory import (
     total,
 )
 from srl.train.model_check import check_start
-from srl.train.startup_errors import startup_errors
+from srl.train.questions import load_split, order_of
+from srl.train.report import check_loggers
 from srl.train.verl.config_check import check_supported, validated
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, precision
 from srl.train.verl.model_check import check_start_on_verl
+from srl.trajectory import Phase
 from srl.workspace import Workspace
 
 
@@ -124,6 +137,80 @@ def native_lines(config: Config) -> Iterator[str]:
         if glue.differences:
             whys = "; ".join(DIFFERENCES[name] for name in glue.differences)
             yield f"a history that a client renders anew is not quite the one that is trained: {whys}"
+
+
+def startup_errors(config: Config, *checks: Callable[[], object]) -> list[str]:
+    """A line for each error in data, prompts, plugins and what is searched, and for those of `checks`.
+
+    No server is contacted.
+    """
+    errors, model, search = list[str](), config.model, config.search
+
+    def check(what: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return what(*arguments)
+        except (UserError, CheckFailed) as error:
+            errors.append(str(error))
+
+    check(check_loggers, config.trainer.logger)
+    check(load_algorithm, config)
+    for name in config.reward.weights:
+        check(manager.load, "reward", name, config.reward.options(name))
+    for path in filter(None, (model.path, config.ref.path)):
+        if Path(path).is_dir():
+            check(check_directory, Path(path), model.trust_remote_code)
+    if model.path is None and config.sft.train_files is not None:
+        check(read_demonstrations, Path(config.sft.train_files))
+    start, codec = config.with_settings({"model.path": str(start_of(config))}), None
+    if not HubName.parse(start.model.tokenizer or start.model.path or ""):
+        codec = check(load_codec, start.model, None, lambda note: None)
+    if codec and is_native(config):
+        check(native_glue, start)
+    elif codec:
+        check(check_tags, codec.tokenizer)
+    check(load_template, config)
+    check(check_files, config)
+    for phase in ("train", "val", "test"):
+        check(_check_split, phase, config, codec)
+    mode, file = search.cassette_use or ("", "")
+    if config.rollout.search and mode == "replay":
+        check(partial(Replay, file, topk=search.topk))
+    elif config.rollout.search:
+        if mode == "record" and Path(file).exists():
+            errors.append(f"{file} already exists; name another file (search.cassette)")
+        if config.data.corpus is not None:
+            check(check_corpus_exists, Path(config.data.corpus))
+        if search.url is None and search.index is None:
+            check(load_retriever, config.retriever.name, config.retriever.options(config.retriever.name))
+        sources: list[Search | NamedRetriever] = [search, *search.retrievers.values()]
+        for source in sources:
+            for url in source.url or ():
+                check(retrieve_url, url)
+            if source.index is not None:
+                check(check_index, Path(source.index))
+        for named in search.retrievers.values():
+            if named.retriever is not None:
+                check(load_retriever, named.retriever, named.options)
+    for further in checks:
+        check(further)
+    return list(dict.fromkeys(errors))
+
+
+def _check_split(phase: Phase, config: Config, codec: Codec | None) -> None:
+    """The questions of one phase, where their files are here; there are some to train on, which fit
+    `data.mix`. Without a tokenizer they are only read."""
+    files = [Path(file) for file in getattr(config.data, f"{phase}_files") or ()]
+    if not all(file.exists() for file in files):
+        return
+    if codec is None:
+        for file in files:
+            read_questions(file)
+        return
+    questions = load_split(phase, config, codec, lambda note: None)
+    if phase == "train" and files:
+        order_of(questions, config.data, config.trainer.seed)
+        for line in load_rewards(config).without_effect(questions):
+            raise UserError(line)
 
 
 def planned_job(config: Config) -> Job:

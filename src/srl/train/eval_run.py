@@ -10,41 +10,39 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from srl import __version__, process
 from srl.answers import exact_match
 from srl.config import Config, load_saved, save_config
 from srl.config.keys import flat
-from srl.config.load import CHANGEABLE
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise
 from srl.evaluate.question_sets import Sample, draw
-from srl.progress import counted
+from srl.progress import Note, counted
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Engine
 from srl.rollout.environment import Environment, Key
 from srl.serve.named_retrievers import aclose, connect
-from srl.store import QUESTION_DIGEST, LogWriter, Record, RunInfo, find_logs, question_digest, reading
-from srl.store.lock import LogLock
+from srl.store import (
+    QUESTION_DIGEST,
+    LogWriter,
+    Record,
+    RunInfo,
+    find_logs,
+    question_digest,
+    read_records,
+    reading,
+)
 from srl.train.baselines import CLOSED_BOOK, baseline_config
 from srl.train.load_components import Generation, load_environment, load_generation
 from srl.train.load_protocol import load_template
-from srl.train.make_missing import Note
 from srl.train.model_settings import trained_with
-from srl.train.questions import check_some_left, load_questions
+from srl.train.questions import load_questions
+from srl.train.resume import CHANGEABLE
 from srl.train.run_directory import LOG, RECORD, RunRecord
-from srl.train.search import (
-    as_inputs,
-    index_digests,
-    load_search,
-    new_cassette,
-)
-from srl.trajectory import FailedEpisodes, Question, SearchTool, Trajectory
+from srl.train.search import as_inputs, index_digests, load_search, new_cassette
+from srl.trajectory import Question, SearchTool, Trajectory, failed_episodes
 from srl.workspace import EVALUATION, Workspace, is_evaluation
-
-if TYPE_CHECKING:
-    import duckdb
 
 PAUSE_S = 0.25
 """Seconds between two writes to the log."""
@@ -59,8 +57,7 @@ _MAY_DIFFER = (*CHANGEABLE, "rollout.engine", "rollout.deterministic", "eval.max
 class Evaluation:
     """The result of one setting; `metrics` are those of `srl.evaluate.summarise`, prefixed with `eval/`.
 
-    `run` is its run, and `generated` the number of episodes that were not in its log before. `failed` counts
-    the episodes that faults ended.
+    `run` is its run, and `generated` the number of episodes that were not in its log before.
     """
 
     results: list[EpisodeResult]
@@ -68,35 +65,19 @@ class Evaluation:
     em_interval: Interval | None
     run: Path
     generated: int
-    failed: FailedEpisodes
 
     @classmethod
     def read(cls, runs: Sequence[Path], questions: Sequence[Question], n: int, generated: int) -> Evaluation:
         """The result of `n` episodes for each of `questions` from the logs of `runs`. Raises UserError."""
-        logged, fault = reading(runs, lambda log: (read_results(log), _first_fault(log)))
+        logged = reading(runs, read_results)
         logged.sort(key=lambda result: result.valid)  # of shards, a whole episode counts before a failed one
         by_episode = {(result.question_id, result.sample): result for result in logged}
         keys = [(question.id, sample) for question in questions for sample in range(n)]
         if missing := sum(episode not in by_episode for episode in keys):
             raise UserError(f"{missing:,} episodes are not in the log of {runs[0].name}; repeat the command")
         results = [by_episode[episode] for episode in keys]
-        failed = FailedEpisodes(sum(not result.valid for result in results), len(results), *fault)
         metrics = summarise(results, prefix="eval")
-        return cls(results, metrics, em_interval(results), runs[0], generated, failed)
-
-
-_FAULTS = """
-SELECT error, (
-    SELECT arg_max(status || ': ' || searches.error, position) FROM searches
-    WHERE (run_id, trajectory_id) = (trajectories.run_id, trajectories.id)
-) AS search FROM trajectories WHERE phase = 'eval' AND NOT valid ORDER BY question_id, sample LIMIT 1
-"""
-
-
-def _first_fault(log: duckdb.DuckDBPyConnection) -> tuple[str, str]:
-    """The first fault that ended an episode, in one line, and what had it; empty texts without one."""
-    error, search = next(iter(log.execute(_FAULTS).fetchall()), ("", ""))
-    return (str(error), "the engine") if error else (str(search or ""), "search")
+        return cls(results, metrics, em_interval(results), runs[0], generated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +115,11 @@ class ModelReport:
             episodes = evaluation.metrics["eval/failed_share"]
             searches = evaluation.metrics["eval/env/failed_search_share"]
             if max(episodes, searches) > limit:
+                lost = reading([evaluation.run], lambda log: read_records(log, "NOT valid"))
+                failed = failed_episodes([record.trajectory for record in lost])
                 raise CheckFailed(
-                    f"{evaluation.failed.what} failed in {episodes:.1%} of the episodes and {searches:.1%} "
-                    f"of the searches, more than eval.max_failed={limit:g} ({evaluation.failed.fault})"
+                    f"{failed.what} failed in {episodes:.1%} of the episodes and {searches:.1%} of the "
+                    f"searches, more than eval.max_failed={limit:g} ({failed.fault})"
                 )
 
 
@@ -231,7 +214,6 @@ def _questions(
     and the draw. Raises UserError."""
     pools = {name: load_questions(tuple(files), config, codec, note) for name, config in settings.items()}
     fitting = set.intersection(*({question.id for question in pool} for pool in pools.values()))
-    check_some_left(list(fitting), files)
     questions = [question for question in next(iter(pools.values())) if question.id in fitting]
     sets: dict[str, list[str]] = {}
     for question in questions:
@@ -289,11 +271,8 @@ def _evaluated(
     episodes = [(question, sample) for question in questions for sample in range(n)]
     done = [em[key] for question, sample in episodes if (key := (question.id, sample)) in em]
     wanted = [(question, sample) for question, sample in episodes if (question.id, sample) not in em]
-    wanted_keys = {(question.id, sample) for question, sample in wanted}
-    replaced: dict[str, set[str]] = {each.name: set() for each in runs}
-    for question, sample, name, trajectory, *_ in rows:
-        if (question, sample) in wanted_keys:
-            replaced.setdefault(name, set()).add(trajectory)
+    again = {(question.id, sample) for question, sample in wanted}
+    replaced = {row[3] for row in rows if row[2] == run.name and row[:2] in again}
     note(f"evaluation {run.name}" + (f": its log has {len(done):,} of {len(episodes):,}" if done else ""))
     if not wanted:
         return Evaluation.read(runs, questions, n, 0)
@@ -319,13 +298,8 @@ def _evaluated(
                     done.append(exact_match(each.answer, each.question.golden_answers) if each.valid else 0.0)
                 count(len(done), f"EM {sum(done) / len(done):.3f}")
 
-            if replaced[run.name]:
-                log.drop_trajectories(replaced[run.name])
-            for other in runs[1:]:
-                if replaced[other.name]:
-                    with LogLock(other / LOG):
-                        shard = LogWriter(other / LOG, RunInfo(other.name), worker="again")
-                        shard.drop_trajectories(replaced[other.name])
+            if replaced:
+                log.drop_trajectories(replaced)
             process.run_async(
                 generate(
                     wanted, loaded.engine, environment, log, at_once=at_once, seed=config.trainer.seed,

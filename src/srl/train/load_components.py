@@ -21,13 +21,13 @@ from srl.models.check import context_of
 from srl.models.hub import hub_name
 from srl.models.load import load_model, pick_device
 from srl.plugins import manager
+from srl.progress import Note
 from srl.reward import Overlong, RewardMix
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.train.load_protocol import generation_eos, load_codec, load_native, load_template
-from srl.train.make_missing import Note
 from srl.train.threads import set_threads
 from srl.trajectory import SearchTool
 

@@ -17,10 +17,11 @@ from typing import Any
 from srl import process
 from srl.config import Config
 from srl.config.sections import Model
-from srl.errors import UserError
+from srl.errors import UserError, parsing
 from srl.files import ABOUT, FORMAT, check_format, json_object, write_json
 from srl.models.load import check_tags, load_tokenizer
 from srl.plugins import manager
+from srl.progress import Note
 from srl.protocol import STOP_STRINGS, WITHOUT_SEARCH, Template, template
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.documents import OPENERS, Documents, FindCall, OpenCall
@@ -29,7 +30,7 @@ from srl.rollout.glue import Glue, derive
 from srl.rollout.native import Native
 from srl.rollout.protocol import Protocol, SearchCall, Tool, schema, search_parameters
 from srl.rollout.tools import Guarded, tools_of
-from srl.train.make_missing import HERMES, Note
+from srl.train.make_missing import HERMES, PRESETS
 from srl.trajectory import SearchTool
 
 
@@ -38,12 +39,10 @@ def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec
     directory = section.tokenizer or section.path
     assert directory is not None, "model.path is filled in before the model is loaded"
     tokenizer, notes = load_tokenizer(directory, section.trust_remote_code)
-    for text in notes:
+    is_ours = Path(directory).is_relative_to(PRESETS) or (Path(directory) / ABOUT).is_file()
+    for text in [] if is_ours else notes:  # what we made talks as it was trained to
         note(text)
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if any(type(token) is not int for token in ids):
-        file = Path(section.path or directory, "generation_config.json")
-        raise UserError(f"{file}: eos_token_id is {eos!r}, expected a token id or a list of ids")
     return Codec(tokenizer, ids, template_kwargs(section))
 
 
@@ -54,20 +53,14 @@ _DAY = "strftime_now"
 def template_kwargs(section: Model) -> dict[str, Any]:
     """What the chat template is called with. Raises UserError for a day that is none."""
     options = dict(section.chat_template_kwargs)
-    try:
+    with parsing(f"model.chat_template_kwargs.{_DAY}"):
         return options | ({_DAY: date.fromisoformat(options[_DAY]).strftime} if _DAY in options else {})
-    except (TypeError, ValueError) as error:
-        key = f"model.chat_template_kwargs.{_DAY}"
-        raise UserError(f"{options[_DAY]!r:.80} is no day", key=key, hint="such as 2026-05-17") from error
 
 
 def with_day(config: Config) -> Config:
     """`config` with today as the day of prompts, where the chat template writes one and none is set."""
-    directory, options = (
-        Path(config.model.tokenizer or config.model.path or ""),
-        config.model.chat_template_kwargs,
-    )
-    files = [directory / name for name in ("chat_template.jinja", "tokenizer_config.json")]
+    options, directory = config.model.chat_template_kwargs, config.model.tokenizer or config.model.path
+    files = [Path(directory or "", name) for name in ("chat_template.jinja", "tokenizer_config.json")]
     if _DAY in options or not any(file.is_file() and _DAY.encode() in file.read_bytes() for file in files):
         return config
     return config.with_settings({"model.chat_template_kwargs": {**options, _DAY: date.today().isoformat()}})

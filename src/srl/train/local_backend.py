@@ -73,11 +73,6 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     for error in truncation_errors(config, engine_name(config)):
         raise UserError(error)
     engine = load_engine(config, policy, terminal.note)
-    if not engine.token_ids:
-        raise UserError(
-            f"rollout.engine = {config.rollout.engine} returns text, and training needs the sampled token "
-            "ids; set rollout.engine=torch"
-        )
     check_model(actor, longest, terminal.note)
     inputs = as_inputs(index_digests(search), environment.protocol)
     if config.model.lora_rank > 0:

@@ -27,7 +27,7 @@ from srl.models.check import OutputsNotFinite
 from srl.models.weights import merged_weights
 from srl.progress import counted
 from srl.reward import RewardMix
-from srl.rollout.delivery import NotDelivered, check_held, sampled
+from srl.rollout.delivery import check_held, sampled
 from srl.rollout.engine import Engine, LogitsNotFinite
 from srl.rollout.environment import Environment, Key
 from srl.serve.named_retrievers import aclose
@@ -36,7 +36,7 @@ from srl.train.checkpoint import delete_checkpoints, load_checkpoint, save_check
 from srl.train.load_protocol import card_of_run
 from srl.train.questions import Splits
 from srl.train.report import Reporter, Terminal, reporters
-from srl.train.resume_checks import resume_with, too_many_failures, without_damaged
+from srl.train.resume import too_many_failures, without_damaged
 from srl.train.run_directory import (
     LOG,
     Progress,
@@ -218,7 +218,7 @@ class Loop:
             environment = environment.for_evaluation(self.config.eval.temperature)
         self.reward.load()
         try:
-            with self._how_to_go_on(), counted(f"{phase} episodes", n * len(questions)) as count:
+            with counted(f"{phase} episodes", n * len(questions)) as count:
 
                 def on_done(trajectory: Trajectory) -> None:
                     self.ended.append(trajectory)
@@ -242,22 +242,12 @@ class Loop:
         async def scored() -> list[Score]:
             return [(await self._scoring[id(trajectory)])[0] for trajectory in trajectories]
 
-        with self._how_to_go_on():
-            scores = process.run_async(scored(), self.event_loop)
+        scores = process.run_async(scored(), self.event_loop)
         fault = next((score.error for score in scores if score.error), "")
         if fault and not self._warned:
             self.terminal.note(f"warning: {fault}")
             self._warned = True
         return scores
-
-    @contextmanager
-    def _how_to_go_on(self) -> Iterator[None]:
-        """Adds what to type to an error of what episodes depend on, such as a judge's server or a plugin."""
-        try:
-            yield
-        except UserError as error:
-            error.add_note(f"once it works again, {resume_with(self.run)}")
-            raise
 
     def check_failures(self, trajectories: Sequence[Trajectory]) -> None:
         """Raises UserError where too many of these scored episodes failed: a reward may have failed one."""
@@ -324,13 +314,9 @@ class Loop:
         """
         if self.engine.same_weights:
             return
-        try:
-            sample: dict[str, Any] = {}
-            self.engine.sync(sampled(merged_weights(self.actor), sample))
-            check_held(sample, self.engine.digests(sample))
-        except NotDelivered as error:
-            error.add_note(resume_with(self.run))
-            raise
+        sample: dict[str, Any] = {}
+        self.engine.sync(sampled(merged_weights(self.actor), sample))
+        check_held(sample, self.engine.digests(sample))
 
     # Evaluations, whose results are in the log.
 

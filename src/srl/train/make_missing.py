@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ from srl.config import Config
 from srl.errors import UserError
 from srl.files import check_input
 from srl.models.hub import HubName, What, fetched
+from srl.progress import Note
 from srl.workspace import Workspace
 
-Note = Callable[[str], None]
 WORLD_SEED = 0
 NOTHING_TO_SEARCH = (
     "nothing to search: set search.index (a directory made by `srl index build`), search.url (a server), or "
@@ -68,15 +68,14 @@ def make_if_missing(path: Path, make: Callable[[Path], object]) -> Path:
     return path
 
 
-def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
+def with_world(config: Config, workspace: Workspace, note: Note) -> Config:
     """`config` with the made-up world's questions and corpus filled in if they are missing.
 
     The user's files are never mixed with the world's: with `data.train_files` set nothing is filled in, and
     `data.corpus` alone is an error.
     """
     check_data(config)
-    for complaint in unusable_files(config):
-        raise UserError(complaint)
+    check_files(config)
     if config.data.train_files is not None:
         return config
     if config.search.index is not None or config.search.url is not None:
@@ -122,22 +121,13 @@ def check_data(config: Config) -> None:
         raise UserError(NOTHING_TO_SEARCH)
 
 
-def unusable_files(config: Config) -> Iterator[str]:
-    """A line for each missing file of questions, and for each pipe, which `--resume` could not read again."""
-    data = config.data
-    files = [(f"data.{key}", file) for key in ("train_files", "val_files", "test_files", "exclude_files")
-             for file in getattr(data, key) or ()]  # fmt: skip
-    for key, file in files:
-        if not Path(file).exists():
-            hint = "" if "exclude" in key else "; `srl data prepare SOURCE --val 512 --out DIR` writes such"
-            yield f"{file}: no such file ({key}){hint}"
-    corpus = [data.corpus] if data.corpus is not None and not Path(data.corpus).is_dir() else []
-    for file in (*corpus, *filter(None, [config.sft.train_files]), *(file for _, file in files)):
-        try:
-            if Path(file).exists():
-                check_input(Path(file))
-        except UserError as error:
-            yield str(error)
+def check_files(config: Config) -> None:
+    """Raises UserError for files of questions that are missing."""
+    for name in ("train_files", "val_files", "test_files", "exclude_files"):
+        for file in getattr(config.data, name) or ():
+            if not Path(file).exists():
+                hint = "`srl data prepare SOURCE --val 512 --out DIR` writes such"
+                raise UserError(f"{file}: no such file (data.{name})", key=f"data.{name}", hint=hint)
 
 
 def check_corpus_exists(corpus: Path) -> None:

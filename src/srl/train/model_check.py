@@ -21,9 +21,10 @@ from srl.errors import UserError
 from srl.models.check import Probe, attempt, probe
 from srl.models.load import pick_device, pick_dtype
 from srl.models.weights import shapes
+from srl.progress import Note
 from srl.rollout.choose_forward import choose_forward
 from srl.train.load_components import engine_name, load_policy
-from srl.train.make_missing import Note, start_of
+from srl.train.make_missing import start_of
 from srl.train.memory import available_memory, gib
 from srl.train.threads import set_threads
 from srl.update.batch import row_batch

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from srl.config import Config, load_config
+from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin
-from srl.config.load import SAVED, read_layers, typed_keys
-from srl.config.unread import Kind, unread, unread_lines
+from srl.config.load import SAVED, Layer, flatten, read_layers, resolve, typed_settings
+from srl.config.unread import unread, unread_lines
+from srl.files import ABOUT
+from srl.progress import Note
 from srl.protocol import TEMPLATES
 from srl.train.load_protocol import read_card, with_protocol
-from srl.train.make_missing import Note, with_local_models
+from srl.train.make_missing import with_local_models
 from srl.train.run_directory import CHECKPOINTS, RECORD, RunRecord
 
 
@@ -29,7 +31,6 @@ def local_settings(
     flags: Mapping[str, object],
     sets: Sequence[str],
     note: Note,
-    kind: Kind = "eval",
 ) -> Config:
     """`settings_of` a model that may have to be fetched first.
 
@@ -42,8 +43,8 @@ def local_settings(
         of_model = settings_of(Path(str(local.model.path)), preset, file, flags, sets)
         local = with_local_models(of_model, note)
     local = with_protocol(local, note)
-    typed = typed_keys(flags, sets)
-    for line in unread_lines(unread(local, typed, kind, "local", algorithm_plugin(local.algorithm.name))):
+    typed = [setting.key for setting in typed_settings(None, flags, sets)]
+    for line in unread_lines(unread(local, typed, "eval", "local", algorithm_plugin(local.algorithm.name))):
         note(f"warning: {line}")
     return local
 
@@ -76,33 +77,29 @@ def settings_of(
     replaces whatever was searched in training. The cassette and the expected digest of the model's run do not
     apply.
     """
-    run, typed = _run_of(model), file
+    run, card = _run_of(model), {} if model is None else read_card(model)
     cleared = ["model.lora_rank=0", "model.gradient_checkpointing=false"]
     cleared += [] if model is None else ["model.tokenizer=null"]
-    if file is None and preset is None and run is not None and (run / SAVED).is_file():
-        file = run / SAVED
+    is_runs = file is None and preset is None and run is not None and (run / SAVED).is_file()
+    if is_runs:
         cleared += ["search.cassette=null", "search.digest=null"]
-    card = {} if model is None else read_card(model)
+    layers = read_layers(preset, run / SAVED if run is not None and is_runs else file)
     talk = {
         "data.template": _template_of(card),
         "rollout.search": card.get("search"),
         "rollout.protocol": card.get("protocol"),
-        _KWARGS: card.get("chat_template_kwargs"),
+        "model.chat_template_kwargs": card.get("chat_template_kwargs"),
     }
-    for setting in [] if typed is None else read_layers(preset, typed)[-1].settings:
-        talk.pop(_KWARGS if ".".join(setting.path).startswith(_KWARGS) else ".".join(setting.path), None)
-    set_flags = {key: value for key, value in flags.items() if value is not None}
-    if set_flags.keys() & _SEARCHED:
-        cleared += ["data.corpus=null", *(f"{key}=null" for key in sorted(_SEARCHED - set_flags.keys()))]
-    known_flags = {"model.path": model, **talk, **set_flags}
-    return load_config(preset, file, None, known_flags, [*cleared, *sets], trains=False).config
+    settings = flatten({key: value for key, value in talk.items() if value is not None}, ABOUT)
+    layers.insert(len(layers) - (file is not None), Layer(list(settings)))
+    searched = {"search.index", "search.url"}
+    if replaced := {key for key in searched if flags.get(key) is not None}:
+        cleared += ["data.corpus=null", *(f"{key}=null" for key in sorted(searched - replaced))]
+    typed = typed_settings(None, {"model.path": model, **flags}, [*cleared, *sets])
+    return resolve(layers, typed, trains=False).config
 
 
 def _template_of(about: Mapping[str, Any]) -> object:
     """The model's template; None for a template file that no longer exists, so that the run's is used."""
     name = about.get("template")
     return None if isinstance(name, str) and name not in TEMPLATES and not Path(name).is_file() else name
-
-
-_KWARGS = "model.chat_template_kwargs"
-_SEARCHED = {"search.index", "search.url"}

@@ -61,19 +61,15 @@ def named_step(run: Path, suffix: str, note: Callable[[str], None]) -> int:
 
 
 def best_of_run(run: Path, note: Callable[[str], None]) -> int:
-    """The step of the checkpoint with the best validation EM, which `note` says, with a better step that has
-    no checkpoint. Raises UserError."""
+    """The step of the checkpoint with the best validation EM, which `note` says. Raises UserError."""
     with srl.store.open(run) as log:
         em: dict[int, float] = dict(log.execute(_VALIDATIONS).fetchall())
     saved = [*checkpoints(run), *checkpoints(run, "verl")]
-    best, best_of_all = best_step({step: em[step] for step in saved if step in em}), best_step(em)
-    if best is None or best_of_all is None:
+    best = best_step({step: em[step] for step in saved if step in em})
+    if best is None:
         why = "no checkpoint that it has was validated" if em else "it was never validated"
         raise UserError(f"{run.name} has no best checkpoint: {why}; {run.name} alone is its newest")
-    beside = ""
-    if em[best_of_all] > em[best]:
-        beside = f"; step {best_of_all}, which has none, had {em[best_of_all]:.3f}"
-    note(f"the best checkpoint of {run.name}: step {best}, validation EM {em[best]:.3f}{beside}")
+    note(f"the best checkpoint of {run.name}: step {best}, validation EM {em[best]:.3f}")
     return best
 
 

@@ -17,7 +17,7 @@ from srl.data.parquet import read_questions
 from srl.data.published_rows import is_parquet
 from srl.data.splits import proportional
 from srl.errors import UserError, nearest
-from srl.progress import counted
+from srl.progress import Note, counted
 from srl.protocol import NO_INFORMATION
 from srl.rollout.codec import Codec
 from srl.rollout.observation import LEAST_INFORMATION
@@ -28,7 +28,6 @@ from srl.train.load_protocol import (
     prompts,
     takes_written_prompts,
 )
-from srl.train.make_missing import Note
 from srl.train.run_directory import RFT, SFT
 from srl.trajectory import Phase, Question
 
@@ -43,21 +42,11 @@ class Splits:
 
 
 def load_splits(config: Config, codec: Codec, note: Note, algo: str) -> Splits:
-    """The questions of a run. Raises UserError if there is none to train on, or `data.mix` does not fit."""
+    """The questions of a run. Raises UserError if none is left of a file, or `data.mix` does not fit them."""
     splits = Splits(*(load_split(phase, config, codec, note) for phase in ("train", "val", "test")))
-    check_training_questions(splits.train, config, algo)
+    if algo != SFT:  # which asks none
+        order_of(splits.train, config.data, config.trainer.seed, config.rft if algo == RFT else None)
     return splits
-
-
-def check_training_questions(questions: Sequence[Question], config: Config, algo: str) -> None:
-    """Raises UserError where there is none, or `data.mix` does not fit them; `--algo sft` asks none."""
-    if not questions:
-        raise UserError(
-            "no training question is left; set data.train_files, exclude fewer with data.exclude_files, or "
-            "raise data.max_prompt_length"
-        )
-    if algo != SFT:
-        order_of(questions, config.data, config.trainer.seed, config.rft if algo == RFT else None)
 
 
 def load_split(phase: Phase, config: Config, codec: Codec, note: Note) -> list[Question]:
@@ -100,9 +89,8 @@ def load_questions(
     in proportion. `questions_read` are the questions where the caller has read the files.
 
     A question without a prompt of its own gets that of the template. Raises UserError for an id that occurs
-    twice, and for a prompt longer than
-    `data.max_prompt_length` unless `data.filter_overlong_prompts`; one that retrieves needs room for a word
-    of a passage.
+    twice, where none is left, and for a prompt longer than `data.max_prompt_length` unless
+    `data.filter_overlong_prompts`; one that retrieves needs room for a word of a passage.
     """
     as_written, prompting = takes_written_prompts(config), choose_template(config)
     prompt_of = prompts(prompting, codec)
@@ -138,13 +126,10 @@ def load_questions(
         )
     if dropped:
         note(f"left out {dropped} questions whose prompt is longer than {longest} tokens")
+    if files and not fitting:
+        hint = "raise it, or exclude fewer with data.exclude_files"
+        raise UserError(f"no question is left of {', '.join(files)}", key="data.max_prompt_length", hint=hint)
     return fitting
-
-
-def check_some_left(questions: Sequence[object], files: Sequence[str]) -> None:
-    """Raises UserError where no question of `files` is left, since all prompts are too long."""
-    if not questions:
-        raise UserError(f"no question is left of {', '.join(files)}; raise data.max_prompt_length")
 
 
 def stratified(questions: Sequence[Question], size: int) -> list[Question]:

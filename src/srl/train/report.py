@@ -28,14 +28,10 @@ class Reporter(Protocol):
     def close(self) -> None: ...
 
 
-_NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb"}
-"""External loggers, and the module that each needs."""
-
-
 def check_loggers(names: Sequence[str]) -> None:
-    """Raises UserError for a logger that is not installed."""
+    """Raises UserError for a logger whose module, of the same name, is not installed."""
     for name in names:
-        if name in _NEEDS and find_spec(_NEEDS[name]) is None:
+        if name != "console" and find_spec(name) is None:
             raise UserError(f"trainer.logger: {name} is not installed; type: {pip_install(name)}")
 
 

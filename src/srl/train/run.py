@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from srl import __version__
-from srl.config import Config, load_saved, located, save_config, with_changes
+from srl.config import Config, load_saved, located, save_config
 from srl.config.cross_checks import check_training
 from srl.config.unread import kind_of
 from srl.models.hub import hub_name
 from srl.store import RunInfo
 from srl.store.lock import LogLock
-from srl.train import resume_checks
+from srl.train import resume as resuming
 from srl.train.cold_start import cold_started
 from srl.train.load_protocol import with_base_tokenizer, with_day, with_protocol
-from srl.train.make_missing import check_demonstrations, start_of, with_data, with_local_models
+from srl.train.make_missing import check_demonstrations, start_of, with_local_models, with_world
 from srl.train.report import Terminal, check_loggers
 from srl.train.run_directory import (
     LOG,
@@ -96,8 +96,8 @@ def start(
             dtype = pick_dtype(config.model.dtype, pick_device(config.model.device))
             config = config.with_settings({"model.dtype": str(dtype).removeprefix("torch.")})
         trainer = trains.prepare(config, algo, workspace, terminal)
-    inputs = {**trainer.inputs, **resume_checks.question_digests(config)}
-    record = RunRecord(preset, algo, resume_checks.utc_now(), backend, inputs)
+    inputs = {**trainer.inputs, **resuming.question_digests(config)}
+    record = RunRecord(preset, algo, resuming.utc_now(), backend, inputs)
     run = workspace.new_run(preset, algo, config.trainer.seed)
     with removed_unless_begun(run):
         save_config(run, config)
@@ -115,25 +115,20 @@ def resume(
 ) -> Summary:  # fmt: skip
     """Resume `run` from its newest checkpoint, or from the start where it has none.
 
-    `steps` is the new number of steps in all, `sets` are changes of settings (`srl.config.with_changes`). A
+    `steps` is the new number of steps in all, `sets` are changes of settings. A
     finished run that has made all of its steps, no fewer and no more, is left as it is. Raises UserError
     where another process trains it.
     """
     record, before = RunRecord.read(run), load_saved(run)
-    resume_checks.check_resumable(run)
+    resuming.check_resumable(run)
     with LogLock(run / LOG) as lock:  # so no other process trains it meanwhile
-        changed, warnings = before, list[str]()
-        if sets:
-            changed, warnings = with_changes(before, sets, kind_of(record.algo), record.backend)
-        for line in warnings:
-            terminal.note(f"warning: {line}")
         step = max(checkpoints(run, record.backend), default=-1)
         steps_done = max(0, step)
         if record.backend == "verl":
-            resume_checks.check_for_verl(run, step)
-        config = resume_checks.with_steps(run, record, changed, steps, steps_done)
+            resuming.check_for_verl(run, step)
+        config = resuming.changed_config(run, record, before, sets, steps, steps_done, terminal.note)
         if steps in (None, steps_done) and (
-            progress := resume_checks.progress_if_finished(run, record, before, steps_done, terminal.note)
+            progress := resuming.progress_if_finished(run, record, before, steps_done, terminal.note)
         ):
             if sets:
                 terminal.note("warning: --set has no effect on a finished run; --steps N makes it longer")
@@ -143,10 +138,10 @@ def resume(
         check_loggers(config.trainer.logger)
         config = with_local_models(config, terminal.note)
         trainer = trains.prepare(config, record.algo, workspace, terminal)
-        inputs = {**trainer.inputs, **resume_checks.question_digests(config)}
-        resume_checks.check_inputs(run, record, inputs, config, terminal.note)
+        inputs = {**trainer.inputs, **resuming.question_digests(config)}
+        resuming.check_inputs(run, record, inputs, config, terminal.note)
         terminal.note(f"resuming {run.name}")
-        record = resume_checks.with_changes_noted(run, record, before, config, steps_done, terminal.note)
+        record = resuming.with_changes_noted(run, record, before, config, steps_done, terminal.note)
         if record.backend == "verl":  # another process writes the log
             lock.release()
         return _train(run, config, record, trainer, resumed_from=step)
@@ -175,7 +170,7 @@ def with_paths(config: Config, algo: str, workspace: Workspace, terminal: Termin
     """
     if algo == SFT:
         check_demonstrations(config, workspace)
-    config = located(with_data(located(config), workspace, terminal.note))
+    config = located(with_world(located(config), workspace, terminal.note))
     config = with_local_models(config, terminal.note)
     if config.model.path is not None:
         return with_day(with_protocol(config, terminal.note))
@@ -205,7 +200,7 @@ def run_info(run: Path, config: Config, record: RunRecord) -> RunInfo:
 def _train(
     run: Path, config: Config, record: RunRecord, trainer: Trainer, resumed_from: int | None = None
 ) -> Summary:
-    with resume_checks.tells_how_to_go_on(run, record.backend):
+    with resuming.tells_how_to_go_on(run, record.backend):
         progress = trainer.train(run, run_info(run, config, record), resumed_from)
     return _summary(run, config, record, progress)
 

@@ -24,14 +24,14 @@ from srl.index.build import build_parameters
 from srl.index.retriever import identity_of
 from srl.plugins import manager
 from srl.plugins.options import runtime_options
-from srl.progress import counted_stages
+from srl.progress import Note, counted_stages
 from srl.rollout.documents import OPENERS
 from srl.rollout.protocol import Protocol
 from srl.serve.cassette import Recorder, Replay
 from srl.serve.client import HttpSearch
 from srl.serve.in_process import LocalSearch
 from srl.serve.named_retrievers import NamedRetrievers, aclose, connect, digest_of, lacks_documents
-from srl.train.make_missing import NOTHING_TO_SEARCH, Note, check_corpus_exists, make_if_missing
+from srl.train.make_missing import NOTHING_TO_SEARCH, check_corpus_exists, make_if_missing
 from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
@@ -48,13 +48,6 @@ def load_search(config: Config, workspace: Workspace, note: Note) -> SearchTool 
     mode, file = section.cassette_use or ("", "")
     if mode == "replay":
         search: SearchTool = Replay(file, topk=section.topk)
-        if missing := sorted({*getattr(search, "retrievers", ())} - section.retrievers.keys()):
-            raise UserError(
-                f"the cassette {file} was recorded with the retrievers {', '.join(missing)}, and "
-                "search.retrievers does not name them",
-                key="search.retrievers",
-                hint="set them as in the run that recorded it",
-            )
     else:
         search = _default(config, workspace, note)
         if retrievers := {name: _named(config, name) for name in section.retrievers}:

@@ -26,14 +26,13 @@ from srl import process
 from srl.config.sections import Sft
 from srl.data.demonstration_file import read_demonstrations
 from srl.errors import UserError
-from srl.progress import counted
+from srl.progress import Note, counted
 from srl.rollout.engine import ScriptedEngine
 from srl.rollout.environment import Environment, Key
 from srl.rollout.protocol import Protocol
 from srl.train.learning_rate import sft_factor
 from srl.train.load_protocol import prompts
 from srl.train.loop import Loop
-from srl.train.make_missing import Note
 from srl.trajectory import Question, Trajectory
 from srl.update.batch import Batch, collate
 from srl.update.logits import micro_batches_of

@@ -15,9 +15,8 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from srl.config.keys import facts, flat, keys, plain
-from srl.config.load import Layer, resolve
+from srl.config.load import Layer, flatten, resolve
 from srl.config.sections import ACTOR, ROLLOUT, RolloutCorrection
-from srl.config.settings import flatten
 from srl.config.yaml12 import dump, parse
 from srl.errors import UserError, parsing
 from srl.files import FORMAT
@@ -110,7 +109,7 @@ def import_file(path: Path | str) -> Imported:
     _both(theirs, ours, notes)
     if theirs:
         notes.append(f"not read (verl: in the file takes keys of verl's alone): {', '.join(theirs)}")
-    resolve([Layer(list(flatten(ours, lambda key: str(path))))])
+    resolve([Layer(list(flatten(ours, str(path))))])
     report = tuple(" ".join(note.split()) for note in notes)
     dialect = "Search-R1" if is_search_r1 else "verl"
     head = [f"From {' '.join(path.name.split())}, a configuration of {dialect}'s.", *report]

@@ -17,7 +17,7 @@ from srl.rollout.environment import Environment, Key
 from srl.store import Record
 from srl.train.load_components import load_environment, load_rewards
 from srl.train.load_protocol import generation_eos, load_codec
-from srl.train.resume_checks import resume_with
+from srl.train.resume import resume_with
 from srl.train.search import load_search
 from srl.train.verl.dataset import TRAIN, read_row
 from srl.train.verl.engine import VerlEngine

@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from srl.errors import SrlError, UserError, first_line, with_notes
 from srl.rollout.delivery import NotDelivered
-from srl.train.resume_checks import resume_with
+from srl.train.resume import resume_with
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 

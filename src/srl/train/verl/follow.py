@@ -10,7 +10,7 @@ from typing import Any
 from srl.config import Config
 from srl.errors import UserError
 from srl.train.report import Reporter, Terminal
-from srl.train.resume_checks import resume_with
+from srl.train.resume import resume_with
 from srl.train.run_directory import Progress
 from srl.train.verl.log_writer import Event, RunStatus
 

@@ -17,9 +17,10 @@ from srl.errors import UserError
 from srl.models.check import attempt, ends_of, probe
 from srl.models.load import load_model, return_free_memory
 from srl.models.weights import add_lora, stored_weights
+from srl.progress import Note
 from srl.rollout.choose_forward import choose_forward
 from srl.train.load_components import model_options
-from srl.train.make_missing import Note, start_of
+from srl.train.make_missing import start_of
 from srl.train.memory import meta_model
 from srl.train.model_check import check_model, has_room
 from srl.train.threads import set_threads

@@ -58,7 +58,7 @@ from srl.rollout.delivery import NotDelivered
 from srl.train.compute_advantages import compute_advantages, rollout_correction
 from srl.train.load_components import load_algorithm
 from srl.train.questions import Splits
-from srl.train.resume_checks import resume_with, too_many_failures
+from srl.train.resume import resume_with, too_many_failures
 from srl.train.run_directory import (
     VERL_STATE,
     checkpoint_path,

@@ -1,13 +1,12 @@
-"""How a stopped run is resumed, on either backend: from which checkpoint, to which step, what to type.
+"""How a stopped run is resumed, on either backend: what may change, from which checkpoint, what to type.
 
 `Loop.resume` loads the checkpoint and drops later steps from the log; on verl `log_writer.py` drops them.
-Which settings may change is said where each key is declared (`Key.resumes` in `srl.config.sections`).
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,10 +14,11 @@ from operator import attrgetter
 from pathlib import Path
 
 from srl import process
-from srl.config import Config, load_saved, save_config
-from srl.config.keys import plain
-from srl.config.load import CHANGEABLE
-from srl.errors import UserError, first_line, is_out_of_memory
+from srl.config import Config, load_saved, save_config, with_changes
+from srl.config.keys import keys, plain
+from srl.config.load import typed_settings
+from srl.config.unread import kind_of
+from srl.errors import SrlError, UserError, first_line, is_out_of_memory
 from srl.files import (
     DamagedError,
     NotWritten,
@@ -27,9 +27,9 @@ from srl.files import (
     digest_text,
     is_disk_full,
 )
+from srl.progress import Note
 from srl.store import run_info
 from srl.store.run_info import check_not_written, has_log, is_finished
-from srl.train.make_missing import Note
 from srl.train.run_directory import (
     LOG,
     BackendName,
@@ -43,6 +43,9 @@ from srl.train.run_directory import (
 from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
 
+CHANGEABLE = tuple(key.name for key in keys() if key.facts.resumes)
+"""The keys that a resumed run may change (`resumes` in `srl.config.sections`): memory, speed, search servers,
+checkpoints; none decides what is learned."""
 _QUESTIONS = ("train_files", "exclude_files", "val_files", "test_files")
 _FIXED = {
     "reference": "the reference policy of {run}",
@@ -65,8 +68,8 @@ def resume_with(run: Path) -> str:
 
 @contextmanager
 def tells_how_to_go_on(run: Path, backend: BackendName) -> Iterator[None]:
-    """Adds what to type to a signal or a full disk that ends the body, if the run has begun its log. Raises
-    UserError, with what takes less, where a GPU without memory ends it."""
+    """Adds what to type to a signal, a full disk or an error that ends the body and does not say it, if the
+    run has begun its log. Raises UserError, with what takes less, where a GPU without memory ends it."""
     try:
         yield
     except BaseException as error:
@@ -78,8 +81,9 @@ def tells_how_to_go_on(run: Path, backend: BackendName) -> Iterator[None]:
                 f"out of memory, or --set actor.ppo_max_token_len=N (below {actor.ppo_max_token_len}; of a "
                 "critic, critic.ppo_max_token_len) if the update did"
             ) from error
-        stopped = isinstance(error, KeyboardInterrupt | NotWritten) or process.signal_received()
-        if (stopped or is_disk_full(error)) and not hasattr(error, "__notes__") and (run / LOG).is_dir():
+        stops = isinstance(error, KeyboardInterrupt | NotWritten | SrlError) or process.signal_received()
+        says_more = hasattr(error, "__notes__") or str(error) != getattr(error, "what", str(error))
+        if (stops or is_disk_full(error)) and not says_more and (run / LOG).is_dir():
             newest = max(checkpoints(run, backend), default=0)
             start = f"from step {newest}" if newest else "from the start, since there is no checkpoint yet"
             error.add_note(f"{resume_with(run)}: {start}")
@@ -92,7 +96,8 @@ def too_many_failures(run: Path, failures: FailedEpisodes, limit: float) -> User
         return None
     return UserError(
         f"{failures.what} failed in {failures.failed} of {failures.episodes} episodes, more than "
-        f"search.max_failed={limit:g} ({failures.fault}); once it works again, {resume_with(run)}"
+        f"search.max_failed={limit:g} ({failures.fault})",
+        hint=f"once it works again, {resume_with(run)}",
     )
 
 
@@ -125,8 +130,23 @@ def check_resumable(run: Path) -> None:
         run_info.check_name(run / LOG, run.name, run_info.load(run / LOG))
 
 
-def with_steps(run: Path, record: RunRecord, config: Config, steps: int | None, steps_done: int) -> Config:
-    """`config` for `steps` steps in all, if given. Raises UserError where more are done already."""
+def changed_config(
+    run: Path, record: RunRecord, config: Config, sets: Sequence[str], steps: int | None, steps_done: int,
+    note: Note,
+) -> Config:  # fmt: skip
+    """`config` with `sets` (`a.b=value`), for `steps` steps in all if given; `note` is told what of it such a
+    run does not read. Raises UserError for a key that may not change, and where more steps are done."""
+    for key in [setting.key for setting in typed_settings(None, {}, sets)]:
+        if key not in CHANGEABLE:
+            may_change = f"memory, speed, search servers and checkpoints ({', '.join(CHANGEABLE)})"
+            hint = f"leave it out, or start a new run: a resumed one may change {may_change}"
+            raise UserError(f"--set {key}: a resumed run keeps it", key=key, hint=hint)
+        if key == "search.url" and config.search.url is None:
+            raise UserError(f"--set {key}: {run.name} searches an index in its own process", key=key)
+    if sets:
+        config, warnings = with_changes(config, sets, kind_of(record.algo), record.backend)
+        for line in warnings:
+            note(f"warning: {line}")
     if steps is None:
         return config
     if steps < steps_done:
