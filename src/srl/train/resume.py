@@ -81,9 +81,10 @@ def tells_how_to_go_on(run: Path, backend: BackendName) -> Iterator[None]:
                 f"out of memory, or --set actor.ppo_max_token_len=N (below {actor.ppo_max_token_len}; of a "
                 "critic, critic.ppo_max_token_len) if the update did"
             ) from error
-        stops = isinstance(error, KeyboardInterrupt | NotWritten | SrlError) or process.signal_received()
-        says_more = hasattr(error, "__notes__") or str(error) != getattr(error, "what", str(error))
-        if (stops or is_disk_full(error)) and not says_more and (run / LOG).is_dir():
+        stopped = isinstance(error, KeyboardInterrupt | NotWritten) or process.signal_received()
+        has_no_hint = isinstance(error, SrlError) and str(error) == error.what
+        resumes = stopped or is_disk_full(error) or has_no_hint
+        if resumes and not hasattr(error, "__notes__") and (run / LOG).is_dir():
             newest = max(checkpoints(run, backend), default=0)
             start = f"from step {newest}" if newest else "from the start, since there is no checkpoint yet"
             error.add_note(f"{resume_with(run)}: {start}")
