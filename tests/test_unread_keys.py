@@ -104,6 +104,7 @@ NOT_LOOKED_AT = {
     ("rl", "sft."): "a cold start; these runs start from a model",
     ("rl", "cluster."): "--backend verl",
     ("rl", "verl"): "--backend verl",
+    ("rft", "sft.train_files"): "a cold start",
     ("rft", "algorithm.name"): "decides defaults as the configuration is loaded",
     ("", "trainer.plugin_path"): "looked at as the configuration is loaded",
     ("", "data.filter_overlong_prompts"): "no prompt is too long",
