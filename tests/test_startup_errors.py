@@ -6,15 +6,11 @@ import copy
 from textwrap import dedent
 
 import pytest
-import torch
 from tests.plugin_site import forget_modules
 from tests.training import config, tokenizer, train, write_setting
 
 from srl.errors import CheckFailed, UserError
 from srl.index import build_index
-from srl.models.load import load_model, load_tokenizer
-from srl.models.weights import save_model
-from srl.train import model_check
 from srl.train.dry_run import plan_run, startup_errors
 
 
@@ -107,20 +103,3 @@ def test_nothing_is_said_of_what_can_start_and_a_plan_warns_of_what_cannot(place
         assert startup_errors(chosen) == []
         assert plan_run(chosen).warnings == ()
     assert len(plan_run(configured(place, {"data.train_files": "folder"})).warnings) == 1
-
-
-def test_a_dry_run_checks_the_model_where_memory_holds_it(tmp_path, monkeypatch):
-    chosen = config(tmp_path)
-    model, (tokenizer, _) = load_model(tmp_path / "model"), load_tokenizer(tmp_path / "model")
-    with torch.no_grad():
-        next(model.parameters()).fill_(float("nan"))
-    save_model(model, tokenizer, tmp_path / "broken")
-    whole, chosen = plan_run(chosen), chosen.with_settings({"model.path": str(tmp_path / "broken")})
-    assert whole.warnings == ()
-    with pytest.raises(UserError) as refused:
-        train(chosen, tmp_path)
-    assert plan_run(chosen).warnings == (str(refused.value),)
-    monkeypatch.setattr(model_check, "available_memory", lambda: 1000)
-    skipped = plan_run(chosen)
-    assert skipped.warnings == ()
-    assert set(skipped.notes) - set(whole.notes)

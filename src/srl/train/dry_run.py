@@ -1,6 +1,6 @@
 """`srl train --dry-run`: the memory of a run by part, what to set where it does not fit, what would stop it.
 
-No weights are loaded but those of a model that is quick to check, no process is started, nothing is written.
+No weights are loaded, no process is started, nothing is written.
 """
 
 from __future__ import annotations
@@ -55,12 +55,10 @@ from srl.train.memory import (
     shape_of,
     total,
 )
-from srl.train.model_check import check_start
 from srl.train.questions import load_split, order_of
 from srl.train.report import check_loggers
 from srl.train.verl.config_check import check_supported, validated
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, precision
-from srl.train.verl.model_check import check_start_on_verl
 from srl.trajectory import Phase
 from srl.workspace import Workspace
 
@@ -89,13 +87,13 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
         whole, job = config.with_settings({"model.path": str(path)}), planned_job(config)
         layout, dtype = layout_of(config, job), precision(config, job)
         refuses = validated if find_spec("verl") else check_supported
-        checks = [partial(refuses, whole, job), partial(check_start_on_verl, whole, job, notes.append)]
+        checks = [partial(refuses, whole, job)]
     else:
         cpu = not config.model.device.startswith("cuda") and pick_device(config.model.device).type == "cpu"
         here = config if cpu or cuda else config.with_settings({"model.device": "cpu"})
         layout = Layout(cpu=cpu, served=not cpu and engine_name(here) == "vllm")
         dtype = str(pick_dtype(config.model.dtype, torch.device("cpu" if cpu else "cuda")))[len("torch.") :]
-        checks = [partial(local_backend.check, here), partial(check_start, here, notes.append)]
+        checks = [partial(local_backend.check, here)]
     # Counted in the precision of the passes; the device may be on another machine.
     counted = config.with_settings({"model.device": "cpu", "model.dtype": dtype})
     shape = shape_of(counted, path, needs_critic=algorithm_plugin(config.algorithm.name).needs_critic)

@@ -7,6 +7,7 @@ train mode changes beyond these (a router that samples) would train another poli
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,19 +17,25 @@ from srl.config import Config
 from srl.errors import UserError
 from srl.models.check import attempt, ends_of, probe
 from srl.models.load import load_model, return_free_memory
-from srl.models.weights import add_lora, stored_weights
+from srl.models.weights import add_lora, shapes, stored_weights
 from srl.progress import Note
 from srl.rollout.choose_forward import choose_forward
 from srl.train.load_components import model_options
 from srl.train.make_missing import start_of
-from srl.train.memory import meta_model
-from srl.train.model_check import check_model, has_room
+from srl.train.memory import available_memory, gib, meta_model
+from srl.train.model_check import check_model
 from srl.train.threads import set_threads
 from srl.train.verl.job import TORCH, Job, model_config, rollout_name
 from srl.train.verl.translate import without_dropout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+ROOM = 1.5
+"""Memory for the check, in units of the weights."""
+QUICK = 3 * 2**30
+"""Bytes of weights that a CPU checks in seconds."""
 
 
 def check_start_on_verl(config: Config, job: Job, note: Note) -> None:
@@ -45,7 +52,11 @@ def check_start_on_verl(config: Config, job: Job, note: Note) -> None:
         "path": path, "device": "cpu", "dtype": "float32", "gradient_checkpointing": False,
         "attn_implementation": "auto" if "flash" in attention else attention,
     })  # fmt: skip
-    if not has_room(section, note):
+    size = sum(map(prod, shapes(Path(path)).values())) * torch.float32.itemsize
+    most = min((available_memory() or QUICK * ROOM) / ROOM, QUICK)
+    if size > most:
+        note(f"the model is not checked beforehand: its weights are {gib(size)}, the limit is {gib(most)}")
+    if not 0 < size <= most:
         return
     overrides = without_dropout(model_config(path))
     with torch.random.fork_rng(devices=[]):
