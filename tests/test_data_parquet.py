@@ -111,9 +111,8 @@ def test_what_search_r1_publishes_reads_with_ids_unique_across_data_sets(tmp_pat
 
 
 def test_json_lines_of_questions_read_too(tmp_path):
-    first, _, third = read_questions(FIXTURES / "flashrag-train.jsonl", "tiny")
+    first, _, third = read_questions(FIXTURES / "flashrag-train.jsonl")
     assert (first.id, first.data_source) == ("flashrag-train/train/train_0", "flashrag-train")
-    assert first.prompt[0]["content"] == "Question : which river runs past the lantern works?"
     assert third.golden_answers == ("31 metres", "31 m")
     path = tmp_path / "mine.jsonl"
     own = {"id": "nq/test/4", "question": "a", "golden_answers": ["b"], "data_source": "nq", "split": "test"}

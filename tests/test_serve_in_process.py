@@ -45,7 +45,7 @@ def test_queries_of_one_tick_are_one_call_in_the_order_of_arrival():
 
 def test_odd_queries_are_the_policys_own_fault_and_no_hits_are_none():
     index = Echo()
-    found = ask(LocalSearch(index, max_query_chars=7), "", " \n ", "abcdefgh", " a\ud800b \n", "nothing")
+    found = ask(LocalSearch(index), "", " \n ", "abcdefgh" * 200, " a\ud800b \n", "nothing")
     assert [search.status for search in found] == ["rejected"] * 3 + ["ok", "empty"]
     assert index.calls == [["a?b", "nothing"]]
     assert found[3].query == " a\ud800b \n"

@@ -160,7 +160,7 @@ Runs = dict[str, list[dict[str, Any]]]
 
 
 def interleaved(
-    subject: str, entries: Sequence[Entry], options: Options, rounds: int, request: Mapping[str, Any] = {}
+    subject: str, entries: Sequence[Entry], options: Options, rounds: int
 ) -> tuple[Runs, dict[str, dict[str, Any]]]:
     """Each entry's results of all rounds, and what each reported when it was ready.
 
@@ -178,7 +178,7 @@ def interleaved(
         for number in range(rounds):
             for child in list(children):
                 with without_failing(subject):
-                    results[child.entry.name].append(child.run({**request, "round": number}))
+                    results[child.entry.name].append(child.run({"round": number}))
                     log(f"{subject}: {child.entry.name}: {json.dumps(results[child.entry.name][-1])[:300]}")
                 if len(results[child.entry.name]) <= number:
                     child.close()
@@ -196,12 +196,12 @@ def without_failing(subject: str) -> Iterator[None]:
 
 
 def in_pairs(
-    subject: str, first: Entry, others: Sequence[Entry], options: Options, rounds: int, name: str = "seconds"
+    subject: str, first: Entry, others: Sequence[Entry], options: Options, rounds: int
 ) -> tuple[Runs, dict[str, dict[str, Any]], dict[str, float]]:
     """`first` in turns with each of the others, two processes at a time, where all do not fit in memory.
 
     The results, those of `first` from all pairs, what each reported when it was ready, and the ratio of each
-    one's `name` by that of `first` in the same round.
+    one's seconds by those of `first` in the same round.
     """
     results, ready, ratios = Runs({first.name: []}), dict[str, dict[str, Any]](), {first.name: 1.0}
     for other in others:
@@ -210,7 +210,7 @@ def in_pairs(
         results[first.name] += runs.get(first.name, [])
         if first.name in runs and other.name in runs:
             results[other.name] = runs[other.name]
-            ratios[other.name] = ratio(runs[other.name], runs[first.name], name)
+            ratios[other.name] = ratio(runs[other.name], runs[first.name])
     return results, ready, ratios
 
 
@@ -220,9 +220,10 @@ def medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: round_off(median(float(run[name]) for run in runs if name in run)) for name in names}
 
 
-def ratio(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]], name: str) -> float:
-    """The median over the rounds of theirs by ours, both of the same round."""
-    return round(median(run[name] / our_run[name] for run, our_run in zip(theirs, ours, strict=False)), 2)
+def ratio(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]]) -> float:
+    """The median over the rounds of their seconds by ours, both of the same round."""
+    ratios = [run["seconds"] / our_run["seconds"] for run, our_run in zip(theirs, ours, strict=False)]
+    return round(median(ratios), 2)
 
 
 def round_off(value: float) -> float:

@@ -223,7 +223,7 @@ def run(options: Options) -> dict[str, Any]:
             ours = [name for name in runs if name.startswith(OURS)]
             fastest = min(ours, key=lambda name: medians(runs[name])["seconds"])
             points[f"{shape}, {threads} threads"] = {
-                name: {**medians(results), "times_ours": ratio(results, runs[fastest], "seconds")}
+                name: {**medians(results), "times_ours": ratio(results, runs[fastest])}
                 for name, results in runs.items()
             }
     return points

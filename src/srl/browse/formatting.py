@@ -25,11 +25,12 @@ def number(value: float | int | None, digits: int = 3) -> str:
 
 
 _BARS = "▁▂▃▄▅▆▇█"
+_WIDTH = 40
 
 
-def bars(values: Sequence[float], width: int = 40) -> str:
-    """The values as at most `width` bars between the lowest and the highest, each the mean of a stretch."""
-    count = min(width, len(values))
+def bars(values: Sequence[float]) -> str:
+    """The values as at most `_WIDTH` bars between the lowest and the highest, each the mean of a stretch."""
+    count = min(_WIDTH, len(values))
     cuts = [round(n * len(values) / count) for n in range(count + 1)]
     means = [sum(values[start:stop]) / (stop - start) for start, stop in pairwise(cuts)]
     low, span = min(means), max(means) - min(means)

@@ -22,10 +22,8 @@ def exclude(options: Mapping[str, bool], why: str) -> None:
         raise UserError(f"{' and '.join(typed[:2])} exclude each other: {why}")
 
 
-def check_new(
-    file: Path | None, overwrite: bool | None, option: str = "--out", inputs: Iterable[Path | str | None] = ()
-) -> None:
-    """Raises UserError if `option` names what is not to be replaced; None: the command has no --overwrite.
+def check_new(file: Path | None, overwrite: bool | None, inputs: Iterable[Path | str | None] = ()) -> None:
+    """Raises UserError if `--out` names what is not to be replaced; None: the command has no --overwrite.
 
     That is a file or a filled directory; and, also with `overwrite`, one of the command's `inputs`, a part of
     one, what has one in it, and any path in the directory of a run.
@@ -35,14 +33,14 @@ def check_new(
     is_taken = any(file.iterdir()) if file.is_dir() else file.exists()
     if is_taken and not overwrite:
         either = "" if overwrite is None else ", or --overwrite"
-        raise UserError(f"{file} exists; give another {option}{either}")
+        raise UserError(f"{file} exists; give another --out{either}")
     real = Path(os.path.realpath(file))
     for path in (Path(os.path.realpath(path)) for path in inputs if path is not None and is_taken):
         if real.is_relative_to(path) or path.is_relative_to(real):
-            raise UserError(f"{file}: this command reads it; give another {option}")
+            raise UserError(f"{file}: this command reads it; give another --out")
     for folder in (real, *real.parents):
         if any((folder / name).is_file() for name in ("run.json", "log/manifest.json")):
-            raise UserError(f"{file} is in the directory of a run, {folder}; give another {option}")
+            raise UserError(f"{file} is in the directory of a run, {folder}; give another --out")
 
 
 def whole_settings(settings: list[str] | None) -> list[str] | None:

@@ -102,11 +102,11 @@ def best_sentence(candidates: Sequence[str], question: str, value: str) -> str |
     return max(stating, key=lambda each: len(words & _lower(each)), default=None)
 
 
-def excerpt(sentence: str, question: str, value: str, limit: int = QUOTED_WORDS) -> str:
-    """At most `limit` words of a sentence, with `value` and most of the question's words, less the stop."""
+def excerpt(sentence: str, question: str, value: str) -> str:
+    """At most `QUOTED_WORDS` of a sentence, with `value` and most of the question's words, less the stop."""
     words = sentence.split()
     first, last = _place(sentence, value)
-    limit = max(limit, last - first)
+    limit = max(QUOTED_WORDS, last - first)
     question_words = _lower(content_words(question))
     starts: Iterable[int] = [0]
     if value:

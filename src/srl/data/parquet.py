@@ -26,7 +26,6 @@ from srl.data.question_formats import FLASHRAG
 from srl.data.splits import canonical_split, guess_split
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_file, check_format
-from srl.protocol import template as template_of
 from srl.trajectory import Question
 
 _MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
@@ -81,12 +80,12 @@ def _row(question: Question, index: int) -> dict[str, Any]:
     }
 
 
-def read_questions(path: Path | str, template: str | None = None) -> list[Question]:
+def read_questions(path: Path | str) -> list[Question]:
     """The questions of a training parquet (ours, Search-R1's, verl's) or of rows like FlashRAG's JSON lines.
 
     Without our extras the text is what follows `Question:` in the user's message and the id is
-    `<data_source>/<split>/<index>`. With `template`, a name or a path, the prompts are rendered anew.
-    Raises UserError with the row on a malformed one, on two with one id, and when there are none.
+    `<data_source>/<split>/<index>`. Raises UserError with the row on a malformed one, on two with one id, and
+    when there are none.
     """
     path = Path(path)
     questions: dict[str, Question] = {}
@@ -96,10 +95,7 @@ def read_questions(path: Path | str, template: str | None = None) -> list[Questi
         questions[question.id] = question
     if not questions:
         raise UserError(f"{path}: expected questions, found none")
-    if template is None:
-        return list(questions.values())
-    rendering = template_of(template)
-    return [replace(question, prompt=rendering.messages(question.text)) for question in questions.values()]
+    return list(questions.values())
 
 
 def _read_rows(path: Path) -> Iterator[tuple[Record, Question]]:

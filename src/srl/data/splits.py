@@ -34,11 +34,9 @@ def guess_split(path: Path) -> str | None:
     return splits.pop() if len(splits) == 1 else None
 
 
-def parse_amounts(texts: Sequence[str], option: str = "--val") -> float | dict[str, float]:
-    """An amount of questions: `["0.1"]` for all data sources, or `["nq=60", "squad=0.1"]` for each by name.
-
-    Raises UserError, with the name of the `option`.
-    """
+def parse_amounts(texts: Sequence[str]) -> float | dict[str, float]:
+    """An amount of questions: `["0.1"]` for all data sources, or `["nq=60", "squad=0.1"]` for each by name;
+    else raises UserError."""
     amounts: dict[str, float] = {}
     for text in texts:
         source, _, number = text.rpartition("=")
@@ -47,12 +45,12 @@ def parse_amounts(texts: Sequence[str], option: str = "--val") -> float | dict[s
         except ValueError:
             amount = math.nan
         if not 0 <= amount < math.inf:
-            raise UserError(f"{option} {text}: expected a share (below 1), a number, or SOURCE=NUMBER")
+            raise UserError(f"--val {text}: expected a share (below 1), a number, or SOURCE=NUMBER")
         if source in amounts:
-            raise UserError(f"{option} {text}: there is another amount for {source or 'all sources'}")
+            raise UserError(f"--val {text}: there is another amount for {source or 'all sources'}")
         amounts[source] = amount
     if "" in amounts and len(amounts) > 1:
-        raise UserError(f"{option} takes one amount for all sources, or SOURCE=NUMBER for each; not both")
+        raise UserError("--val takes one amount for all sources, or SOURCE=NUMBER for each; not both")
     return amounts.get("", amounts or 0.0)
 
 
@@ -71,7 +69,7 @@ def split_off(
         by_source[question.data_source][_key(question)] += 1
     sizes = {source: keys.total() for source, keys in by_source.items()}
     if isinstance(amount, Mapping):
-        check_sources(amount, sizes, "--val")
+        check_sources(amount, sizes)
         parts = {name: _number(amount.get(name, 0.0), size) for name, size in sizes.items()}
     else:
         parts = proportional(sizes, _number(amount, len(questions)))
@@ -93,11 +91,11 @@ def _number(amount: float, size: int) -> int:
     return round(amount * size if amount < 1 else amount)
 
 
-def check_sources(amounts: Iterable[str], sizes: Iterable[str], option: str) -> None:
-    """Raises UserError for a data source of the `option` that the questions, of the sources `sizes`, lack."""
+def check_sources(amounts: Iterable[str], sizes: Iterable[str]) -> None:
+    """Raises UserError for a data source of `--val` that the questions, of the sources `sizes`, lack."""
     if unknown := [name for name in amounts if name not in sizes]:
         raise UserError(
-            f"{option} {unknown[0]}=…: no question has this data source; there are {', '.join(sorted(sizes))}"
+            f"--val {unknown[0]}=…: no question has this data source; there are {', '.join(sorted(sizes))}"
             f"{nearest(unknown[0], list(sizes))}"
         )
 

@@ -31,7 +31,6 @@ def check_server(
     url: str,
     queries: Sequence[str] = QUERIES,
     topk: int = 3,
-    timeout_s: float = 30.0,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> ServerCheck:
     """Search for `queries` together and one by one, as episodes do, with the token if there is one.
@@ -47,7 +46,7 @@ def check_server(
         finally:
             await search.aclose()
 
-    search = HttpSearch(url, topk, timeout_s=timeout_s, retries=0, transport=transport)
+    search = HttpSearch(url, topk, retries=0, transport=transport)
     pairs = list(zip(*run_async(outcomes()), strict=True))
     problems = [f"{quoted(one.query, 60)!r}: {why}" for one, alone in pairs if (why := _problem(one, alone))]
     if not problems and not any(one.hits for one, _ in pairs):

@@ -40,6 +40,8 @@ FAILURES = 5
 """Failed requests in a row after which a server is left alone for `COOL_DOWN_S`; one that cannot be reached
 is left alone at once."""
 COOL_DOWN_S = 5.0
+MAX_BATCH = 128
+BACKOFF_S = 1.0
 MAX_WAIT_S = 10.0
 """The longest wait before a retry, whatever `Retry-After` says."""
 _SINGLE_QUERIES_AT_ONCE = 8
@@ -78,9 +80,9 @@ class Server:
 class HttpSearch:
     """A search tool that asks a search server, or several servers of the same index.
 
-    The queries of one tick of the event loop are one request (of at most `max_batch`). It goes to the server
+    The queries of one tick of the event loop are one request (of at most `MAX_BATCH`). It goes to the server
     with the fewest requests in flight; if that fails, to the next one at once. When all have failed they are
-    asked again after about `backoff_s`, twice that, and so on, or when they said (`Retry-After`), `retries`
+    asked again after about `BACKOFF_S`, twice that, and so on, or when they said (`Retry-After`), `retries`
     times. If a batch still has no answer, its queries are sent one by one, so that one bad query fails alone.
     A server that keeps failing is asked again every `COOL_DOWN_S` while another one answers.
 
@@ -97,9 +99,7 @@ class HttpSearch:
         digest: str = "",
         timeout_s: float = 30.0,
         retries: int = 3,
-        backoff_s: float = 1.0,
         max_query_chars: int = MAX_QUERY_CHARS,
-        max_batch: int = 128,
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Callable[[], float] = monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -109,8 +109,8 @@ class HttpSearch:
         """The digest of the index that answers; empty until it is known, and if servers name none."""
         self._servers = [Server(each) for each in self.urls]
         self._topk, self._expected, self._timeout_s, self._retries = topk, digest, timeout_s, retries
-        self._backoff = tenacity.wait_exponential_jitter(backoff_s, max=MAX_WAIT_S, jitter=backoff_s)
-        self._batcher = QueryBatcher(self._answer, max_batch, max_query_chars)
+        self._backoff = tenacity.wait_exponential_jitter(BACKOFF_S, max=MAX_WAIT_S, jitter=BACKOFF_S)
+        self._batcher = QueryBatcher(self._answer, MAX_BATCH, max_query_chars)
         self._transport, self._clock, self._sleep = transport, clock, sleep
         self._token, self._turns = bearer_token(), count()
         self._client: httpx.AsyncClient | None = None

@@ -12,6 +12,7 @@ from srl.serve.documents import as_document, passages_of
 from srl.serve.query_batcher import MAX_QUERY_CHARS, QueryBatcher
 from srl.trajectory import Hit, Passage, Search, SearchStatus
 
+MAX_BATCH = 4096
 LIVE_AT_ONCE = 16
 """Queries in flight to a live index."""
 
@@ -27,14 +28,11 @@ class LocalSearch:
         self,
         index: Index,
         topk: int = 3,
-        *,
-        max_query_chars: int = MAX_QUERY_CHARS,
-        max_batch: int = 4096,
     ) -> None:
         self._index, self._retriever = index, as_retriever(index)
         self._topk = topk
         self._live = self._retriever.live
-        self._batcher = QueryBatcher(self._answer, 1 if self._live else max_batch, max_query_chars)
+        self._batcher = QueryBatcher(self._answer, 1 if self._live else MAX_BATCH, MAX_QUERY_CHARS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room = asyncio.Semaphore(LIVE_AT_ONCE)
 
