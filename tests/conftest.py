@@ -34,49 +34,17 @@ sys.dont_write_bytecode = False
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))  # so that `from tests.shared_data import …` works under any way to call pytest
 
-NET = frozenset(
-    [
-        "test_losses",
-        "test_losses_gradients",
-        "test_losses_oracles",
-        "test_advantage_oracles",
-        "test_answer_oracles",
-        "test_kl",
-        "test_logprobs",
-        "test_optimiser",
-        "test_packing",
-        "test_block_attention",
-        "test_intervals",
-        "test_retrieval_metrics",
-        "test_rm",
-        "test_golden_answers",
-        "test_data_published",
-        "test_store_round_trip",
-        "test_store_resume",
-        "test_resume",
-        "test_evaluation_kills",
-        "test_injection",
-        "test_reward_injection",
-        "test_codec",
-        "test_episode",
-        "test_engine_contract",
-        "test_odd_policies",
-        "test_lora",
-        "test_torch_engine_cache",
-        "test_torch_engine_sampling",
-        "test_vllm_engine",
-        "test_verl_parity",
-        "test_verl_patches",
-        "test_bm25_formula",
-        "test_bm25_kernel",
-        "test_e5_oracles",
-        "test_index_quality",
-        "test_lucene_quality",
-        "test_serve_clients",
-        "test_defects",
-        "test_policy_losses",
-    ]
-)
+NET = {
+    "test_losses", "test_losses_gradients", "test_losses_oracles", "test_advantage_oracles",
+    "test_answer_oracles", "test_kl", "test_logprobs", "test_optimiser", "test_packing",
+    "test_block_attention", "test_intervals", "test_retrieval_metrics", "test_rm",
+    "test_golden_answers", "test_data_published", "test_store_round_trip", "test_store_resume",
+    "test_resume", "test_evaluation_kills", "test_injection", "test_reward_injection", "test_codec",
+    "test_episode", "test_engine_contract", "test_odd_policies", "test_lora", "test_torch_engine_cache",
+    "test_torch_engine_sampling", "test_vllm_engine", "test_verl_parity", "test_verl_patches",
+    "test_bm25_formula", "test_bm25_kernel", "test_e5_oracles", "test_index_quality",
+    "test_lucene_quality", "test_serve_clients", "test_defects", "test_policy_losses"
+}  # fmt: skip
 """Modules of tests that stay as they are when the code under them is rewritten (`pytest -m net`): oracles,
 round trips, injection, resume, contracts, quality of retrieval, dialects of clients."""
 

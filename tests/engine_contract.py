@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tests.tiny_models import byte_level_tokenizer
+from tests.tiny_models import byte_level_tokenizer, louder
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from srl.errors import SrlError, UserError
@@ -240,13 +240,9 @@ def random_model(seed: int, **sizes: int) -> PreTrainedModel:
     config = Qwen2Config(
         vocab_size=400, tie_word_embeddings=False, eos_token_id=0, pad_token_id=1, bos_token_id=None, **shape
     )
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config).eval()
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(8)
-    return model
+        return louder(Qwen2ForCausalLM(config))
 
 
 def letters(subject: Subject) -> list[int]:

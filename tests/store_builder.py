@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from srl.store import LogWriter, Record, RunInfo
+import srl.store
+from srl.store import LogWriter, Record, RunInfo, read_records
 from srl.trajectory import Hit, Passage, Question, Score, Search, Segment, Trajectory
 
+GRPO, PPO = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
+"""Names of runs."""
 KLEE = Passage("p1", '"Paul Klee"\nPaul Klee was born in Münchenbuchsee in 1879.', "https://example.org/klee")
 BERN = Passage("p2", '"Bern"\nBern is a city on the Aare.')
 
@@ -85,7 +90,30 @@ def write_step(log: LogWriter, step: int, phase: str = "train", size: int = 2, *
     log.write(step, phase, records, values)  # type: ignore[arg-type]
 
 
-def run_info(run_id: str = "20250102T030405Z-tiny-grpo-s1-00aa") -> RunInfo:
+def two_runs(runs: Path, made: Sequence[Trajectory], **metrics: float) -> LogWriter:
+    """A finished run, GRPO, and a later one that is being written, PPO, whose second step is `made`."""
+    with new_log(runs / GRPO) as log:
+        for step in (1, 2, 3):
+            write_step(log, step, "val")
+    log = new_log(runs / PPO)
+    write_step(log, 1)
+    log.write(2, "train", [record(one) for one in made], {"train/em": 0.25, **metrics})
+    return log
+
+
+def log_rows(run: Path, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    """The rows of a query on the log of a run, or of a folder of runs."""
+    with srl.store.open(run) as log:
+        return log.execute(query, values).fetchall()
+
+
+def log_records(run: Path, where: str = "true", values: Sequence[object] = ()) -> list[Record]:
+    """The episodes in the log of a run of which `where` holds."""
+    with srl.store.open(run) as log:
+        return read_records(log, where, values)
+
+
+def run_info(run_id: str = GRPO) -> RunInfo:
     """A run of the tiny preset."""
     return RunInfo(
         run_id, "tiny", "grpo", 1, "tiny-model", {"trainer": {"steps": 3}}, "d1ce", "0.1.0",

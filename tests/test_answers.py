@@ -12,17 +12,10 @@ from srl.answers import contains_answer, exact_match, f1, normalise_answer
 @pytest.mark.parametrize(
     ("prediction", "gold", "same"),
     [
-        ("a", "the", False),
-        ("", "the", False),
-        ("...", "A", False),
-        ("", "", False),
-        (" ", " ", False),
-        ("...", "!!!", False),
-        ("The", "the", True),
-        ("the  the", "The The", True),
-        ("!!!", "!!!", True),
+        ("a", "the", False), ("", "the", False), ("...", "A", False), ("", "", False), (" ", " ", False),
+        ("...", "!!!", False), ("The", "the", True), ("the  the", "The The", True), ("!!!", "!!!", True),
     ],
-)
+)  # fmt: skip
 def test_a_gold_that_normalises_to_nothing_is_compared_as_written(
     prediction: str, gold: str, same: bool
 ) -> None:

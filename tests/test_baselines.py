@@ -23,7 +23,7 @@ from srl.train.baselines import BASELINES, baseline_config
 from srl.train.load_protocol import choose_template
 from srl.train.questions import load_questions
 from srl.train.sft import with_prompts
-from srl.trajectory import Hit, Passage, Search, Trajectory
+from srl.trajectory import Hit, Passage, Search
 
 ANSWER = "<answer>Ossa Trell</answer>"
 RAG = TEMPLATES["rag"]
@@ -143,12 +143,7 @@ def test_a_worked_example_is_an_episode_word_by_word(codec, question, parts):
     assert "".join(segment.text for segment in trajectory.segments[1:]) == "".join(parts)
     assert (trajectory.end, trajectory.valid_actions) == ("answered", len(says))
     assert [search.status for search in trajectory.searches] == ["ok"] * (len(says) - 1)
-    assert _is_well_formed(trajectory)
-
-
-def _is_well_formed(trajectory: Trajectory) -> bool:
-    structure = pytest.importorskip("srl_format.structure")
-    return bool(structure.is_well_formed(trajectory))
+    assert pytest.importorskip("srl_format.structure").is_well_formed(trajectory)
 
 
 CHAT = "{% for message in messages %}<|end|>{{ message.role }}:{{ CONTENT }}{% endfor %}<|end|>assistant:"

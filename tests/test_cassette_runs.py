@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.kills import differences
-from tests.training import Said, config, train, write_setting
-from tests.two_retrievers import only_run, script, searched, settings, write_place
+from tests.training import Said, config, only_run, setting, stop_at, train
+from tests.two_retrievers import place, scripted, searched, settings
 
 from srl.config import Config
 from srl.train import search as searching
@@ -18,64 +18,39 @@ from srl.train.run import resume
 from srl.workspace import Workspace
 
 pytest.importorskip("srl_bm25")
+__all__ = ["place", "scripted", "setting"]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("retrievers")
-    write_place(folder)
-    return folder
-
-
-@pytest.fixture
-def scripted(monkeypatch):
-    script(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def towns(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("towns")
-    write_setting(folder)
-    return folder
-
-
-def on_cassette(towns: Path, mode: str, cassette: Path, **given: object) -> Config:
+def on_cassette(setting: Path, mode: str, cassette: Path, **given: object) -> Config:
     given = {"rollout__deterministic": True, "trainer__test_freq": 2, **given}
-    return config(towns, "grpo", [f"search.cassette={mode} {cassette}"], **given)
+    return config(setting, "grpo", [f"search.cassette={mode} {cassette}"], **given)
 
 
 @pytest.fixture(scope="module")
-def recorded(towns):
+def recorded(setting):
     """A run of two steps and its cassette."""
-    cassette = towns / "recorded" / "run.cassette"
-    train(on_cassette(towns, "record", cassette), towns / "recorded")
-    return only_run(towns / "recorded"), cassette
+    cassette = setting / "recorded" / "run.cassette"
+    train(on_cassette(setting, "record", cassette), setting / "recorded")
+    return only_run(setting / "recorded"), cassette
 
 
-def test_a_recorded_run_is_replayed_bit_for_bit_without_an_index(towns, recorded, tmp_path, monkeypatch):
+def test_a_recorded_run_is_replayed_bit_for_bit_without_an_index(setting, recorded, tmp_path, monkeypatch):
     run, cassette = recorded
     monkeypatch.setattr(searching, "open_index", None)
-    train(on_cassette(towns, "replay", cassette, data__corpus=None), tmp_path)
+    train(on_cassette(setting, "replay", cassette, data__corpus=None), tmp_path)
     assert len(searched(run)) > 1
     assert differences(only_run(tmp_path), run) == []
     assert not list((tmp_path / "indexes").glob("*"))
 
 
-def test_a_resumed_run_goes_on_with_its_cassette(towns, tmp_path, monkeypatch):
-    cassette, real, left = tmp_path / "run.cassette", Loop.score, [1]
-
-    def score(runner, trajectories):
-        if (trajectories[0].phase, trajectories[0].step) == ("train", 2) and left:
-            left.pop()
-            raise KeyboardInterrupt
-        return real(runner, trajectories)
-
-    monkeypatch.setattr(Loop, "score", score)
+def test_a_resumed_run_goes_on_with_its_cassette(setting, tmp_path, monkeypatch):
+    cassette = tmp_path / "run.cassette"
+    monkeypatch.setattr(Loop, "score", stop_at(2))
     with pytest.raises(KeyboardInterrupt):
-        train(on_cassette(towns, "record", cassette), tmp_path / "recorded")
+        train(on_cassette(setting, "record", cassette), tmp_path / "recorded")
     recorded = only_run(tmp_path / "recorded")
     resume(recorded, workspace=Workspace(tmp_path / "recorded"), terminal=Said())
-    train(on_cassette(towns, "replay", cassette), tmp_path / "replayed")
+    train(on_cassette(setting, "replay", cassette), tmp_path / "replayed")
     assert differences(only_run(tmp_path / "replayed"), recorded) == []
 
 
@@ -85,11 +60,8 @@ def test_an_evaluation_has_its_own_cassette_not_that_of_the_models_run(place, tm
     before = (tmp_path / "run.cassette").read_bytes()
     plain = settings_of(model, None, None, {}, [])
     assert plain.search.cassette is None
-    files, workspace, cassette = (
-        [str(place / "train.parquet")],
-        Workspace(tmp_path),
-        tmp_path / "eval.cassette",
-    )
+    files, workspace = [str(place / "train.parquet")], Workspace(tmp_path)
+    cassette = tmp_path / "eval.cassette"
     figures = [
         evaluate_model(settings_of(model, None, None, {}, sets), files, workspace).settings["search"].metrics
         for sets in ([], [f"search.cassette=record {cassette}"], [f"search.cassette=replay {cassette}"])

@@ -180,9 +180,8 @@ def test_weights_are_read_as_data_only(tmp_path, content):
     (path / "trainer" / "critic.pt").write_bytes(content)
     (path / "manifest.json").unlink()
     write_manifest(path, CHECKPOINT, {"files": checksums(path)})
-    with pytest.raises(UserError) as said:
+    with pytest.raises(UserError):
         load_checkpoint(path, them, optimisers(them))
-    assert "\n" not in str(said.value)
 
 
 def test_a_broken_newest_checkpoint_says_how_to_go_on_from_the_one_before(tmp_path):

@@ -136,19 +136,14 @@ def test_sigterm_unwinds_and_ends_with_143(monkeypatch) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def ends_writing_to(stdout: int) -> tuple[int, bytes]:
-    """Exit code and stderr of `srl plugins list` in a process of its own."""
-    code = "import sys; from srl.cli import main; sys.exit(main(['plugins', 'list', '--json']))"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=False)
-    return done.returncode, done.stderr
-
-
 def test_reader_that_stops_reading_ends_the_command_quietly() -> None:
+    code = "import sys; from srl.cli import main; sys.exit(main(['plugins', 'list', '--json']))"
     read, write = os.pipe()
     os.close(read)
     try:
-        assert ends_writing_to(write) == (141, b"")
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+        assert (done.returncode, done.stderr) == (141, b"")
     finally:
         os.close(write)
 

@@ -63,19 +63,20 @@ WORDS = ("born", "works", "mayor", "led")
 """Words that the small base can read."""
 
 
-def demonstration(word: str, guesses: bool) -> dict[str, object]:
-    """A search and an answer, or the answer alone."""
-    turns = [f"<search> {word} city </search>", f"<answer> {word} </answer>"]
-    return {"question": f"Who is {word} ?", "turns": turns[guesses:]}
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A setting with demonstrations, and beside each file another one."""
     folder = tmp_path_factory.mktemp("towns")
     write_setting(folder)
     for name, guesses in (("demos", 2), ("others", 3)):
-        rows = [demonstration(word, at % guesses == 0) for at, word in enumerate(WORDS)]
+        rows = [
+            {
+                "question": f"Who is {word} ?",
+                "turns": [f"<search> {word} city </search>"] * (at % guesses > 0)
+                + [f"<answer> {word} </answer>"],
+            }
+            for at, word in enumerate(WORDS)
+        ]
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     passages = [Passage(word, f'"{word}"\nthe city of {word} .') for word in WORDS]
     write_corpus(folder / "corpus.jsonl", passages)

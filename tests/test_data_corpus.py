@@ -29,7 +29,6 @@ def lines(path: Path, *rows: object) -> Path:
 def complaint(path: Path) -> str:
     with pytest.raises(UserError) as caught:
         list(read_corpus(path))
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -81,10 +80,6 @@ ROWS = [
 ]
 
 
-def compressed(data: bytes, kind: str) -> bytes:
-    return gzip.compress(data) if kind == "gz" else pa.Codec("zstd").compress(data).to_pybytes()
-
-
 @pytest.mark.parametrize("name", ["c.parquet", "c.csv", "c.tsv", "c.jsonl", "c.json"])
 @pytest.mark.parametrize("packing", ["", ".gz", ".zst"])
 def test_a_corpus_is_the_same_in_every_format(name, packing, tmp_path):
@@ -100,7 +95,8 @@ def test_a_corpus_is_the_same_in_every_format(name, packing, tmp_path):
     else:
         lines(path, *ROWS)
     if packing:
-        path.with_name(name + packing).write_bytes(compressed(path.read_bytes(), packing[1:]))
+        packed = {".gz": gzip.compress, ".zst": lambda data: pa.Codec("zstd").compress(data).to_pybytes()}
+        path.with_name(name + packing).write_bytes(packed[packing](path.read_bytes()))
     assert list(read_corpus(path.with_name(name + packing))) == [
         Passage("1", '"Osk"\nOsk is a town, by the river.', "http://wiki/Osk"),
         Passage("2", '"Köhler"\nA "hut"\nof turf.'),
@@ -109,14 +105,10 @@ def test_a_corpus_is_the_same_in_every_format(name, packing, tmp_path):
 
 def test_a_folder_of_texts_is_a_corpus(tmp_path):
     texts = {
-        "b.md": "# The mill\n\nIt is old.\n",
-        "guide/a.txt": "A walk\nFirst left.\n\nThen right.",
-        "guide/one-line.txt": "Only this.",
-        "guide/page.MD": "---\nkind: page\n---\nText.",
-        "empty.txt": " \n",
-        ".hidden/x.md": "no",
-        "notes.pdf": "no",
-    }
+        "b.md": "# The mill\n\nIt is old.\n", "guide/a.txt": "A walk\nFirst left.\n\nThen right.",
+        "guide/one-line.txt": "Only this.", "guide/page.MD": "---\nkind: page\n---\nText.",
+        "empty.txt": " \n", ".hidden/x.md": "no", "notes.pdf": "no",
+    }  # fmt: skip
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -179,7 +171,6 @@ def test_a_corpus_that_cannot_be_right_is_named_with_its_line(tmp_path: Path, wh
     with pytest.raises(UserError) as caught:
         list(read_corpus(path))
     assert str(caught.value).startswith(str(path) if number is None else f"{path}:{number}:")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("what", TAKEN)

@@ -21,13 +21,8 @@ from srl.trajectory import Question
 FIXTURES = Path(__file__).parent / "fixtures" / "data"
 
 
-def given_file(name: str, file: str, split: str | None = None) -> Input:
-    return Input(SOURCES[name], (FIXTURES / file,), split)
-
-
-def question(name: str, text: str = "", paragraph: str | None = None) -> Question:
-    metadata = {"supporting_ids": [paragraph]} if paragraph else {}
-    return Question(name, text or f"who is {name}?", ("Ann",), "nq", "train", metadata=metadata)
+def given_file(name: str, file: str) -> Input:
+    return Input(SOURCES[name], (FIXTURES / file,))
 
 
 def test_sources_are_merged_into_one_training_set_and_one_corpus(tmp_path):
@@ -85,17 +80,11 @@ def test_overwrite_replaces_what_prepare_wrote_and_nothing_else(tmp_path, foreig
     assert sorted(out.rglob("*")) == before
 
 
-def own_files(
-    folder: Path, questions: list[dict], passages: list[dict], name: str = "mine.jsonl"
-) -> list[Input]:
+def own_files(folder: Path, questions: list[dict], passages: list[dict]) -> list[Input]:
     """A user's own questions and passages."""
-    for file, rows in ((name, questions), ("passages.jsonl", passages)):
-        (folder / file).parent.mkdir(exist_ok=True)
-        (folder / file).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return [
-        Input(SOURCES["questions"], (folder / name,)),
-        Input(SOURCES["corpus"], (folder / "passages.jsonl",)),
-    ]
+    for name, rows in (("questions", questions), ("corpus", passages)):
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return [Input(SOURCES[name], (folder / f"{name}.jsonl",)) for name in ("questions", "corpus")]
 
 
 def asked(text: str, **fields) -> dict:
@@ -104,14 +93,8 @@ def asked(text: str, **fields) -> dict:
 
 def test_a_validation_set_shares_no_paragraph_where_long_passages_are_split(tmp_path):
     """Each paragraph has two parts, and the two questions about it are answered by different ones."""
-    passages = [
-        {
-            "id": f"p{n}",
-            "title": f"T{n}",
-            "text": f"The flag of A{n} is red{n} . Here. The flag of B{n} is blue{n} .",
-        }
-        for n in range(20)
-    ]
+    text = "The flag of A{0} is red{0} . Here. The flag of B{0} is blue{0} ."
+    passages = [{"id": f"p{n}", "title": f"T{n}", "text": text.format(n)} for n in range(20)]
     questions = [
         asked(f"what is {colour}{n}", golden_answers=[f"{colour}{n}"], metadata={"supporting_ids": [f"p{n}"]})
         for n in range(20)
@@ -142,7 +125,9 @@ def test_a_row_says_its_split_in_any_usual_way_or_is_refused(tmp_path):
     )
 )
 def test_splitting_neither_loses_nor_shares(pairs):
-    questions = [question(f"q{n}", paragraph=f"p{p}") for p, n in pairs]
+    questions = [
+        Question(f"q{n}", "?", ("x",), "nq", metadata={"supporting_ids": [f"p{p}"]}) for p, n in pairs
+    ]
     try:
         rest, held = split_off(questions, 5)
     except UserError:
@@ -153,18 +138,14 @@ def test_splitting_neither_loses_nor_shares(pairs):
     assert len(held) >= 5
 
 
-def of(source: str, count: int, per_paragraph: int = 1) -> list[Question]:
-    return [
-        Question(f"{source}/train/{n}", f"{source} {n}?", ("x",), source,
-                 metadata={"supporting_ids": [f"{source}-{n // per_paragraph}"]})
-        for n in range(count)
-    ]  # fmt: skip
-
-
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(1, 40))
 def test_each_source_gives_its_part_within_one_question(sizes, amount):
-    questions = [q for number, size in enumerate(sizes) for q in of(f"s{number}", size)]
+    questions = [
+        Question(f"s{number}/{n}", "?", ("x",), f"s{number}", metadata={"supporting_ids": [f"{number}-{n}"]})
+        for number, size in enumerate(sizes)
+        for n in range(size)
+    ]
     if amount >= len(questions):
         return
     held = Counter(q.data_source for q in split_off(questions, amount)[1])
@@ -176,15 +157,11 @@ def test_each_source_gives_its_part_within_one_question(sizes, amount):
 @pytest.mark.parametrize(
     ("name", "split"),
     [
-        ("hotpot_train_v1.1.json", "train"),
-        ("NQ-open.dev.jsonl", "validation"),
-        ("hotpot_dev_v1_simplified.json", "validation"),
-        ("wikipedia-test-without-answers.json", "test"),
-        ("validation.parquet", "validation"),
-        ("training-notes.json", None),
-        ("train-and-dev.json", None),
+        ("hotpot_train_v1.1.json", "train"), ("NQ-open.dev.jsonl", "validation"),
+        ("hotpot_dev_v1_simplified.json", "validation"), ("wikipedia-test-without-answers.json", "test"),
+        ("validation.parquet", "validation"), ("training-notes.json", None), ("train-and-dev.json", None),
         ("popQA.tsv", None),
     ],
-)
+)  # fmt: skip
 def test_the_split_is_what_the_files_name_says(name, split):
     assert guess_split(Path("dev") / name) == split

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,23 +18,11 @@ from srl.trajectory import Question
 
 FIXTURES = Path(__file__).parent / "fixtures" / "data"
 FILES = {
-    "nq": "nq-open.train.jsonl",
-    "hotpotqa": "hotpot_dev_full.json",
-    "2wikimultihopqa": "2wiki_dev.json",
-    "musique": "musique_full_dev.jsonl",
-    "triviaqa": "triviaqa-dev.json",
-    "popqa": "popqa.tsv",
-    "bamboogle": "bamboogle.csv",
-    "asearcher": "asearcher.jsonl",
-    "squad": "squad-train.json",
+    "nq": "nq-open.train.jsonl", "hotpotqa": "hotpot_dev_full.json", "2wikimultihopqa": "2wiki_dev.json",
+    "musique": "musique_full_dev.jsonl", "triviaqa": "triviaqa-dev.json", "popqa": "popqa.tsv",
+    "bamboogle": "bamboogle.csv", "asearcher": "asearcher.jsonl", "squad": "squad-train.json",
     "questions": "flashrag-train.jsonl",
-}
-
-
-def read(
-    name: str, file: str | Path, split: str = "train", skipped: Counter[str] | None = None
-) -> list[Question]:
-    return list(SOURCES[name].questions(FIXTURES / file, split, skipped))
+}  # fmt: skip
 
 
 def complaint(name: str, path: Path) -> str:
@@ -82,7 +69,7 @@ READ: dict[str, list[tuple[str, tuple[str, ...], dict]]] = {
 
 @pytest.mark.parametrize("name", READ)
 def test_a_published_file_gives_its_questions(name):
-    questions = read(name, FILES[name])
+    questions = list(SOURCES[name].questions(FIXTURES / FILES[name], "train", None))
     assert len(questions) == len(READ[name])
     for question, (own, answers, metadata) in zip(questions, READ[name], strict=True):
         assert question.id.startswith(f"{name}/train/")

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rows import trajectory
+from tests.store_builder import log_records, log_rows
 from tests.training import Said, config, questions, setting, train
 
-import srl.store
 from srl.config.sections import FilterGroups
 from srl.errors import UserError
 from srl.reward import RewardMix
-from srl.store import Record, read_records
+from srl.store import Record
 from srl.train import dynamic_sampling
 from srl.train.dynamic_sampling import sample_until_differing
 from srl.train.questions import QuestionOrder
@@ -140,10 +140,9 @@ def run_of(setting, workspace, algo="grpo", **sets):
 
 def trained(run):
     """Of each step its trajectories: id, whether it was left out, whether it has advantages, its metrics."""
-    with srl.store.open(run) as log:
-        records = read_records(log, "phase = 'train'")
-        query = "SELECT step, metrics FROM raw.steps WHERE phase = 'train'"
-        metrics = dict(log.execute(query).fetchall())
+    records = log_records(run, "phase = 'train'")
+    query = "SELECT step, metrics FROM raw.steps WHERE phase = 'train'"
+    metrics = dict(log_rows(run, query))
     steps = {record.trajectory.step for record in records}
     return {
         step: ([item for item in records if item.trajectory.step == step], metrics[step]) for step in steps
@@ -191,5 +190,4 @@ def test_a_run_without_a_group_that_differs_stops_and_trains_nothing(setting, wo
     (run,) = Workspace(workspace).all_runs()
     assert caught.value.key == "algorithm.filter_groups.enable"
     assert not checkpoints(run)
-    with srl.store.open(run) as log:
-        assert log.execute("SELECT count(*) FROM trajectories WHERE phase = 'train'").fetchone() == (12,)
+    assert log_rows(run, "SELECT count(*) FROM trajectories WHERE phase = 'train'")[0] == (12,)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.store_builder import log_rows
 from tests.test_local_backend import metrics_of
 from tests.training import config, only_run, setting, train
 
-import srl.store
 from srl.config import load_config
 from srl.errors import EXIT_CHECK_FAILED, UserError, with_notes
 from srl.models.load import load_model
@@ -119,9 +119,8 @@ def test_episodes_that_the_engine_fails_are_left_out_of_the_update_and_named_in_
     for values in metrics_of(run).values():
         assert values["env/excluded_share"] == pytest.approx(1 / 3)
         assert values["actor/grad_norm"] >= 0
-    with srl.store.open(run) as log:
-        query = "SELECT DISTINCT sample, valid, error FROM trajectories WHERE phase = 'train' ORDER BY ALL"
-        found = log.execute(query).fetchall()
+    query = "SELECT DISTINCT sample, valid, error FROM trajectories WHERE phase = 'train' ORDER BY ALL"
+    found = log_rows(run, query)
     assert found == [(0, True, ""), (1, False, "the engine is on fire"), (2, True, "")]
 
 

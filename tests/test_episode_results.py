@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,17 +12,6 @@ from tests.store_builder import BERN, KLEE, episode, new_log, question, record, 
 import srl.store
 from srl.evaluate import EpisodeResult, read_results
 from srl.trajectory import Trajectory
-
-
-def written(run: Path, batch: list[Trajectory]) -> list[EpisodeResult]:
-    """What the log holds of `batch`, episodes of an evaluation."""
-    new_log(run).write(0, "eval", [record(item) for item in batch], {})
-    with srl.store.open(run) as connection:
-        return read_results(connection)
-
-
-def in_order(batch: list[Trajectory]) -> list[EpisodeResult]:
-    return sorted(map(EpisodeResult.of, batch), key=lambda item: (item.question_id, item.sample))
 
 
 def evaluated(number: int = 0, **given: object) -> Trajectory:
@@ -98,4 +86,8 @@ def test_results_read_from_a_log_are_those_of_its_trajectories(tmp_path_factory,
     for number, (trajectory, searches) in enumerate(made):
         trajectory.searches += searches
         trajectory.seconds = 0.5 * number
-    assert written(tmp_path_factory.mktemp("run"), batch) == in_order(batch)
+    run = tmp_path_factory.mktemp("run")
+    new_log(run).write(0, "eval", [record(item) for item in batch], {})
+    with srl.store.open(run) as connection:
+        found = read_results(connection)
+    assert found == sorted(map(EpisodeResult.of, batch), key=lambda item: (item.question_id, item.sample))

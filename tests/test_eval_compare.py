@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, replace
 from pathlib import Path
-from shutil import copytree
 from statistics import fmean
-from typing import Any
 
 import pytest
 from click.testing import Result
@@ -42,66 +40,27 @@ def episodes(asked: Iterable[Question], answer: Callable[[int], str | None], n: 
     ]
 
 
-def evaluation(
-    root: Path,
-    name: str,
-    found: Iterable[Trajectory],
-    phase: str = "eval",
-    step: int = 0,
-    finish: bool = True,
-    config: Mapping[str, Any] | None = None,
-) -> Path:
-    """A run in the workspace `root` whose log has these episodes."""
+def evaluation(root: Path, name: str, found: Iterable[Trajectory]) -> None:
+    """A finished run in the workspace `root` whose log has these episodes."""
     run = root / "runs" / name
     run.mkdir(parents=True)
-    log = LogWriter(run / "log", replace(run_info(name), config=config or {}))
-    log.write(step, phase, [record(one, advantage=None) for one in found], {})  # type: ignore[arg-type]
-    if finish:
-        log.finish()
-    return run
+    with LogWriter(run / "log", run_info(name)) as log:
+        log.write(0, "eval", [record(one, advantage=None) for one in found], {})  # type: ignore[arg-type]
 
 
 def right_if(good: Callable[[int], bool]) -> Callable[[int], str | None]:
     return lambda number: "Bern" if good(number) else "Zürich"
 
 
-@pytest.fixture
-def workspace(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("SRL_WORKSPACE", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("made")
-    asked = [question(str(number)) for number in range(65)]
-    evaluation(root, NAMES[0], episodes(asked[:60], right_if(lambda n: n % 5 == 0)))
-    evaluation(root, NAMES[1], episodes(asked, right_if(lambda n: n % 5 == 0 or n % 3 == 0)))
-    return root
-
-
-@pytest.fixture
-def two(workspace, made) -> Path:
-    """A and B on 60 questions; B is right where A is and on further ones, and has 5 questions more."""
-    copytree(made, workspace, dirs_exist_ok=True)
-    return workspace
-
-
 def srl(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["eval", "compare", *arguments])
 
 
-def refused(*arguments: str) -> str:
-    """The one line of a mistake."""
-    result = srl(*arguments)
-    assert isinstance(result.exception, UserError), result.output
-    message = str(result.exception)
-    assert "\n" not in message
-    return message
-
-
-def test_figures_are_those_of_the_questions_that_both_have(two):
-    found = compare([read_evaluation(two / "runs" / name) for name in NAMES])
+def test_figures_are_those_of_the_questions_that_both_have(workspace):
+    asked = [question(str(number)) for number in range(65)]
+    evaluation(workspace, NAMES[0], episodes(asked[:60], right_if(lambda n: n % 5 == 0)))
+    evaluation(workspace, NAMES[1], episodes(asked, right_if(lambda n: n % 5 == 0 or n % 3 == 0)))
+    found = compare([read_evaluation(workspace / "runs" / name) for name in NAMES])
     a = [float(n % 5 == 0) for n in range(60)]
     b = [float(n % 5 == 0 or n % 3 == 0) for n in range(60)]
     assert (found.questions, found.left_out) == (60, [0, 5])
@@ -150,4 +109,6 @@ def test_questions_of_one_document_count_together(workspace):
 def test_a_question_that_differs_is_refused(workspace, changed):
     evaluation(workspace, NAMES[0], episodes([question("1")], right_if(bool)))
     evaluation(workspace, NAMES[1], episodes([question("1", **changed)], right_if(bool)))
-    assert "nq/test/1" in refused(*NAMES)
+    result = srl(*NAMES)
+    assert isinstance(result.exception, UserError), result.output
+    assert "nq/test/1" in str(result.exception)

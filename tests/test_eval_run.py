@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.store_builder import log_records
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
-import srl.store
 from srl.cli import main
 from srl.config import load_config
-from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.files import ABOUT
 from srl.index import build_index, open_index
@@ -24,12 +23,11 @@ from srl.protocol import template
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.tags import Tags
-from srl.store import read_records
-from srl.train.eval_run import Evaluation, evaluate_model
+from srl.train.eval_run import evaluate_model
 from srl.train.load_protocol import card_of_run, load_template, write_card
 from srl.train.model_settings import settings_of
 from srl.train.named_checkpoint import model_directory
-from srl.trajectory import Passage, Question, Trajectory
+from srl.trajectory import Passage, Question
 from srl.workspace import Workspace
 
 pytest.importorskip("srl_bm25")
@@ -52,21 +50,13 @@ SMALL = [
 ]  # fmt: skip
 
 
-def logged(found: Evaluation) -> list[Trajectory]:
-    """The trajectories in the log of an evaluation, by question and sample."""
-    with srl.store.open(found.run) as log:
-        records = read_records(log)
-    return sorted((record.trajectory for record in records), key=lambda item: (item.question.id, item.sample))
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small random model, a corpus, its index, and questions."""
     folder = tmp_path_factory.mktemp("evaluation")
     save_model(tiny_model(max_length=4096), byte_level_tokenizer(), folder / "model")
     write_questions(folder / "test.parquet", QUESTIONS)
-    write_corpus(folder / "corpus.jsonl", PASSAGES)
-    build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
+    build_index(PASSAGES, folder / "index")
     return folder
 
 
@@ -151,7 +141,8 @@ def test_a_model_trained_on_the_prompts_of_its_files_is_measured_on_them(
     asked = [replace(item, prompt=({"role": "user", "content": f"Mine: {item.text}"},)) for item in QUESTIONS]
     write_questions(tmp_path / "test.parquet", asked)
     report = evaluate_model(config, [str(tmp_path / "test.parquet")], Workspace.resolve(), limit=1)
-    assert ("Mine: " in logged(report.settings["search"])[0].segments[0].text) is own
+    (record,) = log_records(report.settings["search"].run)
+    assert ("Mine: " in record.trajectory.segments[0].text) is own
 
 
 def _copy_of(model: Path, to: Path) -> Path:

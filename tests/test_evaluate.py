@@ -107,21 +107,14 @@ def test_env_metrics_by_hand() -> None:
     ]
     assert env_metrics(batch) == pytest.approx(
         {
-            "env/excluded_share": 1 / 4,
-            "env/excluded_share/searches=0": 0,
-            "env/excluded_share/searches=1": 0,
-            "env/excluded_share/searches=2": 1 / 2,
-            "env/failed_search_share": 1 / 5,
-            "env/finish_ratio": 1 / 3,
-            "env/truncated_share": 1 / 3,
-            "env/number_of_actions/mean": 2,
-            "env/number_of_actions/max": 3,
-            "env/number_of_actions/min": 1,
-            "env/number_of_valid_action": 4 / 3,
-            "env/ratio_of_valid_action": (1 + 0 + 1) / 3,
+            "env/excluded_share": 1 / 4, "env/excluded_share/searches=0": 0,
+            "env/excluded_share/searches=1": 0, "env/excluded_share/searches=2": 1 / 2,
+            "env/failed_search_share": 1 / 5, "env/finish_ratio": 1 / 3, "env/truncated_share": 1 / 3,
+            "env/number_of_actions/mean": 2, "env/number_of_actions/max": 3, "env/number_of_actions/min": 1,
+            "env/number_of_valid_action": 4 / 3, "env/ratio_of_valid_action": (1 + 0 + 1) / 3,
             "env/number_of_valid_search": 1,
         }
-    )
+    )  # fmt: skip
 
 
 def recall(*episodes: Trajectory) -> float | None:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.store_builder import log_records, log_rows
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
-import srl.store
 from srl.cli import main
-from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.errors import UserError
 from srl.index import build_index
@@ -19,13 +18,10 @@ from srl.models.weights import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, EngineFault, Sampling, ScriptedEngine
-from srl.rollout.environment import Environment
-from srl.rollout.episode import EpisodeOptions
-from srl.store import read_records
 from srl.train import eval_run as evaluations
 from srl.train.eval_run import Evaluation, ModelReport, evaluate_model
 from srl.train.model_settings import settings_of
-from srl.trajectory import Passage, Question, SearchTool, Trajectory
+from srl.trajectory import Passage, Question, Trajectory
 from srl.workspace import Workspace
 
 pytest.importorskip("srl_bm25")
@@ -96,9 +92,7 @@ class Place:
 
     def index(self, text: str) -> None:
         passages = [Passage(town, f'"{town}"\n{town} was {text}.') for town in TOWNS]
-        corpus = self.folder / f"{text}.jsonl"
-        write_corpus(corpus, passages)
-        build_index(corpus, self.folder / f"{text} index", "bm25", {})
+        build_index(passages, self.folder / f"{text} index")
         (self.folder / "index").unlink(missing_ok=True)
         (self.folder / "index").symlink_to(self.folder / f"{text} index")
 
@@ -124,8 +118,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 def logged(run: Path) -> list[Trajectory]:
     """Every trajectory in the run's log, by question and sample."""
-    with srl.store.open(run) as log:
-        found = [record.trajectory for record in read_records(log)]
+    found = [record.trajectory for record in log_records(run)]
     return sorted(found, key=lambda item: (item.question.id, item.sample))
 
 
@@ -141,10 +134,9 @@ def test_an_evaluation_is_a_run_whose_log_holds_every_answer(place: Place) -> No
     assert {(item.phase, item.step) for item in trajectories} == {("eval", 0)}
     assert [item.answer for item in trajectories if item.question.id.endswith("town3")] == ["Ada Brix"]
     assert (found.metrics["eval/em"], found.generated) == (pytest.approx(1 / 3), 12)
-    with srl.store.open(run) as log:
-        assert log.execute(
-            "SELECT status, algo, trajectories FROM runs JOIN steps USING (run_id)"
-        ).fetchall() == [("finished", "eval", 12)]
+    assert log_rows(run, "SELECT status, algo, trajectories FROM runs JOIN steps USING (run_id)") == [
+        ("finished", "eval", 12)
+    ]
 
 
 def test_an_evaluation_that_goes_on_generates_only_what_its_log_lacks(place: Place) -> None:
@@ -184,8 +176,7 @@ def test_what_a_fault_ended_is_asked_again(place: Place) -> None:
     assert (mended.run, mended.generated, place.asked) == (lost.run, 1, ["town3"])
     assert mended.metrics["eval/failed_share"] == 0
     assert len(logged(lost.run)) == 12
-    with srl.store.open(lost.run) as log:
-        assert log.execute("SELECT trajectories FROM steps").fetchall() == [(12,)]
+    assert log_rows(lost.run, "SELECT trajectories FROM steps") == [(12,)]
 
 
 CHANGES: dict[str, Callable[[Place], object]] = {
@@ -215,10 +206,6 @@ def test_each_setting_is_a_run_and_each_names_the_evaluation(place: Place) -> No
     rag = place.evaluate(baselines=["rag"], limit=5, runs=runs[:1]).settings["rag"]
     assert rag.generated == 5
     assert place.evaluate(baselines=["rag"], limit=5, runs=[rag.run]).settings["search"].run == runs[0]
-
-
-def environment(codec: Codec, search: SearchTool | None = None) -> Environment:
-    return Environment(codec, template("search-r1"), EpisodeOptions(), search)
 
 
 def test_the_last_run_of_the_training_commands_is_no_evaluation(

@@ -16,7 +16,6 @@ from tests.shared_data import shared_data
 
 from srl.answers import exact_match
 from srl.config import Config, load_config
-from srl.data.corpus import write_corpus
 from srl.data.demonstration_file import Demonstrations, read_demonstrations
 from srl.data.demonstration_texts import COMMON_WORDS, QUOTED_WORDS, words_of
 from srl.data.parquet import read_questions, write_questions
@@ -57,8 +56,7 @@ BORN = ["Arno Rusk", "date of birth", "24 August 1886"]
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("facts")
-    write_corpus(folder / "corpus.jsonl", PASSAGES)
-    build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
+    build_index(PASSAGES, folder / "index")
     return folder / "index"
 
 
@@ -71,12 +69,6 @@ def chain_of(question: Question, index: Path, topk: int = 1, **options: Any) -> 
     """The demonstration of a question where all hits are shown."""
     search = LocalSearch(open_index(index), topk)
     return asyncio.run(fact_chain(question, search, lambda found: found, **{"recovery": 0.0, **options}))
-
-
-def dropped(question: Question, index: Path, **options: Any) -> str:
-    with pytest.raises(NoDemonstration) as reason:
-        chain_of(question, index, **options)
-    return str(reason.value)
 
 
 def test_a_question_whose_chain_cannot_be_right_is_left_out_for_a_stated_reason(index):
@@ -92,7 +84,9 @@ def test_a_question_whose_chain_cannot_be_right_is_left_out_for_a_stated_reason(
         (asks("When was Tovan Hesk born?", "3 March 1911", "Tovan Hesk", evidences=birth), {},
          "the passages do not have the answer"),
     ]:  # fmt: skip
-        assert dropped(question, index, **options) == reason
+        with pytest.raises(NoDemonstration) as dropped:
+            chain_of(question, index, **options)
+        assert str(dropped.value) == reason
 
 
 def answer_of(chain: Chain) -> str:
@@ -285,10 +279,6 @@ def texts_before(episode: Trajectory, turn: int) -> str:
     return "\n".join([episode.question.text, *shown])
 
 
-def policy_turns(episode: Trajectory) -> list[str]:
-    return [segment.text for segment in episode.segments if segment.is_policy]
-
-
 def test_most_real_questions_get_a_demonstration_and_every_one_is_right(real, episodes):
     _, written, questions = real
     asked = Counter(question.data_source for question in questions.values())
@@ -337,7 +327,7 @@ def test_real_queries_use_only_words_that_were_known(real, episodes):
 def test_real_thoughts_are_short_and_quote_what_was_shown(real, episodes):
     quoted = 0
     for episode in episodes:
-        for turn, text in enumerate(policy_turns(episode)):
+        for turn, text in enumerate(segment.text for segment in episode.segments if segment.is_policy):
             thought = text.partition("<think>")[2].partition("</think>")[0]
             assert len(thought.split()) <= THOUGHT_WORDS
             known = " ".join(texts_before(episode, turn).replace('"', "'").split())

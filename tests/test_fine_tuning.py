@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests import training
 from tests.kills import differences
+from tests.store_builder import log_rows
 from tests.training import Said, config, only_run, questions, train, write_setting
 
-import srl.store
 from srl.data.demonstration_file import write_demonstrations
 from srl.train import sft
 from srl.train.run import resume
@@ -44,11 +44,6 @@ def chosen(setting: Path, **changed: object):
     return config(setting, "ppo", **(usual | changed))
 
 
-def logged(run: Path, query: str) -> list[tuple[object, ...]]:
-    with srl.store.open(run) as log:
-        return log.execute(query).fetchall()
-
-
 @pytest.fixture(scope="module")
 def whole(setting: Path) -> tuple[Path, str]:
     """A run that was never stopped, and what it said."""
@@ -59,7 +54,7 @@ def whole(setting: Path) -> tuple[Path, str]:
 
 def test_it_validates_and_saves_where_that_is_due(whole: tuple[Path, str]) -> None:
     run, said = whole
-    found = logged(run, "SELECT step, phase FROM steps WHERE phase IN ('val', 'test') ORDER BY ALL")
+    found = log_rows(run, "SELECT step, phase FROM steps WHERE phase IN ('val', 'test') ORDER BY ALL")
     assert found == [(0, "test"), (0, "val"), (2, "val"), (4, "val"), (6, "test"), (6, "val")]
     assert list(checkpoints(run)) == [3, 6]
     assert "step 1/6  loss" in said
@@ -68,7 +63,7 @@ def test_it_validates_and_saves_where_that_is_due(whole: tuple[Path, str]) -> No
 
 def test_the_schedule_warms_up_and_ends_at_the_last_step(whole: tuple[Path, str]) -> None:
     """0.34 of 6 steps are 2 of warm-up; the other four fall to 0 in the step after the last."""
-    rates = logged(whole[0], "SELECT value FROM metrics WHERE name = 'sft/lr' ORDER BY step")
+    rates = log_rows(whole[0], "SELECT value FROM metrics WHERE name = 'sft/lr' ORDER BY step")
     assert [rate for (rate,) in rates] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
 
 

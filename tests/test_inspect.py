@@ -8,13 +8,22 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.store_builder import BERN, episode, new_log, question, record, search, write_step
+from tests.store_builder import (
+    BERN,
+    GRPO,
+    PPO,
+    episode,
+    new_log,
+    question,
+    record,
+    search,
+    two_runs,
+)
 
 from srl.cli import main
 from srl.store.run_info import write_watches
 from srl.trajectory import Passage
 
-GRPO, PPO = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
 EVIL = "[bold red]x[/] \x1b[31mred\x1b]0;title\x07\x9b2J\u202e"
 PAGE = Path(__file__).parent.parent / "docs" / "inspect.md"
 
@@ -35,18 +44,13 @@ def srl(capsys):
 def written(tmp_path_factory):
     """A finished run, and a later one that is being written; with the ids of its second step."""
     runs = tmp_path_factory.mktemp("written") / "runs"
-    with new_log(runs / GRPO) as log:
-        for step in (1, 2, 3):
-            write_step(log, step, "val")
-    log = new_log(runs / PPO)
-    write_step(log, 1)
     episodes = [
         episode(0, step=2, answer="Münchenbuchsee"),
         episode(1, step=2, answer="Bern", asked=question(1, hops=3)),
         episode(2, step=2, answer=None, passages=(BERN,)),
         episode(3, step=2, answer=EVIL, passages=(Passage(EVIL, f'"{EVIL}"\n{EVIL}'),)),
     ]
-    log.write(2, "train", [record(made) for made in episodes], {"train/em": 0.25, "timing_s/step": 1.5})
+    two_runs(runs, episodes, **{"timing_s/step": 1.5})
     return runs, [made.id for made in episodes]
 
 

@@ -6,14 +6,13 @@ import json
 from dataclasses import astuple, replace
 
 import pytest
-from tests.store_builder import episode, new_log, record
+from tests.store_builder import GRPO, PPO, episode, new_log, record
 
 import srl.store
 from srl.browse.diff import diff, sides
 from srl.cli import main
 from srl.evaluate.paired_tests import paired_test
 
-A, B = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
 RIGHT, WRONG = "Münchenbuchsee", "Bern"
 
 
@@ -28,20 +27,20 @@ def write(run, step, answers, phase="val", queries=None):
 @pytest.fixture
 def runs(workspace):
     folder = workspace / "runs"
-    write(folder / A, 1, [RIGHT, RIGHT, WRONG, WRONG, None])
-    write(folder / A, 2, [RIGHT, WRONG, RIGHT, WRONG, RIGHT, RIGHT], queries={3: ["Klee", "Bern"]})
-    write(folder / B, 7, [RIGHT], "train")
-    write(folder / B, 7, [WRONG, WRONG, WRONG], queries={0: ["PAINTER   0"]})
+    write(folder / GRPO, 1, [RIGHT, RIGHT, WRONG, WRONG, None])
+    write(folder / GRPO, 2, [RIGHT, WRONG, RIGHT, WRONG, RIGHT, RIGHT], queries={3: ["Klee", "Bern"]})
+    write(folder / PPO, 7, [RIGHT], "train")
+    write(folder / PPO, 7, [WRONG, WRONG, WRONG], queries={0: ["PAINTER   0"]})
     return folder
 
 
-def compared(runs, *chosen, phase=None):
+def compared(runs, *chosen):
     with srl.store.open(runs) as log:
-        return diff(log, *sides(log, chosen, phase))
+        return diff(log, *sides(log, chosen, None))
 
 
 def test_questions_that_flipped_are_counted_and_the_falls_come_first(runs):
-    result = compared(runs, (A, 1), (A, 2))
+    result = compared(runs, (GRPO, 1), (GRPO, 2))
     [(before, after)] = result.rows
     assert (result.a.phase, result.questions, result.only_a, result.only_b) == ("val", 5, 0, 1)
     assert (before.value, after.value) == (0.4, 0.6)
@@ -58,7 +57,7 @@ def test_questions_that_flipped_are_counted_and_the_falls_come_first(runs):
 
 
 def test_without_a_step_it_is_the_last_one_that_both_have(runs):
-    result = compared(runs, (A, None), (B, None))
+    result = compared(runs, (GRPO, None), (PPO, None))
     assert [(side.phase, side.step) for side in (result.a, result.b)] == [("val", 2), ("val", 7)]
     assert (result.questions, result.only_a, result.rows[0][1].value, result.other_queries) == (3, 3, 0.0, 0)
 
@@ -76,7 +75,7 @@ def test_failed_episodes_count_as_wrong_and_samples_as_their_mean(tmp_path):
 def test_diff_prints_both_sides_and_what_changed(runs, capsys):
     assert main(["inspect", "diff", "00aa@1", "00aa@2", "--queries"]) == 0
     out = capsys.readouterr().out
-    for text in (f"{A} val step 1", "0.400", "+0.200", "Münchenbuchsee → Bern", "painter 3 → Klee | Bern"):
+    for text in (f"{GRPO} val step 1", "0.400", "+0.200", "Münchenbuchsee → Bern", "painter 3 → Klee | Bern"):
         assert text in out
     assert main(["inspect", "diff", "00aa@1", "00aa@2", "--json", "-n", "1"]) == 0
     summary, row = map(json.loads, capsys.readouterr().out.splitlines())

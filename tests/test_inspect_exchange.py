@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
-from tests.store_builder import episode, new_log, read, record
+from tests.store_builder import GRPO, episode, new_log, read, record
 
 import srl.store
 from srl.browse.filters import EVERY
@@ -17,8 +17,6 @@ from srl.cli import main
 from srl.errors import UserError
 from srl.protocol import render_information, render_passage
 from srl.trajectory import Segment
-
-RUN = "20250102T030405Z-tiny-grpo-s1-00aa"
 
 
 def whole(number=0, sample=0, answer="Bern", step=1):
@@ -33,8 +31,8 @@ def whole(number=0, sample=0, answer="Bern", step=1):
 
 def messages(folder, *records):
     """The rows that `export` writes of these records."""
-    new_log(folder / RUN).write(1, "train", records, {})
-    with srl.store.open(folder / RUN) as log:
+    new_log(folder / GRPO).write(1, "train", records, {})
+    with srl.store.open(folder / GRPO) as log:
         assert write_messages(log, EVERY, folder / "out.parquet") == len(records)
     return pq.read_table(folder / "out.parquet").to_pylist()
 
@@ -51,7 +49,7 @@ def test_messages_keep_texts_answer_and_reward(tmp_path):
 
 
 def test_export_writes_only_what_is_chosen(workspace, tmp_path):
-    log = new_log(workspace / "runs" / RUN)
+    log = new_log(workspace / "runs" / GRPO)
     for step in (1, 2):
         made = [episode(n, step=step, answer=answer) for n, answer in enumerate(["Bern", "Münchenbuchsee"])]
         log.write(step, "train", [record(one) for one in made], {})

@@ -1,7 +1,8 @@
-"""A signal at any moment: one line, its exit code, nothing lost and nothing half-written; a run goes on."""
+"""A signal or a full disk at any moment: one line and its exit code, nothing lost; a run goes on."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,13 +11,16 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 from tests.cli_mistakes import Shell, lines, place, shell, train
-from tests.store_builder import run_info
+from tests.store_builder import log_rows, run_info
 
+from srl import files
 from srl.cli.app import LazyGroup
 from srl.errors import UserError
 from srl.store import LogWriter, reading
 from srl.train.make_missing import make_if_missing
+from srl.train.resume import resume_command
 from srl.train.run_directory import checkpoints
 
 __all__ = ["place", "shell"]
@@ -133,36 +137,32 @@ def test_a_signal_before_the_command_begins_is_named(shell: Shell, monkeypatch, 
 
 
 WRITERS = {
-    "data prepare": (
-        "srl.data.prepare:write_manifest",
-        ("data", "prepare", "questions=q.jsonl", "--out", "in/out"),
-    ),
-    "index build": (
-        "srl.index.build:make_manifest",
-        ("-q", "index", "build", "--corpus", "c.jsonl", "--out", "in/out"),
-    ),
+    "data prepare": ("data", "prepare", "questions=q.jsonl", "--out", "in/out"),
+    "data world": ("data", "world", "--out", "in/out"),
+    "index build": ("-q", "index", "build", "--corpus", "c.jsonl", "--out", "in/out"),
+    "plugins new": ("plugins", "new", "reward", "my-own", "--out", "in/out"),
 }
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_what_was_being_written_is_not_there_after_an_interruption(
-    shell: Shell, monkeypatch, name: str
-) -> None:
-    where, command = WRITERS[name]
+@pytest.fixture
+def writer(shell: Shell) -> Shell:
     lines(shell.folder / "q.jsonl", [{"id": "q", "question": "who", "golden_answers": ["me"]}])
     lines(shell.folder / "c.jsonl", [{"id": "a", "contents": '"A"\nred fox'}])
-    monkeypatch.setattr(*_named(where), _interrupted)
-    assert shell.refused(*command, code=130) == "interrupted"
+    return shell
 
 
-def _named(where: str) -> tuple[object, str]:
-    module, _, name = where.partition(":")
-    return import_module(module), name
-
-
-def _interrupted(*arguments: object, **named: object) -> None:
-    """What happens when Ctrl-C comes here."""
-    os.kill(os.getpid(), signal.SIGINT)
+@pytest.mark.parametrize(
+    ("name", "module", "called"),
+    [
+        ("data prepare", "srl.data.prepare", "write_manifest"),
+        ("index build", "srl.index.build", "make_manifest"),
+    ],
+)
+def test_what_was_being_written_is_not_there_after_an_interruption(
+    writer: Shell, monkeypatch, name: str, module: str, called: str
+) -> None:
+    monkeypatch.setattr(import_module(module), called, lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    assert writer.refused(*WRITERS[name], code=130) == "interrupted"
 
 
 FOREVER = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3"
@@ -189,3 +189,44 @@ def test_two_runs_that_begin_at_once_share_what_they_make(tmp_path: Path) -> Non
     assert make_if_missing(made, lose_the_race) == make_if_missing(made, fail) == made
     with pytest.raises(UserError, match="no passages"):
         make_if_missing(tmp_path / "other", fail)
+
+
+# A disk that is full: one line that names what was not written, exit code 2, and nothing half-written.
+
+
+def full(*arguments: object, **named: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_does_not_fit_is_named_and_not_there(writer: Shell, monkeypatch, name: str) -> None:
+    monkeypatch.setattr(files.os, "fsync", full)
+    assert "in/out was not written: the disk is full" in writer.refused(*WRITERS[name])
+
+
+@pytest.mark.parametrize("is_room_left", [False, True])
+def test_a_disk_that_fills_up_in_training_stops_the_run_which_goes_on_later(
+    shell: Shell, place: Path, workspace: Path, monkeypatch, is_room_left: bool
+) -> None:
+    """PyTorch raises an error of its own while that of the file is handled. What others need the disk for may
+    have been freed when it is asked for room."""
+
+    def failing(*arguments: object) -> None:
+        message = "[enforce fail at inline_container.cc:659] . unexpected pos 64 vs 0"
+        if not is_room_left:
+            raise RuntimeError(message)
+        try:
+            full()
+        except OSError:
+            raise RuntimeError(message)  # noqa: B904
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", failing)
+        patch.setattr(files, "_has_room", lambda folder: is_room_left)
+        code, out, err = shell.typed(*train(place, "--steps", "2"))
+    assert (code, out, err.count("\n"), shell.hidden()) == (2, "", 1, [])
+    assert "step-000001 was not written: the disk is full" in err
+    (run,) = (workspace / "runs").iterdir()
+    assert f"; resume with `{resume_command(run)}`: from the start" in err
+    assert shell.typed("-q", "train", "--resume")[0] == 0
+    assert log_rows(run, "SELECT step FROM steps WHERE phase = 'train' ORDER BY step") == [(1,), (2,)]

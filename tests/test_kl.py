@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from srl.errors import UserError
-from srl.update.kl import (
-    AdaptiveKL,
-    FixedKL,
-    kl_controller,
-    kl_penalty,
-    mean_sequence_kl,
-    penalised_rewards,
-)
+from srl.update.kl import AdaptiveKL, FixedKL, kl_controller, kl_penalty, mean_sequence_kl, penalised_rewards
 
 NAN = float("nan")
 

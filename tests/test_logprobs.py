@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.live_tensors import Live
 from tests.rows import gradients, trajectory
-from tests.tiny_models import new_model
+from tests.tiny_models import louder, new_model
 
 from srl.update import logits
 from srl.update import logprobs as logprobs_module
@@ -28,14 +28,6 @@ def plain(kind="qwen2", dtype=torch.float32):
     """A small model whose logits are some units apart."""
     model = new_model(kind, vocab_size=VOCABULARY, layers=2, width=16, heads=2, ffn=24, max_length=64)
     return louder(model).to(dtype)
-
-
-def louder(model):
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(8)
-    return model.eval()
 
 
 def of_library(name, **changes):

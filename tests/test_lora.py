@@ -7,7 +7,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from tests.tiny_models import byte_level_tokenizer, tiny_model
+from tests.tiny_models import byte_level_tokenizer, louder, tiny_model
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -21,14 +21,7 @@ from transformers import (
 from srl.errors import UserError
 from srl.models.check import check_merging
 from srl.models.load import load_model
-from srl.models.weights import (
-    add_lora,
-    merged_weights,
-    model_digest,
-    plain_config,
-    save_model,
-    without_lora,
-)
+from srl.models.weights import add_lora, merged_weights, model_digest, plain_config, save_model, without_lora
 from srl.rollout.rollout_weights import MergedLora
 from srl.update.critic import Critic
 
@@ -47,14 +40,6 @@ def untied() -> PreTrainedModel:
     return model
 
 
-def scaled(model: PreTrainedModel) -> PreTrainedModel:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(8)
-    return model.eval()
-
-
 def experts() -> PreTrainedModel:
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
@@ -62,7 +47,7 @@ def experts() -> PreTrainedModel:
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2,
         eos_token_id=0, pad_token_id=1, bos_token_id=None,
     )  # fmt: skip
-    return scaled(Qwen3MoeForCausalLM(config))
+    return louder(Qwen3MoeForCausalLM(config))
 
 
 def conv1d() -> PreTrainedModel:
@@ -70,7 +55,7 @@ def conv1d() -> PreTrainedModel:
     config = GPT2Config(
         vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=0, bos_token_id=None
     )
-    return scaled(GPT2LMHeadModel(config))
+    return louder(GPT2LMHeadModel(config))
 
 
 CASES = [

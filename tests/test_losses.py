@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from srl.update.losses import (
-    aggregate,
-    count_for,
-    policy_loss,
-    sft_loss,
-    value_loss,
-)
+from srl.update.losses import aggregate, count_for, policy_loss, sft_loss, value_loss
 
 NAN = float("nan")
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"]
@@ -237,8 +231,7 @@ def test_padding_and_the_order_of_rows_change_no_loss(normalise, seed, order, pa
     moved = {name: torch.nn.functional.pad(value[order], (0, padding)) for name, value in batch.items()}
     counts = {"denominator": count_for(batch["mask"], normalise, horizon=20)}
     assert_close(
-        both_losses(moved, normalise=normalise, **counts),
-        both_losses(batch, normalise=normalise, **counts),
+        both_losses(moved, normalise=normalise, **counts), both_losses(batch, normalise=normalise, **counts)
     )
 
 

@@ -10,12 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from srl.update.kl import kl_penalty
-from srl.update.losses import (
-    aggregate,
-    policy_loss,
-    sft_loss,
-    value_loss,
-)
+from srl.update.losses import aggregate, policy_loss, sft_loss, value_loss
 from srl.update.rollout_correction import RolloutCorrection
 
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"]

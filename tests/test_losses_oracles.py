@@ -7,17 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.test_advantage_oracles import OneProcess
 from torch import Tensor
 from torch.testing import assert_close
 
 from srl.update import logprobs
 from srl.update.kl import AdaptiveKL, kl_penalty
-from srl.update.losses import (
-    aggregate,
-    count_for,
-    policy_loss,
-    value_loss,
-)
+from srl.update.losses import aggregate, count_for, policy_loss, value_loss
 from srl.update.rollout_correction import RolloutCorrection
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]
@@ -184,18 +180,6 @@ def test_log_probs_and_entropy_are_verls_and_trls(verl, seed):
     assert_close(entropy, trl.entropy_from_logits(logits))
     assert_close(chosen, verl.verl_F.logprobs_from_logits_naive(logits, targets))
     assert_close(chosen, trl.selective_log_softmax(logits, targets))
-
-
-class OneProcess:
-    """What a trl trainer asks of its accelerator, on a single process."""
-
-    num_processes = 1
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def reduce(self, tensor: Tensor, reduction: str) -> Tensor:
-        return tensor
 
 
 def trl_grpo_loss(loss_type: str, logprobs: Tensor, inputs: dict[str, Tensor], beta: float) -> Tensor:

@@ -133,16 +133,11 @@ def experience(rows: int, length: int, vocabulary: int) -> Experience:
 @pytest.mark.parametrize(
     ("dtype", "rank", "checkpointing", "vocabulary", "entropy_coeff"),
     [
-        ("float32", 0, False, 400, 0.0),
-        ("float32", 0, False, 3000, 0.1),
-        ("float32", 8, True, 400, 0.1),
-        ("float32", 8, True, 3000, 0.0),
-        ("bfloat16", 8, False, 400, 0.1),
-        ("bfloat16", 8, False, 3000, 0.0),
-        ("bfloat16", 0, True, 400, 0.0),
-        ("bfloat16", 0, True, 3000, 0.1),
+        ("float32", 0, False, 400, 0.0), ("float32", 0, False, 3000, 0.1), ("float32", 8, True, 400, 0.1),
+        ("float32", 8, True, 3000, 0.0), ("bfloat16", 8, False, 400, 0.1), ("bfloat16", 8, False, 3000, 0.0),
+        ("bfloat16", 0, True, 400, 0.0), ("bfloat16", 0, True, 3000, 0.1),
     ],
-)
+)  # fmt: skip
 def test_update_takes_about_what_is_estimated_and_not_more(
     tmp_path, monkeypatch, dtype, rank, checkpointing, vocabulary, entropy_coeff
 ):

@@ -24,14 +24,7 @@ from transformers import (
 from srl.config.sections import Model
 from srl.errors import UserError
 from srl.models.check import context_of
-from srl.models.load import (
-    check_tags,
-    load_model,
-    load_tokenizer,
-    on_device,
-    pick_device,
-    pick_dtype,
-)
+from srl.models.load import check_tags, load_model, load_tokenizer, on_device, pick_device, pick_dtype
 from srl.models.weights import has_lora, merged_weights, model_digest, save_model
 from srl.protocol import STOP_STRINGS
 from srl.train.load_components import load_policy
@@ -192,48 +185,13 @@ def test_digest_is_that_of_the_weights_wherever_they_are(saved, tmp_path):
     assert model_digest(model) != model_digest(saved)
 
 
-def edit(path: Path, **changes: object) -> None:
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, **changes}))
-
-
-def damage_header(path: Path) -> None:
-    (path / "model.safetensors").write_bytes(b"\x10" + bytes(30))
-
-
-def cut_short(path: Path) -> None:
-    file = path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def lose_a_layer(path: Path) -> None:
-    edit(path, num_hidden_layers=3, layer_types=["full_attention"] * 3)
-
-
-@pytest.mark.parametrize(
-    ("damage", "key"),
-    [
-        (lambda path: path.rename(path.with_name("gone")), None),
-        (lambda path: (path / "config.json").unlink(), None),
-        (lambda path: (path / "config.json").write_text("{"), None),
-        (lambda path: (path / "model.safetensors").rename(path / "model.bin"), None),
-        (
-            lambda path: edit(path, model_type="own", auto_map={"AutoConfig": "own.C"}),
-            "model.trust_remote_code",
-        ),
-        (lambda path: edit(path, model_type="no-such-kind"), None),
-        (lose_a_layer, None),
-        (damage_header, None),
-        (cut_short, None),
-    ],
-)
-def test_directory_that_is_no_model_is_refused_in_one_line(saved, damage, key):
-    damage(saved)
+def test_a_model_with_code_of_its_own_is_refused_by_the_key_that_would_run_it(saved):
+    config = json.loads((saved / "config.json").read_text())
+    changes = {"model_type": "own", "auto_map": {"AutoConfig": "own.C"}}
+    (saved / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UserError) as refused:
         load_model(saved)
-    assert str(saved) in str(refused.value)
-    assert "\n" not in str(refused.value)
-    assert refused.value.key == key
+    assert refused.value.key == "model.trust_remote_code"
 
 
 def test_devices_and_dtypes_by_name(monkeypatch):

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.training import train
-from tests.two_retrievers import only_run, script, searched, settings, write_place
+from tests.store_builder import log_rows
+from tests.training import only_run, train
+from tests.two_retrievers import place, scripted, searched, settings
 
-import srl.store
 from srl.config import Config
 from srl.errors import UserError
 from srl.index import open_index
@@ -20,21 +20,7 @@ from srl.train.search import load_search
 from srl.workspace import Workspace
 
 pytest.importorskip("srl_bm25")
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("retrievers")
-    write_place(folder)
-    return folder
-
-
-@pytest.fixture
-def scripted(monkeypatch):
-    script(monkeypatch)
-
-
-# Training with two retrievers
+__all__ = ["place", "scripted"]
 
 
 def test_a_training_run_searches_two_retrievers_and_says_which_in_its_log(place, tmp_path, scripted):
@@ -46,10 +32,9 @@ def test_a_training_run_searches_two_retrievers_and_says_which_in_its_log(place,
         ("wbe", "lighthouse", "rejected", 0),
     ]
     pages, papers = (open_index(place / name).digest for name in ("pages", "papers"))
-    with srl.store.open(run) as log:
-        digests = log.execute("SELECT DISTINCT retriever, index_digest FROM searches ORDER BY ALL").fetchall()
-        (prompt,) = log.execute("SELECT DISTINCT text FROM segments WHERE kind = 'prompt'").fetchone()
-        (told,) = log.execute("SELECT DISTINCT text FROM segments WHERE kind = 'feedback'").fetchone()
+    digests = log_rows(run, "SELECT DISTINCT retriever, index_digest FROM searches ORDER BY ALL")
+    (prompt,) = log_rows(run, "SELECT DISTINCT text FROM segments WHERE kind = 'prompt'")[0]
+    (told,) = log_rows(run, "SELECT DISTINCT text FROM segments WHERE kind = 'feedback'")[0]
     assert digests == [("", pages), ("papers", papers), ("wbe", "")]
     assert '<search engine="papers"> query </search> (papers). Question: Who built' in prompt
     assert '<search engine="papers">' in told
@@ -82,9 +67,6 @@ def test_another_index_of_a_named_retriever_is_said_aloud(place, tmp_path, scrip
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["searches", "per", "question", "2.000"] in rows
     assert ["by", "papers", "1.000"] in rows
-
-
-# What is loaded
 
 
 def loaded(config: Config, workspace: Path) -> object:

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.native_models import FAMILIES, family_codec
+from tests.native_models import family_codec
 from tests.native_models import native as native_turns
 from tests.scripts import TableSearch
+from tests.store_builder import log_rows
 from tests.tiny_models import tiny_model
 from tests.training import config, only_run, train, write_setting
 
-from srl import store
 from srl.config import Config
 from srl.config.sections import Model
 from srl.errors import UserError
@@ -67,9 +67,8 @@ def test_a_run_logs_its_protocol_and_its_checkpoint_says_it(folder, tmp_path):
     first = {"trainer__total_training_steps": 1, "model__chat_template_kwargs": kwargs}
     train(native(folder, "auto", **first), tmp_path)
     run = only_run(tmp_path)
-    with store.open(run) as log:
-        assert log.execute("SELECT DISTINCT protocol FROM trajectories").fetchall() == [("hermes",)]
-        names = {name for (name,) in log.execute("SELECT DISTINCT name FROM metrics").fetchall()}
+    assert log_rows(run, "SELECT DISTINCT protocol FROM trajectories") == [("hermes",)]
+    names = {name for (name,) in log_rows(run, "SELECT DISTINCT name FROM metrics")}
     assert {"env/malformed_calls", "env/calls_per_turn"} <= names
     (checkpoint,) = (run / "checkpoints").glob("step-*1")
     card = json.loads((checkpoint / "srl.json").read_text())
@@ -183,14 +182,6 @@ def test_the_day_in_a_prompt_is_that_of_the_start(folder, tmp_path):
     assert codec.render(TEMPLATES["tools"].messages("Who?")).startswith("17 May 2026")
     with pytest.raises(UserError):
         template_kwargs(of_start.model_copy(update={"chat_template_kwargs": {"strftime_now": "May"}}))
-
-
-def test_what_the_chat_template_is_called_with_reaches_the_prompt(folder):
-    codec = family_codec("qwen2.5")
-    codec.tokenizer.chat_template = "{{ style }}" + FAMILIES["qwen2.5"].template
-    chosen = native(folder, model__chat_template_kwargs={"style": "dry"})
-    codec.template_kwargs = template_kwargs(chosen.model)
-    assert codec.encode_prompt(TEMPLATES["tools"].messages("Who?"))[2].startswith("dry")
 
 
 def test_servers_of_verl_are_told_where_a_turn_ends():

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from tests import training
 from tests.native_models import ADDED, HERMES_FILE, codec_of
+from tests.store_builder import log_rows
 from tests.test_vllm_engine import with_vllm
 from tests.test_vllm_server import Server
 from tests.tiny_models import new_model
 
-from srl import store
 from srl.cli import main
 from srl.config import Config
 from srl.data.corpus import write_corpus
@@ -71,10 +71,9 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def read_ids(run: Path, step: int) -> list[int]:
     """All token ids of the validation episode of a step."""
-    with store.open(run) as log:
-        rows = log.execute(
-            "SELECT token_ids FROM segments WHERE phase = 'val' AND step = ? ORDER BY position", [step]
-        ).fetchall()
+    rows = log_rows(
+        run, "SELECT token_ids FROM segments WHERE phase = 'val' AND step = ? ORDER BY position", [step]
+    )
     return [number for (ids,) in rows for number in ids]
 
 
@@ -92,9 +91,8 @@ def test_native_calls_are_trained_and_evaluated_on_vllm(taught, tmp_path):
     training.train(config(folder, "grpo", **settings), tmp_path / "ws")
     trained = training.only_run(tmp_path / "ws")
     assert read_ids(trained, 0) == read_ids(run, STEPS)
-    with store.open(trained) as log:
-        rows = log.execute("SELECT name, step, value FROM metrics WHERE phase = 'train'").fetchall()
-        asked = log.execute("SELECT DISTINCT phase, step, query FROM searches").fetchall()
+    rows = log_rows(trained, "SELECT name, step, value FROM metrics WHERE phase = 'train'")
+    asked = log_rows(trained, "SELECT DISTINCT phase, step, query FROM searches")
     metrics = {(name, step): value for name, step, value in rows}
     assert all(metrics["rollout/logprob_diff/max", step] < 1e-4 for step in (1, 2))
     assert {("train", 2, "velmar"), ("val", 2, "velmar")} <= set(asked)

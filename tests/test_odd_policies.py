@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from tests.scripts import QUESTION, TableSearch, rollout
+from tests.store_builder import log_rows
 from tests.tiny_models import EOS, byte_level_tokenizer, tiny_model
 from tests.training import Said, config, train, write_setting
 
@@ -193,15 +194,13 @@ def test_a_model_that_diverges_in_a_rollout_ends_the_run_in_one_line_and_the_log
     assert "\n" not in str(error.value)
     monkeypatch.undo()
     (run,) = Workspace(setting / "workspace").all_runs()
-    with srl.store.open(run) as log:
-        assert log.execute("SELECT status FROM runs").fetchall() == [("failed",)]
-        ((why,),) = log.execute("SELECT error FROM runs").fetchall()
-        counts = log.execute("SELECT step, count(*) FROM trajectories GROUP BY ALL ORDER BY ALL").fetchall()
+    assert log_rows(run, "SELECT status FROM runs") == [("failed",)]
+    ((why,),) = log_rows(run, "SELECT error FROM runs")
+    counts = log_rows(run, "SELECT step, count(*) FROM trajectories GROUP BY ALL ORDER BY ALL")
     assert why.startswith("the model's logits are not finite: its weights have diverged")
     assert counts == [(1, 8), (2, before[0])]
     assert 2 <= before[0] < 8
     resume(run, workspace=Workspace(setting / "workspace"), terminal=Said())
-    with srl.store.open(run) as log:
-        assert log.execute("SELECT status, error FROM runs").fetchall() == [("finished", "")]
-        counts = log.execute("SELECT step, count(*) FROM trajectories GROUP BY ALL ORDER BY ALL").fetchall()
+    assert log_rows(run, "SELECT status, error FROM runs") == [("finished", "")]
+    counts = log_rows(run, "SELECT step, count(*) FROM trajectories GROUP BY ALL ORDER BY ALL")
     assert counts == [(1, 8), (2, 8)]

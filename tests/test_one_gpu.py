@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.store_builder import log_records, log_rows
 from tests.tiny_models import byte_level_tokenizer, new_model
 from tests.training import Said
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-import srl.store
 from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
 from srl.models.weights import model_digest, save_model
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
-from srl.store import read_records
 from srl.train.run import start
 from srl.trajectory import Passage
 from srl.workspace import Workspace
@@ -121,12 +120,6 @@ def train(config: Config, root: Path, terminal: Said | None = None) -> Path:
     return Workspace(root).runs / summary.run_id
 
 
-def metrics_of(run: Path) -> list[dict[str, float]]:
-    with srl.store.open(run) as log:
-        rows = log.execute("SELECT metrics FROM raw.steps WHERE phase = 'train' ORDER BY step").fetchall()
-    return [metrics for (metrics,) in rows]
-
-
 def adapter(run: Path, step: int) -> dict[str, torch.Tensor]:
     return torch.load(run / "checkpoints" / f"step-{step:06d}" / "trainer" / "actor.pt", weights_only=True)
 
@@ -163,14 +156,13 @@ def test_model_with_less_trains_too(tmp_path, kind, lacks):
     said = Said()
     config = bring(tmp_path / "own", kind, lacks).config(**{"model.dtype": "float32"})
     run = train(config, tmp_path / "workspace", said)
-    for metrics in metrics_of(run):
+    for (metrics,) in log_rows(run, "SELECT metrics FROM raw.steps WHERE phase = 'train'"):
         assert metrics["rollout/logprob_diff/max"] < 1e-3
         assert metrics["actor/grad_norm"] > 0
     assert not same(adapter(run, 1), adapter(run, 2))
     assert "no chat template" in said.text
     assert ("no EOS token" in said.text) == (lacks == "everything")
-    with srl.store.open(run) as log:
-        prompts = [record.trajectory.segments[0].text for record in read_records(log)]
+    prompts = [record.trajectory.segments[0].text for record in log_records(run)]
     assert all(prompt.startswith("Answer the given question.") for prompt in prompts)
 
 

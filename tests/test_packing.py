@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.rows import experience, gradients, trajectory
-from tests.tiny_models import tiny_model
+from tests.tiny_models import louder, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface
 
@@ -41,12 +41,7 @@ def of_library(name, **changes):
         "bos_token_id": 0, "eos_token_id": 0,
     }  # fmt: skip
     config = getattr(transformers, f"{name}Config")(**{**sizes, **changes})
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(8)
-    return model.eval()
+    return louder(transformers.AutoModelForCausalLM.from_config(config))
 
 
 def padded(model):

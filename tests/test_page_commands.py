@@ -20,8 +20,8 @@ import pytest
 from tests.docs_page_lines import PAGES, ROOT, Line, all_lines, blocks_of, lines_of
 from tests.docs_page_place import write_place
 from tests.live_server import running
+from tests.store_builder import log_rows
 
-import srl.store
 from srl.cli.app import command
 from srl.config import load_config
 from srl.index import open_index
@@ -106,8 +106,7 @@ def port(place: Path) -> Iterator[int]:
 @pytest.mark.must_run
 def test_commands_run(place: Path, port: int) -> None:
     """Training stops once its configuration is read."""
-    with srl.store.open(place / "srl-workspace" / "runs") as log:
-        [(trajectory,)] = log.execute("SELECT id FROM trajectories LIMIT 1").fetchall()
+    [(trajectory,)] = log_rows(place / "srl-workspace" / "runs", "SELECT id FROM trajectories LIMIT 1")
     lines = [line for line in LINES if not reason(line) and not line.text.startswith("make ")]
     plan, results = place.parent / "plan.json", place.parent / "results.json"
     plan.write_text(json.dumps([(line.page, filled(line.text, trajectory, port)) for line in lines]))

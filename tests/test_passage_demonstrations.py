@@ -8,7 +8,6 @@ import pytest
 from tests.native_models import family_codec
 
 from srl.config import Config, load_config
-from srl.data.corpus import write_corpus
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import write_questions
 from srl.errors import CheckFailed, UserError
@@ -39,8 +38,7 @@ ASKED = {
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("passages")
     passages = [Passage(title, f'"{title}"\n{text}') for title, text in PAGES.items()]
-    write_corpus(folder / "corpus.jsonl", passages)
-    build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
+    build_index(passages, folder / "index")
     return folder / "index"
 
 

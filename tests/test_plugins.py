@@ -14,17 +14,12 @@ __all__ = ["site"]
 
 HOOK = "from srl.plugins import hookimpl\n@hookimpl\ndef "
 BROKEN = [
-    "import no_such_module_of_anybody",
-    "def broken(:",
-    "raise SystemExit(3)",
-    "1 / 0",
-    f"{HOOK}srl_rewards(register): 1 / 0",
-    f"{HOOK}srl_reward(register): pass",
-    f"{HOOK}srl_rewards(reg): pass",
-    f"{HOOK}srl_rewards(register): register(object, 'x', 's')",
+    "import no_such_module_of_anybody", "def broken(:", "raise SystemExit(3)", "1 / 0",
+    f"{HOOK}srl_rewards(register): 1 / 0", f"{HOOK}srl_reward(register): pass",
+    f"{HOOK}srl_rewards(reg): pass", f"{HOOK}srl_rewards(register): register(object, 'x', 's')",
     f"{HOOK}srl_rewards(register): register('a.b', object, 's')",
     f"{HOOK}srl_rewards(register): register('x', 'object', 's')",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("source", BROKEN)

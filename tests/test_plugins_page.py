@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from tests.docs_page_lines import ROOT, blocks_of
 from tests.plugin_site import forget_modules
@@ -22,15 +20,11 @@ KINDS = {
 }
 
 
-def written(folder: Path) -> Path:
-    for name, text in PLUGINS.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return folder
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_plugin_of_the_page_conforms_as_it_is_written(name, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(written(tmp_path)))
+    for file, text in PLUGINS.items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
     kind, target = KINDS[name]
     assert all(check.passed for check in checks(kind, f"{name.removesuffix('.py')}:{target}"))
     forget_modules(tmp_path)

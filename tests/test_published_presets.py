@@ -10,8 +10,6 @@ import pytest
 from srl.config import load_config
 from srl.train.memory import PUBLISHED, shape_of
 
-ALGORITHMS = ("ppo", "grpo")
-NAMES = ("search-r1-v0.2", "search-r1-v0.3", "search-r1-32b", "search-r1-llama")
 MODELS = [
     ("search-r1-v0.2", "Qwen/Qwen2.5-3B"),
     ("search-r1-v0.2", "Qwen/Qwen2.5-3B-Instruct"),

@@ -176,3 +176,15 @@ def test_files_that_exclude_all_or_nothing_are_refused_by_run_and_plan(place, nu
     with pytest.raises(UserError, match="exclude"):
         train(chosen, place / "work")
     assert any("exclude" in error for error in startup_errors(chosen))
+
+
+def test_a_run_whose_prompts_are_too_long_does_not_start_unless_they_may_be_left_out(place):
+    chosen = config(place, data__max_prompt_length=4)
+    assert any("data.max_prompt_length" in error for error in startup_errors(chosen))
+    with pytest.raises(UserError, match="max_prompt_length"):
+        train(chosen, place / "work")
+    longer = replace(training.questions("train", 1)[0], id="long", text="what flag has " + "velmar " * 30)
+    write_questions(place / "train.parquet", [*training.questions("train", 3), longer])
+    filtered = config(place, data__filter_overlong_prompts=True)
+    splits = load_splits(filtered, Codec(tokenizer()), lambda text: None, "grpo")
+    assert [question.id for question in splits.train] == [f"towns/train/{n}" for n in range(3)]

@@ -82,12 +82,3 @@ def test_parts_run_on_published_data_and_a_model_that_is_at_hand(tmp_path):
     assert made >= {"data", "demonstrations", "cold-start-s0", "grpo-s0", "row-base", "row-grpo-s0",
                     "row-rft-s0", "compared-cold-start-grpo-s0", "curves-grpo-s0",
                     "transcript-grpo-s0"}  # fmt: skip
-
-
-def test_rows_are_repeated_until_each_source_has_its_share(tmp_path):
-    file = tmp_path / "shown.jsonl"
-    sources = ["squad"] * 6 + ["hotpotqa"] * 2
-    file.write_text("".join(json.dumps({"data_source": name}) + "\n" for name in sources))
-    mixed = Path(parts.mixed(file, {"squad": 1, "hotpotqa": 1}).partition("=")[2])
-    written = [json.loads(line)["data_source"] for line in mixed.read_text().splitlines()]
-    assert (written.count("squad"), written.count("hotpotqa")) == (6, 6)

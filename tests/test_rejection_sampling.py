@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from tests import kills as bench
+from tests.store_builder import log_records, log_rows
 from tests.training import Said, config, only_run, setting, train
 
-import srl.store
 from srl import process
 from srl.errors import UserError
 from srl.reward import RewardMix
-from srl.store import LogWriter, Record, RunInfo, read_records
+from srl.store import LogWriter, Record, RunInfo
 from srl.train.logged_episodes import select_episodes
 from srl.train.loop import Loop
 from srl.train.run import resume
@@ -46,10 +46,6 @@ def sampled(setting: Path) -> tuple[Path, list[Trajectory]]:
     return only_run(setting / "sampled"), live
 
 
-def in_order(episodes: list[Trajectory]) -> list[Trajectory]:
-    return sorted(episodes, key=lambda item: (item.step, item.question.id, item.sample))
-
-
 def test_a_batch_from_the_log_is_the_batch_that_was_sampled(sampled: tuple[Path, list[Trajectory]]) -> None:
     """Ids, masks, padding and the sampler's log-probs, which the log keeps in single precision."""
     run, live = sampled
@@ -57,7 +53,7 @@ def test_a_batch_from_the_log_is_the_batch_that_was_sampled(sampled: tuple[Path,
     assert found.sampled == found.passed == len(live) == 64
     by_id = {item.id: item for item in live}
     kept = [by_id[item.id] for item in found.episodes]
-    assert in_order(kept) == kept
+    assert kept == sorted(kept, key=lambda item: (item.step, item.question.id, item.sample))
     ours, theirs = collate(found.episodes), collate(kept)
     for name in ("input_ids", "attention_mask", "response_mask"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
@@ -80,9 +76,8 @@ def test_a_filter_keeps_what_satisfies_it(sampled: tuple[Path, list[Trajectory]]
     "condition", ["emm = 1", "true); DROP TABLE trajectories; SELECT (true", "id IN (FROM read_text('/x'))"]
 )
 def test_a_bad_filter_is_one_line(sampled: tuple[Path, list[Trajectory]], condition: str) -> None:
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError):
         select_episodes(sampled[0], condition, 0, per_question=None)
-    assert "\n" not in str(error.value)
 
 
 def episode(question: str, sample: int, ids: tuple[int, ...], end: str = "answered") -> Trajectory:
@@ -141,11 +136,8 @@ def whole(setting: Path) -> tuple[Path, str]:
 
 def test_a_round_is_a_step_of_the_log(whole: tuple[Path, str]) -> None:
     run, said = whole
-    with srl.store.open(run) as log:
-        counts = log.execute(
-            "SELECT phase, step, count(*) FROM trajectories GROUP BY ALL ORDER BY ALL"
-        ).fetchall()
-        metrics = log.execute("SELECT DISTINCT name FROM metrics WHERE phase = 'train'").fetchall()
+    counts = log_rows(run, "SELECT phase, step, count(*) FROM trajectories GROUP BY ALL ORDER BY ALL")
+    metrics = log_rows(run, "SELECT DISTINCT name FROM metrics WHERE phase = 'train'")
     assert counts == [("test", 0, 4), ("test", 2, 4), ("train", 1, 64), ("train", 2, 64),
                       ("val", 0, 6), ("val", 1, 6), ("val", 2, 6)]  # fmt: skip
     assert {"sft/episodes", "sft/policy_loss", "train/em", "perf/total_num_tokens"} <= {n for (n,) in metrics}
@@ -178,5 +170,4 @@ def test_a_round_that_was_cut_off_is_made_again(
 
 
 def sampled_ids(run: Path) -> dict[str, list[int]]:
-    with srl.store.open(run) as log:
-        return {item.trajectory.id: item.trajectory.token_ids for item in read_records(log)}
+    return {item.trajectory.id: item.trajectory.token_ids for item in log_records(run)}

@@ -8,12 +8,11 @@ from hashlib import sha256
 from html import unescape
 
 import pytest
-from tests.store_builder import episode, new_log, question, record, write_step
+from tests.store_builder import GRPO, episode, new_log, question, record, write_step
 from tests.test_web import HOSTILE, hostile
 
 from srl.cli import main
 
-RUN = "20250102T030405Z-tiny-grpo-s1-00aa"
 GROUPS = 11
 
 
@@ -21,7 +20,7 @@ GROUPS = 11
 def logged(tmp_path_factory):
     """A run with a validation and a step of `GROUPS` questions, two samples each; the ids of the step."""
     workspace = tmp_path_factory.mktemp("logged")
-    log = new_log(workspace / "runs" / RUN)
+    log = new_log(workspace / "runs" / GRPO)
     write_step(log, 1, "val")
     made = [
         episode(number, step=2, sample=sample, answer=answer, asked=question(number))
@@ -33,32 +32,17 @@ def logged(tmp_path_factory):
     return workspace, [one.id for one in made]
 
 
-@pytest.fixture
-def ids(logged, monkeypatch):
-    """The ids of the step, in the workspace of this test."""
-    monkeypatch.setenv("SRL_WORKSPACE", str(logged[0]))
-    return logged[1]
-
-
 def written(folder, *arguments):
     """The report that the command writes with these arguments."""
     assert main(["inspect", "report", *arguments, "-o", str(folder / "r.html")]) == 0
     return (folder / "r.html").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def hostile_report(tmp_path_factory):
-    """A report on trajectories that have hostile text in all fields, and their ids."""
-    workspace = tmp_path_factory.mktemp("hostile")
+def test_the_file_loads_nothing_and_its_links_lead_into_itself(workspace):
+    """The trajectories have hostile text in all fields."""
     made = [hostile(text) for text in (*HOSTILE.values(), "https://evil.example/x.png")]
-    new_log(workspace / "runs" / RUN).write(1, "train", [record(one) for one in made], {"train/em": 0.5})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SRL_WORKSPACE", str(workspace))
-        return written(workspace, "--limit", "100"), [one.id for one in made]
-
-
-def test_the_file_loads_nothing_and_its_links_lead_into_itself(hostile_report):
-    page, ids = hostile_report
+    new_log(workspace / "runs" / GRPO).write(1, "train", [record(one) for one in made], {"train/em": 0.5})
+    page, ids = written(workspace, "--limit", "100"), [one.id for one in made]
     tags = re.findall(r"<[a-z][^>]*>", page)
     names = {re.match(r"<[a-z]+", tag)[0][1:] for tag in tags}
     assert names.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "base", "form", "input"})
@@ -74,7 +58,9 @@ def test_the_file_loads_nothing_and_its_links_lead_into_itself(hostile_report):
     )
 
 
-def test_chosen_trajectories_are_whole_and_their_groups_rows_with_advantages(ids, tmp_path):
+def test_chosen_trajectories_are_whole_and_their_groups_rows_with_advantages(logged, tmp_path, monkeypatch):
+    workspace, ids = logged
+    monkeypatch.setenv("SRL_WORKSPACE", str(workspace))
     page = written(tmp_path, "--where", "phase = 'train' AND em = 0", "--sort", "question_id")
     assert re.findall(r'id="t-(\w+)"', page) == sorted(ids[1::2], key=lambda one: f"nq-{ids.index(one) // 2}")
     assert page.count("+1.500") == GROUPS

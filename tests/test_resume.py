@@ -13,7 +13,18 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 from tests.kills import differences
-from tests.training import Said, config, questions, search_is_down, train, write_setting
+from tests.store_builder import log_rows
+from tests.training import (
+    Said,
+    config,
+    only_run,
+    questions,
+    search_is_down,
+    setting,
+    stop_at,
+    train,
+    write_setting,
+)
 
 import srl.store
 from srl.cli import main
@@ -29,6 +40,7 @@ from srl.train.run_directory import Progress, best_step, checkpoints
 from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
 
+__all__ = ["setting"]
 ROOT = Path(__file__).parent.parent
 SETTINGS = {
     "rollout.deterministic": True,
@@ -43,22 +55,9 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def setting(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("towns")
-    write_setting(folder)
-    return folder
-
-
-def only_run(workspace):
-    (run,) = Workspace(workspace).all_runs()
-    return run
-
-
 def train_metrics(run, name):
     """The different values of a metric over the training steps."""
-    with srl.store.open(run) as log:
-        rows = log.execute("SELECT value FROM metrics WHERE phase = 'train' AND name = ?", [name]).fetchall()
+    rows = log_rows(run, "SELECT value FROM metrics WHERE phase = 'train' AND name = ?", [name])
     return {value for (value,) in rows}
 
 
@@ -86,28 +85,10 @@ def known(run):
     return {str(step): em for step, em in val_em.items()}, best_step(val_em), due and newest not in val_em
 
 
-def stop_at(step, phase="train"):
-    """The scoring of a step's episodes, which breaks at one step, once."""
-    real, left = Loop.score, [1]
-
-    def score(runner, trajectories):
-        if (trajectories[0].phase, trajectories[0].step) == (phase, step) and left:
-            left.pop()
-            raise KeyboardInterrupt
-        return real(runner, trajectories)
-
-    return score
-
-
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
 def test_the_same_run_twice_is_the_same(setting, workspace, whole, algo):
     expected = whole(algo)
-    for name in (
-        "actor/pg_loss",
-        "actor/grad_norm",
-        "actor/lr",
-        *(["critic/kl_coeff"] if algo == "ppo" else []),
-    ):
+    for name in ("actor/pg_loss", "actor/grad_norm", "actor/lr", *["critic/kl_coeff"] * (algo == "ppo")):
         assert len(train_metrics(expected, name)) == 4, f"{name} moves, or equality would say little"
     train(config(setting, algo, **SETTINGS), workspace, algo)
     assert differences(only_run(workspace), expected) == []
@@ -132,8 +113,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     with pytest.raises(KeyboardInterrupt):
         train(config(setting, algo, **SETTINGS), workspace, algo)
     run = only_run(workspace)
-    with srl.store.open(run) as log:
-        assert log.execute("SELECT status FROM runs").fetchone() == ("interrupted",)
+    assert log_rows(run, "SELECT status FROM runs")[0] == ("interrupted",)
     assert max(checkpoints(run), default=0) == newest
     said = Said()
     summary = resume(run, workspace=Workspace(workspace), terminal=said)
@@ -157,9 +137,8 @@ def test_failed_searches_are_no_result_of_a_validation_or_test_and_it_is_made_ag
     if newest:
         val_em, _, awaits = known(run)
         assert (str(step) in val_em, awaits) == (phase == "test", phase == "val")
-    with srl.store.open(run) as log:
-        query = "SELECT count(*) FROM steps WHERE phase = ? AND step = ?"
-        assert log.execute(query, [phase, int(step)]).fetchone() == (0,)
+    query = "SELECT count(*) FROM steps WHERE phase = ? AND step = ?"
+    assert log_rows(run, query, [phase, int(step)])[0] == (0,)
     resume(run, workspace=Workspace(workspace), terminal=Said())
     assert differences(run, whole("grpo")) == []
     assert known(run) == known(whole("grpo"))
@@ -260,16 +239,7 @@ def test_another_model_under_an_adapter_is_refused(setting, workspace, tmp_path)
 def test_a_run_killed_at_random_moments_is_the_run_that_was_not(setting, tmp_path):
     """Three times SIGKILL, and `srl train --resume`: the same log and the same weights."""
     save_config(tmp_path, config(setting, "ppo", **{**SETTINGS, "trainer.total_training_steps": 8}))
-    command = [
-        sys.executable,
-        str(ROOT / "tests" / "kills.py"),
-        "--kills",
-        "3",
-        "--steps",
-        "8",
-        "--seed",
-        "1",
-    ]
+    command = [sys.executable, ROOT / "tests" / "kills.py", "--kills", "3", "--steps", "8", "--seed", "1"]
     command += ["--out", str(tmp_path / "resume.json"), "--", "--config", str(tmp_path / "config.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -314,8 +284,7 @@ def test_a_finished_run_that_gets_more_steps_is_the_run_that_had_them_from_the_s
     assert summary.steps == 4
     assert differences(run, only_run(tmp_path / "long")) == []
     assert load_saved(run).trainer.total_training_steps == 4
-    with srl.store.open(run) as log:
-        ((known,),) = log.execute("SELECT config FROM runs").fetchall()
+    ((known,),) = log_rows(run, "SELECT config FROM runs")
     (extension,) = json.loads(known)["extended"]
     assert (extension["at"], extension["before"], extension["after"]) == (2, 2, 4)
 
@@ -325,10 +294,9 @@ def test_a_longer_run_is_tested_at_its_new_end_and_stays_one_run(setting, tmp_pa
     run = only_run(tmp_path)
     _, summary = longer(run, 3)
     assert len(train_metrics(run, "actor/lr")) == 3
-    with srl.store.open(run) as log:
-        steps = log.execute("SELECT step FROM steps WHERE phase = 'train' ORDER BY step").fetchall()
-        tested = log.execute("SELECT step FROM steps WHERE phase = 'test' ORDER BY step").fetchall()
-        assert log.execute("SELECT status FROM runs").fetchall() == [("finished",)]
+    steps = log_rows(run, "SELECT step FROM steps WHERE phase = 'train' ORDER BY step")
+    tested = log_rows(run, "SELECT step FROM steps WHERE phase = 'test' ORDER BY step")
+    assert log_rows(run, "SELECT status FROM runs") == [("finished",)]
     assert (steps, tested) == ([(1,), (2,), (3,)], [(0,), (2,), (3,)])
     assert summary.test_em_end is not None
 
@@ -360,9 +328,8 @@ def test_a_longer_run_of_few_questions_warms_up_by_updates(setting, tmp_path):
 
 def rates(run):
     """The actor's learning rate, training step after training step."""
-    with srl.store.open(run) as log:
-        query = "SELECT value FROM metrics WHERE name = 'actor/lr' AND phase = 'train' ORDER BY step"
-        return [value for (value,) in log.execute(query).fetchall()]
+    query = "SELECT value FROM metrics WHERE name = 'actor/lr' AND phase = 'train' ORDER BY step"
+    return [value for (value,) in log_rows(run, query)]
 
 
 def test_a_run_gets_no_fewer_steps_than_it_has_made(workspace, whole):

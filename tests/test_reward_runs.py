@@ -6,12 +6,12 @@ from textwrap import dedent
 
 import pytest
 from tests.plugin_site import forget_modules
-from tests.training import Said, config, train
+from tests.store_builder import log_rows
+from tests.training import Said, config, only_run, train
 
 import srl.store
 from srl.errors import UserError
 from srl.train.dry_run import startup_errors
-from srl.workspace import Workspace
 
 REWARD = """
     from srl.trajectory import Score
@@ -32,17 +32,12 @@ def reward(tmp_path, monkeypatch):
     forget_modules(tmp_path)
 
 
-def run_of(workspace):
-    (run,) = Workspace(workspace).all_runs()
-    return run
-
-
 def test_episodes_without_a_score_are_logged_and_not_trained_on(tmp_path, workspace, reward):
     given = {"search.max_failed": 1.0, "trainer.total_training_steps": 1, **reward}
     said = Said()
     train(config(tmp_path / "towns", "grpo", **given), workspace, "grpo", said)
     assert said.text.count(f"warning: {ERROR}") == 1
-    with srl.store.open(run_of(workspace)) as log:
+    with srl.store.open(only_run(workspace)) as log:
         query = "SELECT DISTINCT sample, valid, error FROM trajectories WHERE phase = 'train' ORDER BY sample"
         assert log.execute(query).fetchall() == [(0, True, ""), (1, False, ERROR)]
         query = "SELECT DISTINCT verdict FROM trajectories WHERE phase = 'train' AND sample = 1 AND em < 1"
@@ -64,8 +59,9 @@ def test_a_run_whose_reward_fails_too_often_ends_in_one_line(tmp_path, workspace
         f"({ERROR}); once it works again, resume with"
     )
     assert "\n" not in message
-    with srl.store.open(run_of(workspace)) as log:
-        assert log.execute("SELECT count(*) FROM metrics WHERE name = 'actor/grad_norm'").fetchone() == (0,)
+    assert log_rows(only_run(workspace), "SELECT count(*) FROM metrics WHERE name = 'actor/grad_norm'")[
+        0
+    ] == (0,)
 
 
 def test_a_reward_that_is_0_for_every_question_is_said_before_and_at_the_start(tmp_path, workspace):

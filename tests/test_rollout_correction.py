@@ -18,7 +18,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.compute_advantages import needs_old_logprobs, rollout_correction
 from srl.train.rl import samples_as_trained
-from srl.update.actor import ActorLoss, Experience, accumulate_actor
+from srl.update.actor import ActorLoss, accumulate_actor
 from srl.update.logprobs import TokenStats, batched_stats
 from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
 
@@ -132,17 +132,13 @@ def test_old_log_probs_are_computed_beforehand_only_where_something_needs_them()
 SPECS = ("ppaaooaa", "paafa", "paaa", "ppaoaaa")
 
 
-def made(seed: int = 0, **changes: object) -> tuple[torch.nn.Module, Experience]:
-    trajectories = [trajectory(spec, seed=n, question=f"q{n // 2}") for n, spec in enumerate(SPECS)]
-    return policy(seed), experience(trajectories, **changes)
-
-
 @pytest.mark.parametrize("observed", [False, True])
 def test_the_updates_own_log_probs_serve_as_old_ones_bit_for_bit(observed) -> None:
     """Gradients, metrics, weights and what `seen` records: those of a pass before the update."""
     chosen = RolloutCorrection("token", upper=1.5)
     loss = ActorLoss(temperature=0.7, entropy_coeff=0.1, kl_loss_coef=0.2, correction=chosen)
-    model, part = made(mask_observations=not observed)
+    trajectories = [trajectory(spec, seed=n, question=f"q{n // 2}") for n, spec in enumerate(SPECS)]
+    model, part = policy(), experience(trajectories, mask_observations=not observed)
     stats = batched_stats(model, part.batch, part.loss_mask, max_tokens=16, temperature=0.7)
     weights = chosen.weights(stats.logprobs, part.batch.sampler_logprobs, part.mask)
     before = replace(part, old_logprobs=stats.logprobs, weights=weights)

@@ -117,17 +117,6 @@ def test_a_resumed_run_refuses_other_changes_and_stays_as_it_was(backend, tmp_pa
     assert (run / "config.yaml").read_text() == before
 
 
-def test_a_run_without_checkpoint_is_resumed_from_the_start(backend, tmp_path):
-    backend.ends_with = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt) as ended:
-        started(backend, tmp_path)
-    run = only_run(tmp_path)
-    assert "there is no checkpoint yet" in str(ended.value.__notes__)
-    backend.ends_with = None
-    runs.resume(run, workspace=Workspace(tmp_path), terminal=Said())
-    assert backend.trained[-1][1] == -1
-
-
 def test_a_run_that_ends_before_its_log_begins_leaves_no_directory(backend, tmp_path):
     backend.ends_with, backend.log_begins = KeyboardInterrupt(), False
     with pytest.raises(KeyboardInterrupt):

@@ -14,7 +14,6 @@ from tests.plugin_site import forget_modules
 from tests.scripts import QUESTION
 
 from srl.config import Config, load_config
-from srl.data.corpus import write_corpus
 from srl.errors import UserError
 from srl.index import Index, build_index, open_index
 from srl.protocol import ToolCall
@@ -60,8 +59,7 @@ class Marked(Greet):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("place")
     (folder / "made_greet.py").write_text(TOOLS)
-    write_corpus(folder / "corpus.jsonl", PASSAGES)
-    build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
+    build_index(PASSAGES, folder / "index")
     yield folder
     forget_modules(folder)
 

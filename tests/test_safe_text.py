@@ -13,24 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srl.safe import (
-    HIDDEN,
-    hidden,
-    one_line,
-    quoted,
-    safe,
-    safe_json,
-    safe_message,
-)
+from srl.safe import HIDDEN, hidden, one_line, quoted, safe, safe_json, safe_message
 
 TOKEN = "s3cr3t/key+of=tests"
 ATTACK = "a\x1b]0;pwned\x07\x1b[2J\x9b31m\u202eb\u2066c\u061cd\ue000e\ud800f\u2028g\rh"
-
-
-@pytest.fixture
-def token(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("SRL_SEARCH_TOKEN", TOKEN)
-    return TOKEN
 
 
 @given(st.text())
@@ -68,8 +54,9 @@ def test_a_token_is_hidden_in_errors_as_it_is_and_as_in_a_url(value, form, monke
         assert show(f"said: [{form(value)}] to all") == f"said: [{HIDDEN}] to all"
 
 
-def test_results_are_never_altered_to_hide_a_secret(token):
-    text = f"the painter {token} was born"
+def test_results_are_never_altered_to_hide_a_secret(monkeypatch):
+    monkeypatch.setenv("SRL_SEARCH_TOKEN", TOKEN)
+    text = f"the painter {TOKEN} was born"
     for show in (safe, one_line, safe_json):
         assert show(text) == text
 
@@ -107,17 +94,17 @@ UNITS = (
 )
 
 
-def test_a_megabyte_of_foreign_text_is_read_at_once(tmp_path, monkeypatch):
+def test_long_foreign_text_is_read_at_once(tmp_path, monkeypatch):
     """In a process of its own: a pattern that never ends also ends no test."""
     readers = [code for name, code in READERS.items() if name != "failures" or find_spec("ray")]
     monkeypatch.setenv("SRL_SEARCH_TOKEN", "aaaaaaaaaaaaaaaaaaaaaaaaab")
-    texts = f"[a + u * (1_000_000 // len(u)) + z for u in {UNITS!r} for a, z in (('', '://'), ('<', ''))]"
+    texts = f"[a + u * (300_000 // len(u)) + z for u in {UNITS!r} for a, z in (('', '://'), ('<', ''))]"
     code = (
         "import json\nfrom contextlib import suppress\nfrom pathlib import Path\n"
         f"from srl.errors import UserError\nfor reader in {readers!r}:\n"
         f"    exec(reader)\n    for text in {texts}:\n        read(text)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=tmp_path)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100, cwd=tmp_path)
 
 
 def test_a_secret_is_what_srl_reads_as_one_and_no_other_variable(monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,13 +31,12 @@ def search_r1(change: Callable[[list[list[dict]]], Any]) -> httpx.MockTransport:
     return httpx.MockTransport(answer)
 
 
-@pytest.fixture
-def app(tmp_path: Path) -> Callable[..., httpx.ASGITransport]:
+def test_our_own_server_serves_episodes_with_its_token_and_search_r1s_does(tmp_path, monkeypatch):
     build_index([Passage(str(row), f"red fox {row}") for row in range(5)], tmp_path / "i")
-    return lambda **options: httpx.ASGITransport(create_app(open_index(tmp_path / "i"), **options))
 
+    def app(**options: str) -> httpx.ASGITransport:
+        return httpx.ASGITransport(create_app(open_index(tmp_path / "i"), **options))
 
-def test_our_own_server_serves_episodes_with_its_token_and_search_r1s_does(app, tmp_path, monkeypatch):
     report = check_server(URL, ["red fox", "fox"], transport=app())
     assert (report.problems, report.index_digest) == ((), open_index(tmp_path / "i").digest)
     with pytest.raises(UserError, match="SRL_SEARCH_TOKEN"):

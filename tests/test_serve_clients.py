@@ -47,8 +47,7 @@ def test_search_r1_reads_its_batch(url):
 
 
 @pytest.mark.parametrize(
-    ("queries", "counts"),
-    [([], []), ([""], [0]), (["", SPECIES, "  "], [0, 3, 0]), (["no such words"], [0])],
+    ("queries", "counts"), [([], []), ([""], [0]), (["", SPECIES, "  "], [0, 3, 0]), (["no such words"], [0])]
 )
 def test_search_r1_survives_what_its_models_write(url, queries, counts):
     """It sends empty lists and empty queries, and one answer without `result` would end its run."""

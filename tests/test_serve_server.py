@@ -130,18 +130,13 @@ class Outside(RetrieverBase):
         ]
 
 
-@pytest.fixture
-def outside(index: Index) -> Index:
-    return Index(None, index.manifest, Outside())
-
-
 @pytest.mark.parametrize(
     ("query", "status"),
     [("no", 422), ("late", 504), ("busy", 503), ("down", 502), ("boom", 502), ("nan", 502), ("none", 502)],
 )
-def test_a_fault_has_its_status_and_is_never_an_empty_list(outside, query, status, caplog):
+def test_a_fault_has_its_status_and_is_never_an_empty_list(index, query, status, caplog):
     caplog.set_level(logging.CRITICAL)
-    client = Client(create_app(outside))
+    client = Client(create_app(Index(None, index.manifest, Outside())))
     for queries in ([query], ["a", query, "b"]):
         response = client.post("/retrieve", json={"queries": queries})
         assert response.status_code == status
@@ -176,11 +171,6 @@ THEIRS = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def guarded(index: Index) -> Client:
-    return Client(create_app(index, hosts=["search.example.org", "FD00::1"]))
-
-
 ORIGINS = [
     "http://rebound.example.com", "http://localhost:9000", "https://localhost", "null", "", "localhost:8000",
     "file://localhost:8000", "http://localhost:8000, http://example.com", "http://localhost:8000/",
@@ -188,7 +178,9 @@ ORIGINS = [
 ]  # fmt: skip
 
 
-def test_only_loopback_and_own_names_are_answered_and_no_page_of_another_origin(guarded):
+def test_only_loopback_and_own_names_are_answered_and_no_page_of_another_origin(index):
+    guarded = Client(create_app(index, hosts=["search.example.org", "FD00::1"]))
+
     def asked(*headers: tuple[str, str]) -> int:
         return guarded.post("/retrieve", json={"query": "red"}, headers=list(headers)).status_code
 

@@ -28,14 +28,10 @@ def config(*sets: str) -> Any:
 @pytest.mark.parametrize(
     ("values", "sets", "expected"),
     [
-        (LEARNING, (), False),
-        (NO_SEARCH, (), True),
-        (NO_SEARCH, ("rollout.search=false",), False),
-        (EQUAL, (), True),
-        (EQUAL, ("rollout.search=false",), True),
-        ({"timing_s/step": 1.0}, (), False),
+        (LEARNING, (), False), (NO_SEARCH, (), True), (NO_SEARCH, ("rollout.search=false",), False),
+        (EQUAL, (), True), (EQUAL, ("rollout.search=false",), True), ({"timing_s/step": 1.0}, (), False),
     ],
-)
+)  # fmt: skip
 def test_step_without_searches_or_advantages_teaches_nothing(values, sets, expected):
     assert bool(nothing_to_learn(values, config(*sets))) is expected
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.kills import differences
-from tests.training import Said, config, only_run, setting, train
+from tests.training import Said, config, only_run, setting, stop_at, train
 
 from srl.config import Config, load_saved
 from srl.errors import UserError
@@ -18,7 +18,6 @@ from srl.train import rl
 from srl.train.loop import Loop
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
-from srl.trajectory import Score, Trajectory
 from srl.workspace import Workspace
 
 __all__ = ["setting"]
@@ -49,17 +48,6 @@ def whole(setting: Path) -> Callable[[str], Path]:
     return run_of
 
 
-def breaks_scoring(patch: pytest.MonkeyPatch, phase: str, step: int, error: BaseException) -> None:
-    real = Loop.score
-
-    def score(runner: Loop, trajectories: list[Trajectory]) -> list[Score]:
-        if (trajectories[0].phase, trajectories[0].step) == (phase, step):
-            raise error
-        return real(runner, trajectories)
-
-    patch.setattr(Loop, "score", score)
-
-
 def breaks_call(patch: pytest.MonkeyPatch, name: str, call: int, error: BaseException) -> None:
     """Break a function of the training loop at its n-th call."""
     real, calls = getattr(rl, name), itertools.count(1)
@@ -77,7 +65,11 @@ def breaks_call(patch: pytest.MonkeyPatch, name: str, call: int, error: BaseExce
     [
         ("ppo", partial(breaks_call, name="update_critic", call=3), KeyboardInterrupt()),
         ("grpo", partial(breaks_call, name="update_actor", call=3), UserError("gone")),
-        ("grpo", partial(breaks_scoring, phase="val", step=2), KeyboardInterrupt()),
+        (
+            "grpo",
+            lambda patch, error: patch.setattr(Loop, "score", stop_at(2, "val", error)),
+            UserError("gone"),
+        ),
     ],
     ids=["the KL has moved", "questions drawn", "in a validation"],
 )
@@ -102,7 +94,7 @@ def test_a_gpu_without_memory_loses_only_the_step_under_way_and_says_what_takes_
     setting: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
-    breaks_scoring(monkeypatch, "train", 3, full)
+    monkeypatch.setattr(Loop, "score", stop_at(3, "train", full))
     with pytest.raises(UserError) as caught:
         train(chosen(setting, "grpo"), workspace, "grpo")
     run = only_run(workspace)

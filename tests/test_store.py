@@ -1,19 +1,28 @@
+"""The log as it is asked: its tables and its rows; and two processes at one log."""
+
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
 import duckdb
 import pytest
-from tests.store_builder import BERN, KLEE, episode, new_log, question, record, search, write_step
+from tests.store_builder import BERN, KLEE, episode, log_rows, new_log, question, record, search, write_step
 
 import srl.store
 from srl.cli import main
-from srl.store import Record
+from srl.config import Config, save_config
+from srl.errors import UserError
+from srl.store import Record, lock
+from srl.train import run as train
+from srl.train.report import Terminal
+from srl.train.run_directory import RunRecord
 from srl.trajectory import Score
+from srl.workspace import Workspace
 
 
 @pytest.mark.parametrize("folder", ["it's [a] *", "turns=4", "exp:1"])
@@ -34,13 +43,6 @@ def test_a_run_is_found_whatever_its_path_and_in_a_folder_of_runs(tmp_path, monk
 def one(connection: duckdb.DuckDBPyConnection, query: str):
     ((value,),) = connection.execute(query).fetchall()
     return value
-
-
-def steps_of(path, table: str = "trajectories") -> list[int]:
-    with srl.store.open(path) as connection:
-        return [
-            s for (s,) in connection.execute(f"SELECT DISTINCT step FROM {table} ORDER BY step").fetchall()
-        ]
 
 
 def test_every_table_has_the_columns_and_types_that_are_described(tmp_path):
@@ -155,36 +157,6 @@ def test_exact_match_is_of_the_reward_where_it_has_one_and_computed_else(tmp_pat
         assert rows == [(1.0, 1.0, None), (1.0, 0.5, 1.0), (0.0, 1.0, 0.0), (None, None, None)]
 
 
-def test_reader_sees_whole_steps_only_while_another_process_writes(tmp_path):
-    code = """
-        import sys
-        from pathlib import Path
-        sys.path.insert(0, sys.argv[2])
-        from store_builder import new_log, write_step
-        import srl.store.writer
-        srl.store.writer.COMPACT_AT = 4
-        with new_log(Path(sys.argv[1])) as log:
-            for step in range(1, 17):
-                write_step(log, step, size=3)
-                print(step, flush=True)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path), str(Path(__file__).parent)]
-    query = """
-        SELECT count(*), count(*) FILTER (found <> 3 OR pieces <> 12), max(step) FROM (
-            SELECT step, count(*) AS found, sum(pieces) AS pieces FROM trajectories
-            JOIN (SELECT trajectory_id AS id, count(*) AS pieces FROM segments GROUP BY ALL) USING (id)
-            GROUP BY step)
-    """
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        seen = []
-        for line in writer.stdout:
-            seen.append(srl.store.reading([tmp_path], lambda c: c.execute(query).fetchall())[0])
-            assert seen[-1][0] >= int(line)
-    assert writer.returncode == 0
-    assert all(broken == 0 and count == last for count, broken, last in seen)
-    assert steps_of(tmp_path) == list(range(1, 17))
-
-
 def test_a_search_says_whether_its_query_had_been_asked_and_its_question_has_an_answer(tmp_path):
     asking = episode(0)
     asking.searches = [
@@ -200,3 +172,65 @@ def test_a_search_says_whether_its_query_had_been_asked_and_its_question_has_an_
         ("Klee", 2, 1, True, False), ("Bern", 1, None, True, False), (" klee ", 0, None, True, True),
         ("Klee", 1, None, False, False),
     ]  # fmt: skip
+
+
+# Two processes at one log: one changes it, the other is told by whom; a SIGKILL gives the lock back.
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from srl.store.lock import LogLock
+LogLock(Path(sys.argv[1])).acquire()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """An interrupted run of two steps."""
+    log = new_log(tmp_path / "run")
+    for step in (1, 2):
+        write_step(log, step)
+    log.close("interrupted")
+    save_config(tmp_path / "run", Config())
+    RunRecord("tiny", "grpo", "").save(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def resume(run: Path) -> None:
+    """Resume after step 1, train step 2, and finish."""
+    log = new_log(run)
+    log.drop_steps_after(1)
+    write_step(log, 2, size=3)
+    log.finish()
+
+
+def counts(run: Path) -> list[tuple[int, int]]:
+    """How many trajectories each step has."""
+    return log_rows(run, "SELECT step, count(*) FROM trajectories GROUP BY 1 ORDER BY 1")
+
+
+def test_a_log_that_is_being_changed_is_left_alone_until_its_process_is_killed(run):
+    command = [sys.executable, "-c", HOLDER, str(run / "log")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        with pytest.raises(UserError, match=f"process {child.pid}"):
+            new_log(run)
+        with pytest.raises(UserError, match=f"process {child.pid}"):
+            train.resume(run, workspace=Workspace(run.parent), terminal=Terminal(quiet=True))
+        assert counts(run) == [(1, 2), (2, 2)]
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie, which nobody has waited for
+        resume(run)
+    assert counts(run) == [(1, 2), (2, 3)]
+
+
+def test_a_file_system_without_locks_has_logs_nevertheless(run, monkeypatch):
+    def no_locks(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "lockf", no_locks)
+    resume(run)
+    assert counts(run) == [(1, 2), (2, 3)]

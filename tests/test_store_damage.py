@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.cli_mistakes import cut
 from tests.store_builder import new_log, run_info, write_step
 
 import srl.store
@@ -16,24 +17,12 @@ from srl.store import LogWriter, parts
 GOOD, BAD = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
 
 
-def cut_short(part: Path) -> None:
-    file = part / "trajectories.parquet"
-    file.write_bytes(file.read_bytes()[:50])
-
-
-def emptied(part: Path) -> None:
-    (part / "searches.parquet").write_bytes(b"")
-
-
-def missing(part: Path) -> None:
-    (part / "steps.parquet").unlink()
-
-
-def of_another_version(part: Path) -> None:
-    pq.write_table(pa.table({"mood": [1]}), part / "segments.parquet")
-
-
-HARMS = [cut_short, emptied, missing, of_another_version]
+HARMS = {
+    "cut short": lambda part: cut(part / "trajectories.parquet"),
+    "empty": lambda part: (part / "searches.parquet").write_bytes(b""),
+    "missing": lambda part: (part / "steps.parquet").unlink(),
+    "of another version": lambda part: pq.write_table(pa.table({"mood": [1]}), part / "segments.parquet"),
+}
 
 
 def part_of(run: Path, step: int) -> Path:
@@ -58,7 +47,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 def test_a_damaged_part_is_left_out_and_named(runs, harm, caplog):
     harm(part_of(runs / BAD, 2))
     said: list[str] = []
@@ -87,7 +76,7 @@ def test_a_run_whose_manifest_cannot_be_read_is_left_out_and_not_taken_up(runs, 
     assert (runs / BAD / "log" / "manifest.json").read_bytes() == content
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_resumed_run_sets_a_damaged_part_aside_and_ends_whole(runs, harm, step):
     """One that it trains again, or one before its checkpoint, which is lost."""

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from tests.cli_mistakes import Shell, shell  # noqa: F401 - a fixture
 from tests.fake_openai import MODEL, FakeServer, Reply, completion, listing
-from tests.training import TOWNS, questions
+from tests.training import PASSAGES, TOWNS, questions
 
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import read_questions, write_questions
 from srl.errors import CheckFailed, UserError
+from srl.index import build_index
 from srl.protocol import parse_action
 from srl.rollout import openai_engine
 from srl.store import LogWriter, Record, RunInfo
@@ -75,13 +76,7 @@ def options(url: str, *more: str) -> list[str]:
 @pytest.fixture
 def corpus(place):
     """An index of the towns' pages."""
-    from tests.training import PASSAGES
-
-    from srl.data.corpus import write_corpus
-    from srl.index import build_index
-
-    write_corpus(place / "corpus.jsonl", PASSAGES)
-    build_index(place / "corpus.jsonl", place / "index", "bm25", {})
+    build_index(PASSAGES, place / "index")
     return place / "index"
 
 

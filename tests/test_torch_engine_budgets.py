@@ -12,7 +12,6 @@ from tests import model_families as families
 from tests.tiny_models import byte_level_tokenizer, new_model, tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from srl.errors import UserError
 from srl.rollout.attention import slot_attention
@@ -88,8 +87,7 @@ def test_decode_step_copies_no_keys_and_values_and_reads_nothing_back():
 def test_body_of_a_graph_has_its_budget_of_operations_and_reads_nothing():
     """The body is run on tensors without values: what asks for one raises."""
     with FakeTensorMode(), torch.no_grad():
-        config = AutoConfig.for_model("llama", **families.SIZES | {"num_hidden_layers": LAYERS})
-        model = AutoModelForCausalLM.from_config(config)
+        model = families.of_sizes("llama", num_hidden_layers=LAYERS)
         forward = CachedForward(model, ROWS, 256, graphs=True, in_place=False)
         inputs = torch.zeros(6, ROWS, dtype=torch.float64)
         with slot_attention(forward.model, forward.cache.access), Operations() as operations:
@@ -156,12 +154,9 @@ def talk(engine):
 CODEC = Codec(byte_level_tokenizer())
 
 
-def wide_model():
-    return new_model("qwen2", vocab_size=600, layers=1, width=512, heads=4, ffn=512, seed=2)
-
-
 def test_onednn_computes_what_pytorch_does_and_is_gone_afterwards():
-    model, ids = wide_model(), torch.arange(40).reshape(2, 20)
+    model = new_model("qwen2", vocab_size=600, layers=1, width=512, heads=4, ffn=512, seed=2)
+    ids = torch.arange(40).reshape(2, 20)
     with torch.no_grad(), Operations() as theirs:
         expected = model(ids).logits
     with torch.no_grad(), Operations() as ours, onednn_linears(model):

@@ -13,8 +13,6 @@ from tests import model_families as families
 from tests.scripts import rollout
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     MambaConfig,
@@ -274,7 +272,7 @@ WINDOWED += ["exaone4", "modernbert-decoder", "llama4_text", "gpt_oss"]
 @pytest.mark.parametrize("family", WINDOWED)
 def test_windows_and_chunks_are_masks_over_the_one_cache(family, graphs):
     """Episodes are up to ten times as long as a window, and rows of all lengths share the steps."""
-    model = of_sizes(family, **families.FAMILIES[family] | {"sliding_window": families.WINDOW})
+    model = families.of_sizes(family, **families.FAMILIES[family] | {"sliding_window": families.WINDOW})
     engine = new_engine(model, graphs=graphs)
     assert isinstance(engine._forward, CachedForward)
     episodes = converse_all(engine, plans(6))
@@ -285,7 +283,7 @@ def test_windows_and_chunks_are_masks_over_the_one_cache(family, graphs):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_scores_are_capped_where_the_models_own_attention_caps_them(attention):
     """transformers' sdpa leaves the cap out; the trainer computes with it all the same."""
-    model = of_sizes("gemma2", **families.FAMILIES["gemma2"] | {"attn_logit_softcapping": 0.2})
+    model = families.of_sizes("gemma2", **families.FAMILIES["gemma2"] | {"attn_logit_softcapping": 0.2})
     model.set_attn_implementation(attention)
     engine = new_engine(model)
     assert isinstance(engine._forward, CachedForward)
@@ -299,21 +297,16 @@ def test_scores_are_capped_where_the_models_own_attention_caps_them(attention):
 
 
 def test_model_whose_scores_are_capped_is_loaded_with_the_attention_that_caps_them(tmp_path):
-    of_sizes("gemma2", **families.FAMILIES["gemma2"]).save_pretrained(tmp_path)
+    families.of_sizes("gemma2", **families.FAMILIES["gemma2"]).save_pretrained(tmp_path)
     assert load_model(tmp_path).config._attn_implementation == "eager"
     assert load_model(tmp_path, attn_implementation="sdpa").config._attn_implementation == "sdpa"
 
 
 def test_model_with_an_attention_of_its_own_has_a_cache_that_is_read_by_index():
-    model = of_sizes("nemotron")
+    model = families.of_sizes("nemotron")
     engine = new_engine(model)
     assert isinstance(engine._forward, CachedForward)
     assert_as_full_forward(model, converse_all(engine, plans(4)), greedy=True)
-
-
-def of_sizes(family, **sizes):
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **families.SIZES | sizes)).eval()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

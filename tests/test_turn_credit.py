@@ -5,8 +5,7 @@ a bad one (0), or an answer, which ends the episode; the third answers. An answe
 probability that grows with the good searches before it. The policy is a softmax for each turn. Every group
 of `SIZE` episodes is enumerated with its probability, so expectations have no sampling error.
 
-`turn_rloo` and `rloo` are the plugins themselves; `per turn index` is each turn's reward minus the mean of
-that turn's rewards in the group, summed from the turn on: MT-GRPO (arXiv 2505.11821) for any number of turns.
+`turn_rloo` and `rloo` are the plugins themselves.
 """
 
 from __future__ import annotations
@@ -81,17 +80,6 @@ def tensors(group: list[Episode]) -> tuple[Tensor, Tensor]:
     return rewards, mask
 
 
-def per_turn_index(token_level_rewards: Tensor, mask: Tensor) -> Tensor:
-    """Each turn's reward minus the group's mean of it over the rows that took the turn, summed from there on.
-
-    Rewards and mask are (groups, rows, 6).
-    """
-    rewards, taken = token_level_rewards[..., ::2], mask[..., ::2]
-    means = rewards.sum(1, keepdim=True) / taken.sum(1, keepdim=True).clamp(min=1)
-    centred = (rewards - means) * taken
-    return centred.flip(-1).cumsum(-1).flip(-1) * taken
-
-
 def plugin(estimate: Callable[..., Advantages]) -> Estimator:
     """A plugin's advantage of each turn."""
 
@@ -152,8 +140,3 @@ def process(request):
 @pytest.mark.parametrize("estimate", [rloo, turn_rloo], ids=["rloo", "turn_rloo"])
 def test_without_bias_the_mean_over_all_groups_is_the_gradient_of_the_return(process, estimate):
     assert_close(process.mean(plugin(estimate)), process.gradient(), rtol=0, atol=1e-12)
-
-
-def test_means_of_each_turn_index_bias_the_gradient(process):
-    bias = process.mean(per_turn_index) - process.gradient()
-    assert float(bias.norm() / process.gradient().norm()) > 0.05

@@ -20,13 +20,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.train.compute_advantages import compute_advantages
 from srl.train.questions import QuestionOrder, Splits
-from srl.train.verl.batch import (
-    balanced_order,
-    block_of,
-    step_batch,
-    tokens_by_trajectory,
-    update_fields,
-)
+from srl.train.verl.batch import balanced_order, block_of, step_batch, tokens_by_trajectory, update_fields
 from srl.train.verl.dataset import Questions, read_row, row
 from srl.train.verl.engine import VerlEngine, server_params
 from srl.train.verl.job import TORCH

@@ -53,16 +53,11 @@ def test_damaged_checkpoint_is_not_gone_on_from_until_it_is_moved_aside(tmp_path
 @pytest.mark.parametrize(
     ("keep", "val_em", "kept"),
     [
-        (1, None, [3]),
-        (2, None, [2, 3]),
-        (None, None, [1, 2, 3]),
-        (1, {1: 0.1, 2: 0.5, 3: 0.2}, [2, 3]),
-        (1, {1: 0.5, 2: 0.5, 3: 0.2}, [1, 3]),
-        (1, {1: 0.1, 2: 0.2, 3: 0.3}, [3]),
-        (1, {1: 0.1, 4: 0.9}, [1, 3]),
-        (1, {9: 0.9}, [3]),
+        (1, None, [3]), (2, None, [2, 3]), (None, None, [1, 2, 3]), (1, {1: 0.1, 2: 0.5, 3: 0.2}, [2, 3]),
+        (1, {1: 0.5, 2: 0.5, 3: 0.2}, [1, 3]), (1, {1: 0.1, 2: 0.2, 3: 0.3}, [3]),
+        (1, {1: 0.1, 4: 0.9}, [1, 3]), (1, {9: 0.9}, [3]),
     ],
-)
+)  # fmt: skip
 def test_the_newest_and_the_first_best_by_validation_are_kept(tmp_path, keep, val_em, kept):
     for step in (1, 2, 3, 4):
         checkpoint(tmp_path, step, settled=step < 4)

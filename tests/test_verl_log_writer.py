@@ -7,13 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.store_builder import episode, record, run_info
+from tests.store_builder import episode, log_records, log_rows, record, run_info
 
-import srl.store
 from srl import files
 from srl.config import load_config
 from srl.errors import UserError
-from srl.store import read_records
 from srl.train.run_directory import Progress
 from srl.train.verl.log_writer import LogActor
 from srl.train.watches import Watcher
@@ -28,19 +26,14 @@ def new_writer(log: Path, after: int | None = None) -> LogActor:
     return LogActor(log, run_info(), resumed_from=after)
 
 
-def rows(log: Path, query: str) -> list[tuple]:
-    with srl.store.open(log) as connection:
-        return connection.execute(query).fetchall()
-
-
 def entries(log: Path) -> list[tuple]:
     """Every entry of the log with the number of episodes it says it has."""
-    return rows(log, "SELECT phase, step, trajectories FROM steps ORDER BY step, phase")
+    return log_rows(log, "SELECT phase, step, trajectories FROM steps ORDER BY step, phase")
 
 
 def counts(log: Path) -> list[tuple]:
     """How many episodes there are of each step."""
-    return rows(log, "SELECT phase, step, count(*) FROM trajectories GROUP BY ALL ORDER BY step, phase")
+    return log_rows(log, "SELECT phase, step, count(*) FROM trajectories GROUP BY ALL ORDER BY step, phase")
 
 
 def add(to: LogActor, step: int, phase: str = "train", count: int = 2, **given) -> None:
@@ -59,7 +52,7 @@ def test_episodes_are_in_the_order_of_question_and_sample(log):
     for number, sample in ((1, 1), (0, 1), (1, 0), (0, 0)):
         writer.add(1, "train", record(episode(number, sample=sample)))
     finish(writer, 1, "train", {"timing_s/step": 2.0})
-    found = rows(log, "SELECT question_id, sample FROM trajectories ORDER BY position")
+    found = log_rows(log, "SELECT question_id, sample FROM trajectories ORDER BY position")
     assert found == [("nq-0", 0), ("nq-0", 1), ("nq-1", 0), ("nq-1", 1)]
 
 
@@ -74,11 +67,10 @@ def test_the_numbers_of_tokens_end_up_at_their_tokens(log):
     given = {name: [value * factor for value in response] for name, factor in factors.items()}
     finish(writer, 1, "train", {}, {trajectory.id: given})
     finish(writer, 2, "train", {}, {"another": {"advantages": [1.0]}})
-    assert rows(
+    assert log_rows(
         log, "SELECT DISTINCT advantages IS NULL AND entropies IS NULL FROM segments WHERE step = 2"
     ) == [(True,)]
-    with srl.store.open(log) as connection:
-        (found,) = read_records(connection, "step = ?", [1])
+    (found,) = log_records(log, "step = ?", [1])
     policy = trajectory.response_mask[prompt:]
     assert sum(policy) not in (0, len(policy)), "there are tokens of both kinds after the prompt"
     expected = [value * bit for value, bit in zip(response, policy, strict=True)]
@@ -94,7 +86,7 @@ def test_a_run_that_fails_leaves_the_episodes_of_its_unfinished_step(log):
     add(writer, 1, "val", count=3)
     writer.close("failed")
     assert entries(log) == [("train", 1, 2), ("train", 2, 1)], "an unfinished validation has measured nothing"
-    assert rows(log, "SELECT status FROM runs") == [("failed",)]
+    assert log_rows(log, "SELECT status FROM runs") == [("failed",)]
 
 
 def watched(log: Path, action: str, after: int | None = None) -> LogActor:
@@ -108,14 +100,14 @@ def test_a_watch_that_fires_is_said_and_logged_and_known_to_a_resumed_run(log):
         add(writer, step)
         finish(writer, step, "train", {"actor/ref_kl": 5.0})
     assert (len(writer.poll().notes), writer.failure()) == (1, None)
-    assert rows(log, "SELECT step, watch, value, action FROM watches") == [(3, "kl", 5.0, "note")]
+    assert log_rows(log, "SELECT step, watch, value, action FROM watches") == [(3, "kl", 5.0, "note")]
     resumed = watched(log, "note", after=3)
     add(resumed, 4)
     finish(resumed, 4, "train", {"actor/ref_kl": 5.0})
     assert resumed.poll().notes == [], "it does not fire twice"
-    assert rows(log, "SELECT step FROM watches") == [(3,)]
+    assert log_rows(log, "SELECT step FROM watches") == [(3,)]
     watched(log, "note", after=2)
-    assert rows(log, "SELECT * FROM watches") == [], "the step in which it fired is made again"
+    assert log_rows(log, "SELECT * FROM watches") == [], "the step in which it fired is made again"
 
 
 def test_a_watch_that_stops_a_run_ends_it_as_a_failure(log):
@@ -138,7 +130,7 @@ def test_a_finished_step_is_told_with_what_its_episodes_say_of_it(log):
     (event,) = writer.poll().events
     assert event.metrics == known
     writer.flush()
-    assert dict(rows(log, "SELECT name, value FROM metrics")) == known
+    assert dict(log_rows(log, "SELECT name, value FROM metrics")) == known
 
 
 def test_a_resumed_runs_figures_are_those_of_its_log(log):

@@ -37,9 +37,8 @@ def test_train_mode_without_dropout_is_right(saved, family):
 
 
 def test_a_router_that_samples_in_train_mode_is_refused(saved):
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError):
         check_start_on_verl(made(saved("phimoe"), *SHORT), job(), pytest.fail)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("family", "modules"), [("tied", "[lm_head]"), ("mixtral", "all-linear")])

@@ -9,21 +9,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.store_builder import log_records, log_rows
 from tests.training import config as local_config
-from tests.training import questions, train
+from tests.training import only_run, questions, train
 from tests.verl_runs import (
     Typed,
     checkpointed,
     end,
     finished,
     index_of,
-    only_run,
     wait_until_gone,
     write_config,
 )
 
-from srl import store
-from srl.store.records import read_records
 from srl.train.questions import QuestionOrder
 from srl.train.resume import resume_command
 from srl.train.run_directory import checkpoints
@@ -38,23 +36,17 @@ def towns(tmp_path_factory):
     return tmp_path_factory.mktemp("towns")
 
 
-def rows(run, query):
-    with store.open(run) as log:
-        return log.execute(query).fetchall()
-
-
 def steps(run):
     """Every entry of the log, `(phase, step)`; a step that was written twice shows twice."""
-    return sorted(rows(run, "SELECT phase, step FROM steps"))
+    return sorted(log_rows(run, "SELECT phase, step FROM steps"))
 
 
 def metric(run, name, phase="train"):
-    return dict(rows(run, f"SELECT step, value FROM metrics WHERE phase = '{phase}' AND name = '{name}'"))
+    return dict(log_rows(run, f"SELECT step, value FROM metrics WHERE phase = '{phase}' AND name = '{name}'"))
 
 
 def records(run, step):
-    with store.open(run) as log:
-        found = read_records(log, "phase = 'train' AND step = ?", [step])
+    found = log_records(run, "phase = 'train' AND step = ?", [step])
     return {record.trajectory.id: record for record in found}
 
 
@@ -158,7 +150,7 @@ def test_grpo_samples_what_the_local_backend_samples(grpo):
 def test_grpo_learns_at_the_local_rates_from_what_the_trainer_would_have_sampled(grpo):
     assert max(metric(grpo.run, "rollout/logprob_diff/max").values()) < 1e-4
     assert grpo.rates == pytest.approx({1: 0.75e-3, 2: 0.25e-3}), "those of each step's last update"
-    assert not rows(grpo.run, "SELECT name FROM metrics WHERE phase = 'train' AND name LIKE 'val%'")
+    assert not log_rows(grpo.run, "SELECT name FROM metrics WHERE phase = 'train' AND name LIKE 'val%'")
     found = metric(grpo.run, "rollout_corr/rollout_is_eff_sample_size")
     assert found == pytest.approx(dict.fromkeys(found, 1.0), abs=1e-4), "weights are on by themselves"
     assert {1, 2, 3} <= set(found)
@@ -168,10 +160,10 @@ def test_a_finished_run_that_gets_more_steps_asks_the_questions_of_those_steps_a
     code, last = grpo.stopped
     assert code == 130
     assert resume_command(grpo.run) in last
-    assert rows(grpo.run, "SELECT status FROM runs") == [("interrupted",)]
+    assert log_rows(grpo.run, "SELECT status FROM runs") == [("interrupted",)]
     assert len(set(steps(grpo.run))) == len(steps(grpo.run)), "no step is there twice"
     order = QuestionOrder(questions("train", 8), 4, 0)
     for step in (1, 2, 3):
         query = f"SELECT DISTINCT question_id FROM trajectories WHERE phase = 'train' AND step = {step}"
-        asked = rows(grpo.run, query)
+        asked = log_rows(grpo.run, query)
         assert {name for (name,) in asked} == {question.id for question in order.batch(step)}

@@ -71,9 +71,8 @@ def test_a_reward_on_a_gpu_is_refused_where_it_is_used():
     ],
 )
 def test_what_the_machine_cannot_do_is_refused_with_our_key(setting, on):
-    with pytest.raises(UserError, match=setting.partition("=")[0]) as said:
+    with pytest.raises(UserError, match=setting.partition("=")[0]):
         check_supported(made(setting), on)
-    assert "\n" not in str(said.value)
 
 
 LINEAR = "actor.optim.lr_scheduler_type=linear"

@@ -12,9 +12,10 @@ from contextlib import nullcontext
 from importlib import metadata, util
 
 import pytest
-from tests.verl_runs import LIMIT_S, finished, only_run, wait_until_gone
+from tests.store_builder import log_rows
+from tests.training import only_run
+from tests.verl_runs import LIMIT_S, finished, wait_until_gone
 
-from srl import store
 from srl.config import load_config
 from srl.errors import UserError
 from srl.train.verl import without_gpu
@@ -137,9 +138,8 @@ def test_grpo_runs_on_the_vllm_of_verl(tmp_path, rank):
     finished("train", "--backend", "verl", "--algo", "grpo", *arguments, workspace=workspace)
     run = only_run(workspace)
     wait_until_gone(run)
-    with store.open(run) as log:
-        rows = log.execute("SELECT name, step, value FROM metrics WHERE phase = 'train'").fetchall()
-        searches = log.execute("SELECT count(*) FROM searches WHERE status = 'ok'").fetchone()[0]
+    rows = log_rows(run, "SELECT name, step, value FROM metrics WHERE phase = 'train'")
+    searches = log_rows(run, "SELECT count(*) FROM searches WHERE status = 'ok'")[0][0]
     metrics = {(name, step): value for name, step, value in rows}
     assert searches > 0
     assert metrics["rollout/logprob_diff/max", 1] < 1e-4

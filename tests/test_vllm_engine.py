@@ -19,17 +19,11 @@ from typing import Any
 import pytest
 import torch
 from tests import training
-from tests.engine_contract import (
-    MAX_MODEL_LEN,
-    EngineContract,
-    Subject,
-    letters,
-    random_model,
-)
+from tests.engine_contract import MAX_MODEL_LEN, EngineContract, Subject, letters, random_model
+from tests.store_builder import log_rows
 from tests.tiny_models import byte_level_tokenizer, new_model
-from tests.verl_runs import only_run
+from tests.training import only_run
 
-from srl import store
 from srl.config import Config, load_config
 from srl.errors import SrlError, UserError
 from srl.models.load import cast_head
@@ -483,8 +477,7 @@ def test_grpo_trains_two_steps_on_vllm_with_an_adapter_whose_weights_arrive(tmp_
     )  # fmt: skip
     said = training.Said()
     training.train(setting, tmp_path / "ws", terminal=said)
-    with store.open(only_run(tmp_path / "ws")) as log:
-        rows = log.execute("SELECT name, step, value FROM metrics WHERE phase = 'train'").fetchall()
+    rows = log_rows(only_run(tmp_path / "ws"), "SELECT name, step, value FROM metrics WHERE phase = 'train'")
     metrics = {(name, step): value for name, step, value in rows}
     assert metrics["rollout/logprob_diff/max", 1] < 1e-4
     assert metrics["rollout/logprob_diff/max", 2] < 1e-4, "the second step's weights did not arrive"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from tests.store_builder import log_rows
 from tests.training import Said, config, only_run, setting, train
 
 import srl.store
@@ -48,8 +49,7 @@ def test_a_watch_stops_a_run_and_says_what_starts_again(setting, workspace):
     run = only_run(workspace)
     assert f"train --config {run}/config.yaml --set actor.optim.lr=0.0005" in str(caught.value)
     assert [row["action"] for row in fired_in(run)] == ["stop"]
-    with srl.store.open(run) as log:
-        assert log.execute("SELECT status, steps FROM runs").fetchall() == [("failed", 3)]
+    assert log_rows(run, "SELECT status, steps FROM runs") == [("failed", 3)]
 
 
 def test_a_watch_that_fires_on_a_validation_leaves_no_checkpoint_of_its_step(setting, workspace, monkeypatch):

@@ -134,15 +134,10 @@ def test_a_validation_that_falls_may_have_been_bad_since_the_last_good_one():
 @pytest.mark.parametrize(
     ("since", "val_em", "expected"),
     [
-        (26, {10: 0.5, 20: 0.6}, 25),
-        (25, {10: 0.5, 20: 0.6}, 20),
-        (26, {10: 0.6, 20: 0.3}, 15),
-        (26, {}, 25),
-        (5, {}, None),
-        (26, {0: 0.9, 10: 0.3}, 5),
-        (16, {0: 0.4, 10: 0.35, 20: 0.6}, 15),
+        (26, {10: 0.5, 20: 0.6}, 25), (25, {10: 0.5, 20: 0.6}, 20), (26, {10: 0.6, 20: 0.3}, 15),
+        (26, {}, 25), (5, {}, None), (26, {0: 0.9, 10: 0.3}, 5), (16, {0: 0.4, 10: 0.35, 20: 0.6}, 15),
     ],
-)
+)  # fmt: skip
 def test_the_last_good_checkpoint_is_before_the_onset_and_after_a_good_validation(
     tmp_path: Path, since, val_em, expected
 ):

@@ -8,7 +8,19 @@ from html import unescape
 
 import pytest
 from starlette.testclient import TestClient
-from tests.store_builder import KLEE, episode, new_log, question, read, record, search, write_step
+from tests.store_builder import (
+    GRPO,
+    KLEE,
+    PPO,
+    episode,
+    new_log,
+    question,
+    read,
+    record,
+    search,
+    two_runs,
+    write_step,
+)
 
 from srl.browse.curve import Series
 from srl.browse.listing import HEADINGS
@@ -17,21 +29,14 @@ from srl.browse.web.charts import charts
 from srl.trajectory import Passage, Question, Segment
 from srl.workspace import Workspace
 
-GRPO, PPO = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
 LATER = "20250104T030405Z-tiny-grpo-s1-02ac"
 HOSTILE = {
-    "script": "<script>alert(1)</script>",
-    "end of style": "</style></pre><img src=x onerror=alert(1)>",
-    "attribute": '" onmouseover="alert(1)" x="',
-    "template": "{{ 7 * 191 }}{% include 'base.html' %}",
-    "right to left": "abc\u202edef\u2066",
-    "null": "a\x00b",
-    "ansi": "\x1b[31mred\x1b]0;title\x07\x9b2J",
-    "emoji": "👩\u200d🚀 naïve 日本語",
-    "lone surrogate": "x\ud800y",
-    "entity": "&lt;b&gt; &amp;",
+    "script": "<script>alert(1)</script>", "end of style": "</style></pre><img src=x onerror=alert(1)>",
+    "attribute": '" onmouseover="alert(1)" x="', "template": "{{ 7 * 191 }}{% include 'base.html' %}",
+    "right to left": "abc\u202edef\u2066", "null": "a\x00b", "ansi": "\x1b[31mred\x1b]0;title\x07\x9b2J",
+    "emoji": "👩\u200d🚀 naïve 日本語", "lone surrogate": "x\ud800y", "entity": "&lt;b&gt; &amp;",
     "url": "javascript:alert(1)",
-}
+}  # fmt: skip
 
 
 def client(workspace):
@@ -48,18 +53,13 @@ def get(workspace):
 def written(tmp_path_factory):
     """A finished run and one that is being written; with the ids of the later one's step 2."""
     runs = tmp_path_factory.mktemp("written") / "runs"
-    with new_log(runs / GRPO) as log:
-        for step in (1, 2, 3):
-            write_step(log, step, "val")
-    log = new_log(runs / PPO)
-    write_step(log, 1)
     made = [
         episode(0, step=2, answer="Münchenbuchsee"),
         episode(0, step=2, sample=1, answer=None),
         episode(1, step=2, answer="Bern", asked=question(1, hops=3)),
     ]
     made[0].segments[2] = read("observation", f"<information>{KLEE.text}</information>", 0)
-    log.write(2, "train", [record(one) for one in made], {"train/em": 0.25})
+    two_runs(runs, made)
     return runs, [one.id for one in made]
 
 

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 from tests.live_server import running
-from tests.store_builder import episode, new_log, question, record, write_step
+from tests.store_builder import GRPO, PPO, episode, new_log, question, two_runs, write_step
 
 from srl.browse.web import create_app
 from srl.trajectory import Passage, Question, Segment
@@ -21,7 +21,6 @@ pytestmark = [
     *([pytest.mark.must_run] if ASKED else []),
 ]
 
-GRPO, PPO = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
 HOSTILE = (
     "<script>document.title='taken'</script></style></pre></textarea><img src=//evil.example/x onerror=x()>"
     "\" onmouseover=\"alert(1)\" \u202edesrever\u2066 \x00 \x1b[31m 👩\u200d🚀 {{7*191}}"
@@ -45,14 +44,9 @@ def chromium():
 def site(tmp_path_factory):
     """The address of the pages, the log that is still written, and the ids of its step 2."""
     runs = tmp_path_factory.mktemp("site") / "runs"
-    with new_log(runs / GRPO) as log:
-        for step in (1, 2, 3):
-            write_step(log, step, "val")
-    log = new_log(runs / PPO)
-    write_step(log, 1)
     made = [episode(0, step=2, sample=0, answer="Münchenbuchsee"), episode(0, step=2, sample=1, answer=None)]
     made += [episode(1, step=2, answer="Bern", asked=question(1, hops=3)), hostile()]
-    log.write(2, "train", [record(one) for one in made], {"train/em": 0.25, "critic/score/mean": 0.2})
+    log = two_runs(runs, made, **{"critic/score/mean": 0.2})
     with running(create_app(Workspace(runs.parent))) as url:
         yield url.removesuffix("/retrieve"), log, [one.id for one in made]
 

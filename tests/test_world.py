@@ -8,7 +8,6 @@ from itertools import combinations, pairwise
 import pytest
 
 from srl.data.corpus import read_corpus
-from srl.data.demonstration_file import read_demonstrations, write_demonstrations
 from srl.data.demonstrations import CLEAN, Noise, demonstrate, demonstrations
 from srl.data.parquet import read_questions
 from srl.data.world import ROLES, make_world, questions, way_of
@@ -74,13 +73,3 @@ def test_noise_is_in_decisions_and_every_name_said_stands_in_question_or_world()
     for item in shown:
         answer = parse_action(item.metadata["turns"][-1]).content
         assert answer in world.facts
-
-
-def test_demonstrations_are_read_back_as_they_were_written(tmp_path):
-    world = make_world("cold-start", 0, SMALL)
-    shown = demonstrations(questions(world, "cold-start", 0, 5), world, CLEAN, seed=1)
-    write_demonstrations(tmp_path / "d.jsonl", shown)
-    again = read_demonstrations(tmp_path / "d.jsonl")
-    assert [(item.id, item.text, item.metadata["turns"]) for item in again] == [
-        (item.id, item.text, item.metadata["turns"]) for item in shown
-    ]

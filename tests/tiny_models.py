@@ -96,11 +96,16 @@ def tiny_model(
     """A random model of two layers whose logits are far enough apart to tell right from wrong."""
     shape = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "max_length": 512} | sizes
     model = new_model(kind, vocab_size=vocab_size, eos_token_id=0, pad_token_id=1, seed=seed, **shape)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(8)
-    return model.to(dtype)
+    return louder(model).to(dtype)
+
+
+@torch.no_grad()
+def louder(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with logits some units apart."""
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.mul_(8)
+    return model.eval()
 
 
 class Bigram(torch.nn.Module):

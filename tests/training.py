@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions
 from srl.serve.in_process import LocalSearch
+from srl.train.loop import Loop
 from srl.train.report import Terminal
 from srl.train.run import Summary, start
 from srl.train.sft import batches, demonstrate, fine_tune_step
@@ -114,8 +116,7 @@ def turns(question: Question, rng: random.Random) -> list[str]:
 
 def search(folder: Path) -> LocalSearch:
     """BM25 over the towns, in this process."""
-    write_corpus(folder / "corpus.jsonl", PASSAGES)
-    build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
+    build_index(PASSAGES, folder / "index")
     return LocalSearch(open_index(folder / "index"), 1)
 
 
@@ -181,6 +182,18 @@ def search_is_down(patch: pytest.MonkeyPatch, during: str) -> None:
         return Search(query, status="refused", error="nobody listens", index_digest=searcher.index_digest)
 
     patch.setattr(LocalSearch, "search", search)
+
+
+def stop_at(step: int, phase: str = "train", error: BaseException | None = None) -> Callable[..., Any]:
+    """The scoring of a step's episodes, for `Loop.score`, which breaks at one step, once."""
+    real, left = Loop.score, [error or KeyboardInterrupt()]
+
+    def score(runner: Loop, trajectories: list[Trajectory]) -> Any:
+        if (trajectories[0].phase, trajectories[0].step) == (phase, step) and left:
+            raise left.pop()
+        return real(runner, trajectories)
+
+    return score
 
 
 class Said(Terminal):

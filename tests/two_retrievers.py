@@ -5,19 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.store_builder import log_rows
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import config
 
-import srl.store
 from srl.config import Config
-from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.index import build_index
 from srl.models.weights import save_model
 from srl.protocol import template
 from srl.rollout.engine import ScriptedEngine
 from srl.trajectory import Passage, Question
-from srl.workspace import Workspace
 
 PAGES = [Passage("velmar", '"Velmar"\nVelmar lies by the sea.')]
 PAPERS = [Passage("paper", '"On Velmar"\nIts lighthouse was built by Ossa Trell.')]
@@ -33,13 +31,15 @@ SAYS = [
 ]
 
 
-def write_place(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model, one question, and two indexes."""
+    folder: Path = tmp_path_factory.mktemp("retrievers")
     save_model(tiny_model(max_length=4096), byte_level_tokenizer(), folder / "model")
     write_questions(folder / "train.parquet", [QUESTION])
     for name, passages in (("pages", PAGES), ("papers", PAPERS)):
-        write_corpus(folder / f"{name}.jsonl", passages)
-        build_index(folder / f"{name}.jsonl", folder / name, "bm25", {})
+        build_index(passages, folder / name)
+    return folder
 
 
 def settings(place: Path, *sets: str, **given: object) -> Config:
@@ -60,7 +60,8 @@ def settings(place: Path, *sets: str, **given: object) -> Config:
     return config(place, "grpo", [*named, *sets], **said)
 
 
-def script(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the policy of every run say `SAYS`, whatever its weights."""
 
     def load(config, policy, note):
@@ -70,12 +71,6 @@ def script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("srl.train.load_components.load_engine", load)
 
 
-def only_run(workspace: Path) -> Path:
-    (run,) = Workspace(workspace).all_runs()
-    return run
-
-
 def searched(run: Path) -> list[tuple[str, str, str, int]]:
     query = "SELECT DISTINCT retriever, query, status, hits FROM searches WHERE phase = 'train' ORDER BY ALL"
-    with srl.store.open(run) as log:
-        return log.execute(query).fetchall()
+    return log_rows(run, query)

@@ -16,7 +16,6 @@ from tests.training import write_setting
 
 from srl.config.keys import plain
 from srl.index import build_index
-from srl.workspace import Workspace
 
 LIMIT_S = 840
 """For a run of two steps: 100 seconds on two idle cores, most of them to import what it needs."""
@@ -82,11 +81,6 @@ def finished(*arguments: str, workspace: Path) -> str:
     with Typed(workspace, *arguments) as command:
         assert command.ends()[0] == 0, command.text[-4000:]
     return said(workspace)
-
-
-def only_run(workspace: Path) -> Path:
-    (run,) = Workspace(workspace).all_runs()
-    return run
 
 
 def checkpointed(workspace: Path, step: int) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from srl.testing import check_retriever
@@ -16,24 +14,14 @@ PLAIN = Options(stopwords="none", stemmer="none")
 THREE = ["red red fox", "red dog", "blue whale sings loud song"]
 
 
-def opened(texts: list[str], directory: Path, options: Options = PLAIN) -> BM25Retriever:
-    passages = [Passage(f"p{row}", text) for row, text in enumerate(texts)]
-    BM25Retriever(options).build(iter(passages), directory, lambda done: None)
-    return BM25Retriever(options).open(directory)
-
-
-def answers(retriever: BM25Retriever, query: str, k: int = 10) -> list[tuple[str, float]]:
-    return [(hit.passage.id, hit.score) for hit in retriever.search([query], k)[0]]
-
-
 def test_scores_are_those_worked_out_by_hand(tmp_path):
-    retriever = opened(THREE, tmp_path)
+    passages = [Passage(f"p{row}", text) for row, text in enumerate(THREE)]
+    BM25Retriever(PLAIN).build(iter(passages), tmp_path, lambda done: None)
     # mean length 10/3; idf(red) = ln 1.6, idf(fox) = ln(8/3)
     # p0: 0.470004·2/(2 + 0.9·0.96) + 0.980829/(1 + 0.9·0.96);  p1: 0.470004/(1 + 0.9·0.84)
-    assert answers(retriever, "red fox") == [
-        ("p0", pytest.approx(0.854411, abs=1e-5)),
-        ("p1", pytest.approx(0.267656, abs=1e-5)),
-    ]
+    (hits,) = BM25Retriever(PLAIN).open(tmp_path).search(["red fox"], 10)
+    assert [hit.passage.id for hit in hits] == ["p0", "p1"]
+    assert [hit.score for hit in hits] == pytest.approx([0.854411, 0.267656], abs=1e-5)
 
 
 def test_conforms_to_the_retriever_seam():

@@ -121,7 +121,6 @@ def test_an_index_of_another_corpus_model_prefix_width_type_or_metric_is_refused
         (tmp_path / "l2.index", corpus, encoder, {}),
         (tmp_path / "page.index", corpus, encoder, {}),
     ):
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError):
             adopt(source, tmp_path / "index", passages, model, **options)
-        assert "\n" not in str(caught.value)
     assert not (tmp_path / "index").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from tests.tiny_models import louder
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
@@ -110,11 +111,6 @@ def cross_encoder(directory: Path, labels: int = 1, seed: int = 0) -> Path:
         vocab_size=len(WORDS.split()), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=48, max_position_embeddings=64, num_labels=labels,
     )  # fmt: skip
-    model = BertForSequenceClassification(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(8)
-    model.save_pretrained(directory)
+    louder(BertForSequenceClassification(config)).save_pretrained(directory)
     tokenizer().save_pretrained(directory)
     return directory

