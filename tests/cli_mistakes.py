@@ -1,7 +1,5 @@
 """`srl` typed wrongly: what it said, how it ended, what it left; and a small place to go wrong in."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterable

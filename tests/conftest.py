@@ -1,7 +1,5 @@
 """What all tests share: no network, one thread, a workspace of their own, and no silent skips in CI."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -4,8 +4,6 @@ PLAN has pairs of a page and a command, in JSON; those of one page run in a copy
 after the other. RESULTS gets the exit code and the output of each.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The commands, programs and settings that the pages tell a reader to type."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A directory in which the commands of the pages run: small stand-ins under every name that they use."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

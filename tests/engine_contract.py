@@ -1,7 +1,5 @@
 """What every engine that runs a model holds to. A subclass of `EngineContract` makes the engine."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass

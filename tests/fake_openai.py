@@ -3,8 +3,6 @@
 `FakeServer` runs any function from a request to an answer. `torch_app` makes one that generates with a model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

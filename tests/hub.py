@@ -1,7 +1,5 @@
 """A stand-in of the Hugging Face hub on loopback: what a repository holds, and its files."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Small inputs of the shape of verl's and Search-R1's, for the tests of `srl train import`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from srl.config import Config, load_config

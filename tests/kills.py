@@ -8,8 +8,6 @@ Exits with 1 unless every metric (times excepted), every watch that fired, every
 weight is that of a run left alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

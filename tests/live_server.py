@@ -1,7 +1,5 @@
 """A search server on a free port of this machine, as `srl serve retriever` runs it."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

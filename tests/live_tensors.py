@@ -1,7 +1,5 @@
 """The most memory that tensors take at the same time, counted without a GPU."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable
 

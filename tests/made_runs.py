@@ -1,7 +1,5 @@
 """Made-up runs of 24 training steps whose cause is known: what goes wrong does so from step 14 on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small tokenizers of the kinds that models come with, trained on made-up sentences."""
 
-from __future__ import annotations
-
 from functools import cache
 from string import printable
 

@@ -5,8 +5,6 @@ loads it, with and without a LoRA adapter, and checked. Where the check lets it 
 sampled and trained on: the sampler's log-probs must be the trainer's, and the first update must clip nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokenizers with chat templates that declare tools: a short one for each quirk of the families there are."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Plugins that look installed: a module and its metadata in a directory on the path."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 from collections.abc import Iterator

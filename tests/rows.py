@@ -1,7 +1,5 @@
 """Trajectories written one letter a token: `p` prompt, `a` policy, `o` observation, `f` feedback."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

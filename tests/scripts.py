@@ -1,7 +1,5 @@
 """Scripted episodes for tests: an engine that says given texts, a search that answers from a table."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Search servers that are functions of a request, by host, and a clock that does what it is told."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import json

@@ -1,7 +1,5 @@
 """Published data that lies beside the checkout; a test that needs it is skipped where it is absent."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

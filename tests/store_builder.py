@@ -1,7 +1,5 @@
 """Trajectories and logs made by hand, for the tests of store, browse and `srl inspect`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The policy's update: one loss, whatever the micro-batches, and only on what the policy wrote."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import get_args

@@ -1,7 +1,5 @@
 """The tensor functions of `srl.advantage`, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

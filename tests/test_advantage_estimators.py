@@ -3,8 +3,6 @@
 Batches have NaN wherever the mask is 0: nothing may look there.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

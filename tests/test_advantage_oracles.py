@@ -3,8 +3,6 @@
 docs/algorithms.md lists where they do not; the last tests here show those differences.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from types import SimpleNamespace
 

@@ -4,8 +4,6 @@ The references below state the rules of those scripts. Ours differ in the cases 
 docs/evaluation.md lists, and nowhere else; each of them must occur.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter

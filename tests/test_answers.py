@@ -1,7 +1,5 @@
 """Exact match, F1 and containment against hand-computed values and transformers' copy of SQuAD's script."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

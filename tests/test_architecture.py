@@ -1,7 +1,5 @@
 """Imports go one way, as the data do: what each module of `srl` may import."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Callable, Iterator

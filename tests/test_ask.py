@@ -1,7 +1,5 @@
 """`srl ask`: what is shown of an episode while it grows, what a program gets, and how a conversation ends."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

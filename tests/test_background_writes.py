@@ -1,7 +1,5 @@
 """The log is written beside training: in order, one step at a time, and before what relies on it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from threading import Event
 

@@ -1,7 +1,5 @@
 """The small base model: its words are the world's, and what the command makes is what is packaged."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

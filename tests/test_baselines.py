@@ -1,7 +1,5 @@
 """The baselines: their prompts, what retrieving once puts into a prompt, and their place in an evaluation."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Iterator

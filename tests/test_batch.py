@@ -1,7 +1,5 @@
 """Batches: who wrote a token decides its mask, and micro-batches hold every row once."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

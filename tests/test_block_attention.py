@@ -1,7 +1,5 @@
 """Causal attention in blocks of products: the same as PyTorch's, forward and backward."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention

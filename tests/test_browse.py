@@ -1,7 +1,5 @@
 """What is read from a log for people: listings, runs, curves, SQL, and numbers as text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import duckdb

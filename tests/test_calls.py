@@ -1,7 +1,5 @@
 """Readers of the formats in which models call tools: what they take for a call, and for a malformed one."""
 
-from __future__ import annotations
-
 import random
 from keyword import iskeyword
 

@@ -1,7 +1,5 @@
 """Record and replay: a run repeats from its cassette alone, which survives a kill and is of one kind."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

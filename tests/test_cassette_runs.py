@@ -1,7 +1,5 @@
 """Runs and evaluations on a cassette: what is recorded, replayed, gone on with and left alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

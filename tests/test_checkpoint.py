@@ -1,7 +1,5 @@
 """Checkpoints: whole or not there, the same when they come back, and never another model's."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shlex

@@ -1,7 +1,5 @@
 """The command `srl`: what it imports, how it ends, what it prints where, and how much there is of it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

@@ -1,7 +1,5 @@
 """Prompts and retrieved text as ids: one BOS, one template, and special tokens that stay plain text."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The cold start: what it is made of, and which runs share it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

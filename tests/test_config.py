@@ -1,7 +1,5 @@
 """Configuration: what wins, where it came from, and what is said about a mistake."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Paths in a saved configuration are absolute, so that a run goes on from anywhere."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

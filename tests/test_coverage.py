@@ -1,7 +1,5 @@
 """Coverage: which questions have their gold passages, and their answer, in the corpus at all."""
 
-from __future__ import annotations
-
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The critic: the value before a token, read from a copy of the policy, and how it is taught."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Corpora: read as a stream, with every error at its line, and written whole or not at all."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Several corpora become one: what is the same, and which passage is gold for which question."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

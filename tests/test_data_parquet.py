@@ -1,7 +1,5 @@
 """Training parquet: verl's schema out, ours and everybody's in."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Composing a training directory: merging, splitting, templates, downloads, and nothing half-written."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The published files themselves, where they are at hand: their counts, and that they fit together."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

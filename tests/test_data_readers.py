@@ -1,7 +1,5 @@
 """Every published question format: what a good file gives, and what a broken one is told."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterable

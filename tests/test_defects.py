@@ -1,7 +1,5 @@
 """What Search-R1 got wrong cannot come in here: `docs/defects.md`, and what no other test holds of it."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import copy

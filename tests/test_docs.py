@@ -1,7 +1,5 @@
 """Generated pages, tables and drawings say what the code and the results say; help ends with an example."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The tools `open` and `find`: documents of an index, a server or a cassette; faults are no mistakes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

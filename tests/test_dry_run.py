@@ -1,7 +1,5 @@
 """The plan of a run: what it shows, what it warns of, and that it starts nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Dynamic sampling: which groups are replaced, by which, how often, and what a run shows of it."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """The engines of `srl.rollout` hold to the contract, and say what they can do."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 

@@ -1,7 +1,5 @@
 """What training asks of an engine: new weights after each update, and its memory during the update."""
 
-from __future__ import annotations
-
 import pytest
 from tests.store_builder import log_rows
 from tests.test_local_backend import metrics_of

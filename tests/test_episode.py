@@ -1,7 +1,5 @@
 """The episode: who wrote which token, when it ends, and what the budgets may cut."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

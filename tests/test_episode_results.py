@@ -1,7 +1,5 @@
 """One episode measured: what a trajectory and its rows in the log come to is the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The words of an error: its first line, in messages of ours."""
 
-from __future__ import annotations
-
 import pytest
 
 from srl.errors import CheckFailed, UserError, first_line, parsing

@@ -1,7 +1,5 @@
 """`srl eval compare`: the same questions, the right figures, and what a mistake is told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, replace
 from pathlib import Path

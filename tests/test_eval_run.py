@@ -1,7 +1,5 @@
 """Measuring a policy on questions: scripted episodes by hand, and a small random model end to end."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

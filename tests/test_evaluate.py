@@ -1,7 +1,5 @@
 """The figures of an evaluation: hand-computed values, independent formulas, and the names they go by."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations
 from statistics import fmean

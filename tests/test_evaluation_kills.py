@@ -1,7 +1,5 @@
 """A killed evaluation gives the table of one that was not, and asks nothing again that its log has."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

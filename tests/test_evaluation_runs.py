@@ -1,7 +1,5 @@
 """Evaluations as runs: their log, going on by name, shards, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

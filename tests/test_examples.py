@@ -1,7 +1,5 @@
 """The examples start as they are, and `srl` takes every line that they have for it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Rewards per token, KL, groups, masks and metrics of a step, on both backends."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

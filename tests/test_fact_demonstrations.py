@@ -1,7 +1,5 @@
 """Demonstrations from supporting facts: chains of searches in a small corpus, and properties on real data."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

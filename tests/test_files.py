@@ -1,7 +1,5 @@
 """Files appear whole or not at all, whatever ends the writer; what is not ours stays."""
 
-from __future__ import annotations
-
 import errno
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Runs of fine-tuning: where they validate and save, how they end, and that they resume bit for bit."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The glue between turns of a model that calls tools, derived from its chat template."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Golden answers: several stay several, one stays one, in each form that a file may have."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`--model ORG/NAME`: what is fetched from the hub, what the cache answers, and how each failure reads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

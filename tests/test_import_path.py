@@ -1,7 +1,5 @@
 """Plugins named as `module:Class`: found in the current directory, and again by what a run saved."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from textwrap import dedent

@@ -1,7 +1,5 @@
 """An index: built whole or not at all, with an identity, and never opened when it is not whole."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

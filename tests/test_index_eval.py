@@ -1,7 +1,5 @@
 """`srl index eval`: labels of every kind, measures, servers, comparison with another index, bad input."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`srl index pull` against a stand-in of the hub."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """BM25 on real questions: a change that makes search worse is noticed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What a retriever may be besides one that indexes a corpus in one go: resumable, live, a reader of files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

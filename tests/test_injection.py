@@ -1,7 +1,5 @@
 """Text that others wrote changes no score and no mask, whatever it pretends to be."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import re

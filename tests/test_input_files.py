@@ -1,7 +1,5 @@
 """What a command reads may be compressed; a directory, a pipe and nothing are named."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """`srl inspect` as a user types it, also while a run writes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`srl inspect diff`: sides and flips, by hand-computed numbers."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import astuple, replace
 

@@ -1,7 +1,5 @@
 """Trajectories for other programs and theirs as a run: what each format keeps."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

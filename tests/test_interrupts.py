@@ -1,7 +1,5 @@
 """A signal or a full disk at any moment: one line and its exit code, nothing lost; a run goes on."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Intervals and paired tests: equal to independent implementations, and right in simulated evaluations."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

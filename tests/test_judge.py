@@ -1,7 +1,5 @@
 """The reward `judge` with a server on this machine: what it is asked, what it remembers, and what fails."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

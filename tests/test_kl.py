@@ -1,7 +1,5 @@
 """KL estimators, the penalty in the reward, and the controllers of its coefficient."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

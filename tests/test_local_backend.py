@@ -1,7 +1,5 @@
 """Whole runs on a world of six towns: what they leave in the log, and how they stop."""
 
-from __future__ import annotations
-
 import pytest
 from tests.store_builder import log_records, log_rows
 from tests.training import Said, config, only_run, questions, search_is_down, setting, train

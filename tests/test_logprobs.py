@@ -1,7 +1,5 @@
 """Log-probs and entropies of the tokens that matter are those of the whole model, for any model."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

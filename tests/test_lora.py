@@ -1,7 +1,5 @@
 """Adapters merged into the weights: saved, digested, handed on and sampled as PEFT's own forward computes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import peft

@@ -1,7 +1,5 @@
 """Losses against numbers worked out by hand, and the facts that make them safe to split and pad."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

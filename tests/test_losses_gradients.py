@@ -1,7 +1,5 @@
 """Gradients in float64 against finite differences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

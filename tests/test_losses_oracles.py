@@ -1,7 +1,5 @@
 """Losses and their gradients against verl's and trl's own code, at default tolerances."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Lucene rounds lengths and bm25 does not: what that changes, on the Cranfield collection."""
 
-from __future__ import annotations
-
 import pytest
 from tests.shared_data import shared_data
 

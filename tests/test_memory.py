@@ -1,7 +1,5 @@
 """What a run takes: what is counted is what is allocated, and what is estimated bounds what is used."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

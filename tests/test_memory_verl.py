@@ -1,7 +1,5 @@
 """What a run on verl takes, by what is counted: bytes by hand, and verl's own code measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -4,8 +4,6 @@ The tables hold what a user types or has, and what the line must name: a file, a
 it says so is free.
 """
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Models and tokenizers: what loads, what is refused, and what a saved directory holds."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

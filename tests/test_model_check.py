@@ -1,7 +1,5 @@
 """A model is checked before it trains or generates: what fails is refused, or the safe way is taken."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Which checkpoint `RUN`, `RUN@best` and `RUN@STEP` mean, on both backends."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Several retrievers in one run: how the policy names one, where the query goes, what it is told."""
 
-from __future__ import annotations
-
 import string
 
 import pytest

@@ -1,7 +1,5 @@
 """Named retrievers and cassettes in the configuration: how they are given, and what is said of a mistake."""
 
-from __future__ import annotations
-
 import pytest
 
 from srl.config import load_config

@@ -1,7 +1,5 @@
 """Runs and evaluations with several retrievers: what is searched, logged and said."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Episodes of a model that calls tools in its own way: what is executed, what it reads, what counts."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

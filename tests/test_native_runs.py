@@ -1,7 +1,5 @@
 """Runs of a model that calls tools in its own way: which protocol a run has, and what it leaves behind."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from datetime import date

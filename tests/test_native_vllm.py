@@ -3,8 +3,6 @@
 `make test-vllm` runs them; elsewhere they are skipped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shlex

@@ -1,7 +1,5 @@
 """Whatever a policy writes, its episode ends in order, the others are not touched, and the log has it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The preset for one GPU trains a user's own model: here small ones on the CPU, with byte-level BPE."""
 
-from __future__ import annotations
-
 import copy
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The engine behind a server with OpenAI's API: what it sends, what it makes of answers, and bad servers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

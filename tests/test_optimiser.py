@@ -1,7 +1,5 @@
 """AdamW with float32 masters: schedules by hand, small steps, bad gradients, and going on after a stop."""
 
-from __future__ import annotations
-
 import math
 import platform
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What commands print: tables, progress and notes, on a terminal and in a pipe."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

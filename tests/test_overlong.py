@@ -1,7 +1,5 @@
 """Soft overlong punishment: DAPO's line, as a part of the reward of its own, the same as verl's."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Packed rows have the log-probs, values and gradients of padded ones, and no tensor of tokens by tokens."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math

@@ -4,8 +4,6 @@ Each runs on small stand-ins, offline. A command that cannot run here is named b
 `srl` knows its options is checked for every line.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

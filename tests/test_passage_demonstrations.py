@@ -1,7 +1,5 @@
 """Demonstrations from passages: answers that stand in what the question itself retrieves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

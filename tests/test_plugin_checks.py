@@ -1,7 +1,5 @@
 """The conformance kit: a plugin that keeps its promises passes, and each broken promise is found."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

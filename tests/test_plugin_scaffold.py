@@ -1,7 +1,5 @@
 """`srl plugins new`: each package that it writes works, passes its own tests, and trains by name."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 from pathlib import Path

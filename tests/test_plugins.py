@@ -1,7 +1,5 @@
 """Plugins: found, listed, loaded, refused. One that is broken breaks nothing else."""
 
-from __future__ import annotations
-
 import pytest
 from tests.plugin_site import hook, site
 

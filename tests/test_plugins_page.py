@@ -1,7 +1,5 @@
 """docs/plugins.md: its plugins are complete, typed, short, and import only what it calls public."""
 
-from __future__ import annotations
-
 import pytest
 from tests.docs_page_lines import ROOT, blocks_of
 from tests.plugin_site import forget_modules

@@ -1,7 +1,5 @@
 """Signals reach what waits, and a process is known to run or not."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

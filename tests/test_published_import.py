@@ -4,8 +4,6 @@ The lists are the settings of Search-R1's scripts at a14dc3a, as `tests/test_pub
 what may differ between import and preset is named, nothing else does.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 That they are what was published, `tests/test_published_import.py` holds against the scripts' own settings.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from srl.config import load_config

@@ -1,7 +1,5 @@
 """Question sets: which questions a limit draws, the table's rows, and how far they are from the full sets."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Mapping

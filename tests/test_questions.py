@@ -1,7 +1,5 @@
 """Which questions a run asks: a sample of a file, less what is excluded, ordered by seed and step alone."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

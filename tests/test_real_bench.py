@@ -1,7 +1,5 @@
 """The pieces of `bench/real`: what a part types, resuming, the figures, and what the tables make of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Fine-tuning on the policy's own episodes: what is taken from a log, and rounds of sampling."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`srl inspect report`: one file with everything in it, of the trajectories that were asked for."""
 
-from __future__ import annotations
-
 import re
 from base64 import b64encode
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """A run that was stopped and goes on is, bit for bit, the run that was not stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """The measures of rankings against hand-computed ones and their formulas, and how far to trust a mean."""
 
-from __future__ import annotations
-
 from math import log2
 from statistics import fmean
 

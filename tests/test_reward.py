@@ -1,7 +1,5 @@
 """The weighted sum of rewards: plain and async plugins, turns, failures, and plugins that misbehave."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Only what the policy wrote is scored: real episodes over passages that try to answer for it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

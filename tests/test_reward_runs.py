@@ -1,7 +1,5 @@
 """Whole runs whose reward cannot score: nothing is trained on what has no score, and one line says why."""
 
-from __future__ import annotations
-
 from textwrap import dedent
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights and metrics between sampler and trainer: by hand, as properties, and against verl's."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

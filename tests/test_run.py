@@ -1,7 +1,5 @@
 """What a run does on any backend: its directory, its record, its summary, its end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +34,7 @@ class FakeBackend:
     def check(self, config: Config) -> None:
         """Nothing to check."""
 
-    def prepare(self, config, algo, workspace, terminal) -> FakeBackend:
+    def prepare(self, config, algo, workspace, terminal) -> "FakeBackend":
         return self
 
     def train(self, run: Path, info: RunInfo, resumed_from: int | None) -> Progress:

@@ -1,7 +1,5 @@
 """rollout.tools: what a policy may call, from the configuration to the episodes; what is refused at once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

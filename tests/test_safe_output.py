@@ -1,7 +1,5 @@
 """What commands print acts on no terminal, whoever wrote it, and no error or log line has a secret in it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -1,7 +1,5 @@
 """What is shown acts on no terminal, whoever wrote it, and errors and logs hold no secret."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The search client: whatever a server does, a search has a typed outcome, and healthy servers are used."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

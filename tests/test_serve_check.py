@@ -1,7 +1,5 @@
 """`srl serve check`: whether episodes can be answered by a server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

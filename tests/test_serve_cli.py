@@ -1,7 +1,5 @@
 """`srl serve` as it is typed: it says where it listens, in one process or several, and stops when told."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Other projects' clients, unchanged: what they send is written out here, and so is what they read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

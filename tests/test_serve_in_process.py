@@ -1,7 +1,5 @@
 """Search in process: one call of the index for all that ask together, and never an exception."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """The queue of an index: what is searched together, once, not at all, and in whose turn."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

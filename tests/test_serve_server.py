@@ -1,7 +1,5 @@
 """The search server by its requests: dialects, limits, pages, who may ask."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

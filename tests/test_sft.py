@@ -1,7 +1,5 @@
 """Fine-tuning on demonstrations: the very tokens and masks of a rollout, and a loss by hand."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The pieces of `bench/speed`: taking turns, merging, and a small run of every point."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`srl data prepare --passage-words`: long passages in parts, and the part that a question is about."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a start refuses, a dry run says: the same faults, each in one line."""
 
-from __future__ import annotations
-
 import copy
 from textwrap import dedent
 

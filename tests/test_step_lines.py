@@ -1,7 +1,5 @@
 """What the terminal says beside a step: the time left for the run, and that it teaches nothing."""
 
-from __future__ import annotations
-
 import re
 from io import StringIO
 from typing import Any

@@ -1,7 +1,5 @@
 """A run that is stopped in the middle of a step is saved as it was before the step."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from functools import partial

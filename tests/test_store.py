@@ -1,7 +1,5 @@
 """The log as it is asked: its tables and its rows; and two processes at one log."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

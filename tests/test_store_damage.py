@@ -1,7 +1,5 @@
 """A log with damaged files is read without them; a resumed run sets parts aside and ends whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -4,8 +4,6 @@ A kill ends a change at any of its calls that change the file system; nothing of
 What was written before is whole, what was dropped is there or not, and the same change again completes it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

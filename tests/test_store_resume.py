@@ -1,7 +1,5 @@
 """Kills, compaction, resuming: a reader sees each step once and whole, whatever happened."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What is written is read back identically, from the parts and from the finished log."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A model behind a server: evaluated, and its right episodes in the log taken for demonstrations."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How many threads a run uses: the rule, and what comes before it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

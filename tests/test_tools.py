@@ -1,7 +1,5 @@
 """Tools of plugins: the guard makes an outcome of whatever a tool does, and the kit finds a broken one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The torch engine: where turns end, who waits for what, and what happens when something fails."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a rollout's steps cost in operations, and that they copy no keys and values and read nothing back."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 

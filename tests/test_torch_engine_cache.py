@@ -1,7 +1,5 @@
 """What the cache gives is what a full forward gives, for any mixture of lengths, turns and neighbours."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging

@@ -1,7 +1,5 @@
 """Draws follow the exact probabilities and depend on the key and the row's own logits alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """`srl train export`: a checkpoint as a directory that any tool loads, of either backend."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Checkpoints that verl's own code saved in parts, exported: not a bit is lost."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

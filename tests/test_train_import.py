@@ -1,7 +1,5 @@
 """A configuration of verl's or Search-R1's becomes ours; scripts are read as a shell would, and never run."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from functools import reduce

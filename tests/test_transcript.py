@@ -1,7 +1,5 @@
 """One trajectory as `srl inspect show` tells it, its group, its tokens; nothing in it acts on a terminal."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

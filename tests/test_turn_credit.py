@@ -8,8 +8,6 @@ of `SIZE` episodes is enumerated with its probability, so expectations have no s
 `turn_rloo` and `rloo` are the plugins themselves.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

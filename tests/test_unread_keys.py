@@ -1,7 +1,5 @@
 """Nothing that is typed is ignored: each kind of run reads a key, or it is named in a warning."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

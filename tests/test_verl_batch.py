@@ -1,7 +1,5 @@
 """A step's batch between verl and our estimators, the order of its rows, and the turns of its episodes."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Which of verl's checkpoints a run resumes from, and which are kept."""
 
-from __future__ import annotations
-
 import pytest
 
 from srl.files import CHECKPOINT, DamagedError, checksums, write_manifest

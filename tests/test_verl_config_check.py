@@ -1,7 +1,5 @@
 """The composed configuration, as verl reads it: what verl's own code makes of it, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

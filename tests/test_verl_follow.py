@@ -1,7 +1,5 @@
 """Following a run on verl to its end, and the error that it ends with; Ray is faked."""
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Callable

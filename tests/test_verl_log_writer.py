@@ -1,7 +1,5 @@
 """The one writer of a run on verl: what it is handed is in the log once, whatever happens next."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model that verl would train wrongly is refused before any process starts; verl itself is not needed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests import model_families as families

@@ -4,8 +4,6 @@ Episodes run here, through the agent loop that verl calls. Networks run in proce
 verl's platform and our patches belong to a process: `verl_rank.py` holds the classes of a run under Ray.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 

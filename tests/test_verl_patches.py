@@ -3,8 +3,6 @@
 A test that fails on the first of its lines says that verl has caught up: the patch can go.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

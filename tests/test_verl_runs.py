@@ -1,7 +1,5 @@
 """Whole runs on verl: Ray, FSDP2 over gloo, two workers, no GPU. Both are stopped or killed, and resumed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The learning rate of verl's optimisers is that of the local backend, update by update."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The torch engine as verl's rollout: tokens as without verl, and new weights whole or not at all."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import nullcontext
 from types import SimpleNamespace

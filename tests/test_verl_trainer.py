@@ -1,7 +1,5 @@
 """Our trainer of verl: the order of calls that its page tells, and what ends a step."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Every key of ours means to verl what it means to the local backend, or is refused."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 `make test-vllm` makes that environment and runs what is marked slow here; elsewhere it is skipped.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

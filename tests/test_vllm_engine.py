@@ -3,8 +3,6 @@
 `make test-vllm` runs what is marked slow, on vLLM's build for CPUs; elsewhere it is skipped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import os

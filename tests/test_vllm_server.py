@@ -3,8 +3,6 @@
 `make test-vllm` runs it; elsewhere it is skipped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import os

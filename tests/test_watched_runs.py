@@ -1,7 +1,5 @@
 """What watches do to whole runs on a world of six towns: they are logged, or stop a run."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Which watch fires on which course of metrics: made-up series, and properties of all watches."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

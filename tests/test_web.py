@@ -1,7 +1,5 @@
 """The pages of `srl inspect web`: who gets them, what is sent with them, and what they show."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from html import unescape

@@ -1,7 +1,5 @@
 """The pages of `srl inspect web` in headless Chromium, as a person uses them: `make test-browser`."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

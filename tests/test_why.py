@@ -1,7 +1,5 @@
 """`srl inspect why`: the cause of runs broken on purpose, and nothing for sound ones."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A workspace names its runs so that they sort by start, and finds them by what a person types."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

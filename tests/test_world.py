@@ -1,7 +1,5 @@
 """The made-up world: held-out means entities, every question has its way, and a seed is a world."""
 
-from __future__ import annotations
-
 import random
 from itertools import combinations, pairwise
 

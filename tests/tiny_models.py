@@ -1,7 +1,5 @@
 """Small random models, and a byte-level BPE tokenizer in which tags are several tokens and overhang."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
@@ -124,7 +122,7 @@ class Bigram(torch.nn.Module):
         return SimpleNamespace(logits=self.logits[input_ids])
 
     @classmethod
-    def saying(cls, *texts: list[int], vocabulary: int = 400) -> Bigram:
+    def saying(cls, *texts: list[int], vocabulary: int = 400) -> "Bigram":
         """A model that continues each of `texts` as given, where no token has two successors."""
         logits = torch.zeros(vocabulary, vocabulary)
         for first, second in (pair for text in texts for pair in pairwise(text)):

@@ -1,7 +1,5 @@
 """A world of six towns and a model small enough to be trained in a test: what a run needs, in seconds."""
 
-from __future__ import annotations
-
 import io
 import random
 from collections.abc import Callable, Sequence

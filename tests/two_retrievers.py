@@ -1,7 +1,5 @@
 """A run of one step on one question that may search two retrievers, and what it left in its log."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Configurations and jobs for the tests of the translation to verl."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ holds a run: `model` with a dropout rate, `config.yaml` with a warm-up, and room
 Not imported by a test, since verl brings a package `tests` that hides ours.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -8,8 +8,6 @@ optimiser's step, or the weights after it. Not imported by a test, since verl br
 that hides ours.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """The same scripted episodes through the local backend and through verl's agent loop, and their rows."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

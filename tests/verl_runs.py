@@ -1,7 +1,5 @@
 """Runs on verl from the command line, for the slow tests: the small world of towns, Ray on this machine."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -51,7 +49,7 @@ class Typed:
             cwd=workspace.parent,
         )  # fmt: skip
 
-    def __enter__(self) -> Typed:
+    def __enter__(self) -> "Typed":
         return self
 
     def __exit__(self, *_: object) -> None:

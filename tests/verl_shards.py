@@ -5,8 +5,6 @@
 (the adapter's weights merged by peft).
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import sys

@@ -1,7 +1,5 @@
 """GSPO and CISPO: what they set, and the combinations that a run refuses."""
 
-from __future__ import annotations
-
 import pytest
 from torch.testing import assert_close
 

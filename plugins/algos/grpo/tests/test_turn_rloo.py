@@ -1,7 +1,5 @@
 """Turn-level credit on numbers worked out by hand, and without bias where the policy decides when to stop."""
 
-from __future__ import annotations
-
 import torch
 from torch.testing import assert_close
 

@@ -1,7 +1,5 @@
 """The estimator of REINFORCE and REINFORCE++ on numbers worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close

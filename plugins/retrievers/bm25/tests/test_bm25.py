@@ -1,7 +1,5 @@
 """BM25 against numbers worked out by hand; the formula is in test_bm25_formula."""
 
-from __future__ import annotations
-
 import pytest
 
 from srl.testing import check_retriever

@@ -1,7 +1,5 @@
 """From text to terms, in English, in other languages, and where no spaces are written."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import pytest

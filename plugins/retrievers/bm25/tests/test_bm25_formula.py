@@ -4,8 +4,6 @@ The formula is that of Robertson and Zaragoza (2009, equation 3.15) with Lucene'
 factor k1 + 1, as in Kamphuis et al. (2020).
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

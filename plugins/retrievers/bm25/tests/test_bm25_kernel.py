@@ -1,7 +1,5 @@
 """The search that skips postings finds what adding up all of them finds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Several processes build what one builds, byte for byte, and leave nothing behind when they fail."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

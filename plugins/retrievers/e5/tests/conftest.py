@@ -1,7 +1,5 @@
 """A BERT of two layers with random weights and its WordPiece tokenizer, made on the spot."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Texts become vectors as the model's family wants it, and the vectors are those of transformers itself."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """Embedding goes on where it was killed, the index is the one asked for, and foreign files are looked at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import faiss

@@ -1,7 +1,5 @@
 """A real sentence encoder: our vectors against sentence-transformers', our search against numpy's."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from itertools import islice

@@ -1,7 +1,5 @@
 """Exact search is exact whatever computes it, and ties keep the order of the corpus."""
 
-from __future__ import annotations
-
 import faiss
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """A second retriever beside the installed ones, and a cross-encoder made on the spot."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

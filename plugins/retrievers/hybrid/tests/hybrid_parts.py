@@ -1,7 +1,5 @@
 """What the tests here put together: a second retriever, a live one, and a cross-encoder of two layers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

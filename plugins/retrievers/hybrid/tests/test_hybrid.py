@@ -1,7 +1,5 @@
 """Several retrievers as one: what they find is fused, what they need is shared, what fails is said."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """A cross-encoder over any retriever: the right pairs, the right order, whatever shares the batch."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The real Lucene: the retriever seam, agreement with pyserini, threads, and what may go wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A search API that is a function, and retrievers that ask it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

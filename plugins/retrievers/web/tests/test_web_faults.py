@@ -1,7 +1,5 @@
 """Whatever an API does, each query comes to hits or to one status; and how often an API is asked."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime

@@ -1,7 +1,5 @@
 """The key is in the request and nowhere else: not in a log, an error, a manifest or a cache."""
 
-from __future__ import annotations
-
 import logging
 import traceback
 

@@ -1,7 +1,5 @@
 """What each API is asked and what is made of its answers; an API of one's own; options that do not fit."""
 
-from __future__ import annotations
-
 import json
 
 import httpx

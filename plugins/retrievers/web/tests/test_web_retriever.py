@@ -1,7 +1,5 @@
 """The retriever among threads, processes, caches, and the rest of srl."""
 
-from __future__ import annotations
-
 import json
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread

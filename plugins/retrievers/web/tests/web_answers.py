@@ -1,7 +1,5 @@
 """What APIs answer in the tests, in the shapes that they document, and the fault that comes of an answer."""
 
-from __future__ import annotations
-
 import httpx
 
 from srl.index.retriever import Fault

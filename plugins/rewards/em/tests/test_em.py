@@ -1,7 +1,5 @@
 """The reward `em` on hand-written trajectories."""
 
-from __future__ import annotations
-
 import pytest
 
 from srl.testing import check_reward

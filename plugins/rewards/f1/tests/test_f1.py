@@ -1,7 +1,5 @@
 """The reward `f1` on hand-written trajectories."""
 
-from __future__ import annotations
-
 import pytest
 
 from srl.testing import check_reward

@@ -1,7 +1,5 @@
 """The reward `format`: the whole truth table, the form, and texts that try to break it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

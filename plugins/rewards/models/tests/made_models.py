@@ -1,7 +1,5 @@
 """Sequence classifiers made on the spot: one that reads a chat, one that reads a pair of texts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """The reward `rm` against transformers' own forward, and what it does with models that do not fit."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

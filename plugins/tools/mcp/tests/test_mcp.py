@@ -1,7 +1,5 @@
 """An MCP server's tools as a policy's: the SDK's own server works, hangs, dies, raises and refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
