@@ -7,8 +7,8 @@ from typing import Any
 from srl.protocol import TEMPLATES, Template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, Sampling, ScriptedEngine
-from srl.rollout.environment import Environment, Key
-from srl.rollout.episode import EpisodeOptions, run_episode
+from srl.rollout.environment import Environment
+from srl.rollout.episode import EpisodeOptions, Key, run_episode
 from srl.rollout.tags import Tags
 from srl.trajectory import Hit, Passage, Question, Search, SearchTool, Trajectory
 

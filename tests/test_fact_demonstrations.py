@@ -25,7 +25,7 @@ from srl.index import build_index, open_index
 from srl.protocol import parse_action, template
 from srl.rollout.codec import TextCodec
 from srl.rollout.engine import ScriptedEngine
-from srl.rollout.episode import run_episode
+from srl.rollout.episode import Key, run_episode
 from srl.rollout.tags import Tags
 from srl.serve.in_process import LocalSearch
 from srl.train.demonstrations import THOUGHT_WORDS, Chain, fact_chain, make_demonstrations
@@ -171,7 +171,7 @@ async def played(item: Question, config: Config, search: LocalSearch) -> Traject
     engine = ScriptedEngine(codec, lambda request, turn: item.metadata["turns"][turn])
     return await run_episode(
         item, engine, search, protocol=Tags(codec, template("search-r1")), options=episode_options(config),
-        phase="sft",
+        key=Key(phase="sft"),
     )  # fmt: skip
 
 

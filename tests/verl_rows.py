@@ -23,7 +23,8 @@ from srl.models.weights import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling, ScriptedEngine
-from srl.rollout.environment import Environment, Key
+from srl.rollout.environment import Environment
+from srl.rollout.episode import Key
 from srl.train.load_components import LoadedModel, episode_options, load_rewards
 from srl.train.rl import Learner, load_learner
 from srl.trajectory import Hit, Passage, Question, Score, Search, Trajectory

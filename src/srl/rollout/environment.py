@@ -5,28 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Engine
-from srl.rollout.episode import EpisodeOptions, OnProgress, run_episode
+from srl.rollout.episode import EpisodeOptions, Key, OnProgress, run_episode
 from srl.rollout.native import Native
 from srl.rollout.protocol import Protocol
 from srl.rollout.tags import Tags
-from srl.trajectory import Phase, Question, SearchTool, Trajectory
+from srl.trajectory import Question, SearchTool, Trajectory
 
 ATTEMPTS = 2
 """The most often that an episode is sampled while its searches, or the engine, fail."""
-
-
-class Key(NamedTuple):
-    """Which episode of a question it is. Its random numbers depend on the key, the question and the turn."""
-
-    seed: int = 0
-    phase: Phase = "train"
-    step: int = 0
-    sample: int = 0
 
 
 @dataclass(slots=True)
@@ -61,8 +52,8 @@ class Environment:
         """The episode in which `engine` answers `question`."""
         for attempt in range(self.attempts):
             trajectory = await run_episode(
-                question, engine, self.search, protocol=self.protocol, options=self.options, seed=key.seed,
-                step=key.step, sample=key.sample, phase=key.phase, attempt=attempt, on_progress=on_progress,
+                question, engine, self.search, protocol=self.protocol, options=self.options, key=key,
+                attempt=attempt, on_progress=on_progress,
             )  # fmt: skip
             if trajectory.valid:
                 break

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from srl.errors import UserError
 from srl.protocol import NO_INFORMATION, STOP_STRINGS, ToolCall
@@ -26,6 +27,15 @@ from srl.trajectory import (
 
 OnProgress = Callable[[Trajectory, Sequence[int]], None]
 """Told of an episode while it grows: what there is of it, and the ids so far of the turn under way."""
+
+
+class Key(NamedTuple):
+    """Which episode of a question it is. Its random numbers depend on the key, the question and the turn."""
+
+    seed: int = 0
+    phase: Phase = "train"
+    step: int = 0
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +78,7 @@ async def run_episode(
     *,
     protocol: Protocol,
     options: EpisodeOptions,
-    seed: int = 0,
-    step: int = 0,
-    sample: int = 0,
-    phase: Phase = "train",
+    key: Key = Key(),
     attempt: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Trajectory:
@@ -83,16 +90,16 @@ async def run_episode(
     the question first; the passages stand in the prompt. `on_progress` is called with each new segment, and
     with each token of an engine that tells them. Raises PromptTooLongError.
     """
+    seed, phase, step, sample = key
     trajectory = Trajectory(question, sample=sample, step=step, phase=phase, attempt=attempt)
     trajectory.protocol = protocol.name
     tools = protocol.tools or ({} if search is None else {"search": SearchCall(search)})
     episode = _Episode(trajectory, engine, tools, protocol, options, on_progress)
     request = f"{phase}/{step}/{question.id}/{sample}/{attempt}"
-    key = (seed, phase, step, question.id, sample, attempt)
     current_episode.set(request)
     began = time.perf_counter()
     try:
-        trajectory.end = await episode.run(request, key)
+        trajectory.end = await episode.run(request, (seed, phase, step, question.id, sample, attempt))
     finally:
         engine.finish(request)
     trajectory.seconds = time.perf_counter() - began
@@ -100,22 +107,18 @@ async def run_episode(
     return trajectory
 
 
+@dataclass(slots=True)
 class _Episode:
     """The state of one episode while it runs; `ids` is the context that the engine sees."""
 
-    def __init__(
-        self,
-        trajectory: Trajectory,
-        engine: Engine,
-        tools: Mapping[str, Tool],
-        protocol: Protocol,
-        options: EpisodeOptions,
-        on_progress: OnProgress | None,
-    ) -> None:
-        self.trajectory, self.engine, self.tools = trajectory, engine, tools
-        self.protocol, self.options, self.on_progress = protocol, options, on_progress
-        self.ids: list[int] = []
-        self.prompt_length = 0
+    trajectory: Trajectory
+    engine: Engine
+    tools: Mapping[str, Tool]
+    protocol: Protocol
+    options: EpisodeOptions
+    on_progress: OnProgress | None
+    ids: list[int] = field(default_factory=list)
+    prompt_length: int = 0
 
     async def run(self, request: str, key: tuple[int | str, ...]) -> EndReason:
         await self._start()

@@ -12,8 +12,8 @@ from hashlib import blake2b
 from srl import process
 from srl.config import Config
 from srl.progress import Note
-from srl.rollout.environment import Environment, Key
-from srl.rollout.episode import OnProgress
+from srl.rollout.environment import Environment
+from srl.rollout.episode import Key, OnProgress
 from srl.serve.named_retrievers import aclose, connect
 from srl.train.load_components import Generation, load_environment, load_generation
 from srl.train.load_protocol import load_template, prompts

@@ -30,8 +30,8 @@ from srl.progress import Count, Note, counted
 from srl.protocol import escape
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Script, ScriptedEngine
-from srl.rollout.environment import Environment, Key
-from srl.rollout.episode import OnProgress, PromptTooLongError
+from srl.rollout.environment import Environment
+from srl.rollout.episode import Key, OnProgress, PromptTooLongError
 from srl.serve.named_retrievers import aclose, connect
 from srl.train.load_components import episode_options
 from srl.train.load_protocol import load_codec, load_native, load_template

@@ -21,7 +21,8 @@ from srl.evaluate.question_sets import Sample, draw
 from srl.progress import Note, counted
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Engine
-from srl.rollout.environment import Environment, Key
+from srl.rollout.environment import Environment
+from srl.rollout.episode import Key
 from srl.serve.named_retrievers import aclose, connect
 from srl.store import (
     QUESTION_DIGEST,

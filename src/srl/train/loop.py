@@ -29,7 +29,8 @@ from srl.progress import counted
 from srl.reward import RewardMix
 from srl.rollout.delivery import check_held, sampled
 from srl.rollout.engine import Engine, LogitsNotFinite
-from srl.rollout.environment import Environment, Key
+from srl.rollout.environment import Environment
+from srl.rollout.episode import Key
 from srl.serve.named_retrievers import aclose
 from srl.store import LogWriter, Record, RunInfo
 from srl.train.checkpoint import delete_checkpoints, load_checkpoint, save_checkpoint

@@ -28,7 +28,8 @@ from srl.data.demonstration_file import read_demonstrations
 from srl.errors import UserError
 from srl.progress import Note, counted
 from srl.rollout.engine import ScriptedEngine
-from srl.rollout.environment import Environment, Key
+from srl.rollout.environment import Environment
+from srl.rollout.episode import Key
 from srl.rollout.protocol import Protocol
 from srl.train.learning_rate import sft_factor
 from srl.train.load_protocol import prompts

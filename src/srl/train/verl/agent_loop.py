@@ -13,7 +13,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from srl.config import Config
 from srl.errors import SrlError, UserError
 from srl.reward import RewardMix
-from srl.rollout.environment import Environment, Key
+from srl.rollout.environment import Environment
+from srl.rollout.episode import Key
 from srl.store import Record
 from srl.train.load_components import load_environment, load_rewards
 from srl.train.load_protocol import generation_eos, load_codec
