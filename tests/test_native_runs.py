@@ -1,6 +1,5 @@
 """Runs of a model that calls tools in its own way: which protocol a run has, and what it leaves behind."""
 
-import asyncio
 import json
 from datetime import date
 from pathlib import Path
@@ -20,7 +19,6 @@ from srl.config.sections import Model
 from srl.errors import UserError
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import TextCodec
-from srl.rollout.engine import Sampling
 from srl.train.baselines import BASELINES, baseline_config
 from srl.train.dry_run import plan_run
 from srl.train.export import export
@@ -180,20 +178,3 @@ def test_the_day_in_a_prompt_is_that_of_the_start(folder, tmp_path):
     assert codec.render(TEMPLATES["tools"].messages("Who?")).startswith("17 May 2026")
     with pytest.raises(UserError):
         template_kwargs(of_start.model_copy(update={"chat_template_kwargs": {"strftime_now": "May"}}))
-
-
-def test_servers_of_verl_are_told_where_a_turn_ends():
-    pytest.importorskip("verl")
-    from srl.train.verl.engine import VerlEngine
-
-    asked: dict[str, Any] = {}
-
-    async def generate(**request: Any) -> Any:
-        asked.update(request)
-        return SimpleNamespace(token_ids=[7], log_probs=[0.0], stop_reason="stop", extra_fields={})
-
-    codec = family_codec("qwen2.5")
-    engine = VerlEngine(generate, codec, "vllm")
-    asyncio.run(engine.generate("e", [5], Sampling(max_tokens=4)))
-    assert asked["sampling_params"]["stop_token_ids"] == sorted(codec.eos_ids)
-    assert asked["sampling_params"]["stop"] == []

@@ -193,13 +193,14 @@ SAMPLING = Sampling(
 
 def test_each_server_is_asked_in_its_own_words_and_only_ours_gets_a_key():
     """vLLM and SGLang would loop in Python over requests with a seed each."""
-    vllm, sglang, ours = (server_params(SAMPLING, name) for name in ("vllm", "sglang", TORCH))
+    vllm, sglang, ours = (server_params(SAMPLING, name, {7, 5}) for name in ("vllm", "sglang", TORCH))
     assert vllm["max_tokens"] == ours["max_tokens"] == sglang["max_new_tokens"] == 7
     assert vllm["include_stop_str_in_output"]
     assert sglang["no_stop_trim"]
     assert ours["srl_key"] == list(SAMPLING.key)
     for params in (vllm, sglang):
-        assert (params["stop"], params["temperature"]) == (["</search>"], 0.5)
+        assert (params["stop"], params["stop_token_ids"]) == (["</search>"], [5, 7])
+        assert params["temperature"] == 0.5
         assert not [name for name in params if "seed" in name or "key" in name]
 
 

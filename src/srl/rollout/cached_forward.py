@@ -35,8 +35,11 @@ class Forward:
 
     feed_cost = 1.0
     """What the start of a pass over several new ids costs, in decoding steps."""
-    nbytes = 0
-    """Bytes of the cache."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cache."""
+        return 0
 
     def feed(self, table: SlotTable, rows: Rows) -> Tensor:
         """Logits (B, V) float32 after the last known id of each row; the rows differ."""
@@ -76,15 +79,12 @@ class CachedForward(Forward):
         self.cache = SlotCache(slots, max_length, static=static)
         self._graphs = DecodeGraphs(self._step, model.device, spare=slots) if static else None
         self._in_place = in_place and not on_gpu
+        if on_gpu and self._graphs is not None:
+            self.feed_cost = FEED_COST
         self._head = head() if (head := getattr(model, "get_output_embeddings", None)) else None
 
     @property
-    def feed_cost(self) -> float:  # type: ignore[override]
-        on_gpu = self.model.device.type == "cuda"
-        return FEED_COST if on_gpu and self._graphs is not None else 1.0
-
-    @property
-    def nbytes(self) -> int:  # type: ignore[override]
+    def nbytes(self) -> int:
         return self.cache.nbytes
 
     def release(self) -> None:
@@ -109,7 +109,7 @@ class CachedForward(Forward):
                     return self._graphs.step(table.step_inputs(rows), longest, table.draws(rows))
             except (RuntimeError, UserError) as error:  # of a capture, or of the model in it
                 _log.warning("decoding goes on without CUDA graphs: %s", error_line(error))
-                self._graphs = None
+                self._graphs, self.feed_cost = None, 1.0
         return super().sample(table, rows)
 
     def _step(self, inputs: Tensor, width: int, draws: Draws) -> Tensor:

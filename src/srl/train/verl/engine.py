@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +31,7 @@ class VerlEngine(Engine):
         output = await self.generate_on(
             request_id=request_id,
             prompt_ids=list(token_ids),
-            sampling_params=server_params(sampling, self.backend)
-            | {"stop_token_ids": sorted(self.codec.eos_ids)},
+            sampling_params=server_params(sampling, self.backend, self.codec.eos_ids),
         )
         self.seconds += time.perf_counter() - began
         ids = tuple(output.token_ids)
@@ -47,7 +46,7 @@ class VerlEngine(Engine):
         return Completion(ids, logprobs, stop_reason(ids, sampling.stop, self.codec))
 
 
-def server_params(sampling: Sampling, backend: str) -> dict[str, Any]:
+def server_params(sampling: Sampling, backend: str, eos_ids: Collection[int]) -> dict[str, Any]:
     """The sampling parameters of one turn as `backend` takes them: our own engine, vLLM or SGLang.
 
     Only our own gets the key. vLLM and SGLang have a generator for each server: with a seed for each request
@@ -57,6 +56,7 @@ def server_params(sampling: Sampling, backend: str) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "stop": list(sampling.stop),
+        "stop_token_ids": sorted(eos_ids),
         "logprobs": True,
     }
     if backend == "sglang":
