@@ -1,19 +1,14 @@
 """The pieces of `bench/real`: what a part types, resuming, the figures, and what the tables make of them."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from bench.real import parts
 from bench.real.commands import Bench
-from tests.shared_data import shared_data
 
 from srl.config.load import load_config
 
-ROOT = Path(__file__).parent.parent
 SUMMARY = {"run_id": "r", "algo": "grpo", "steps": 9, "seconds": 1.0}
 
 
@@ -62,21 +57,3 @@ def test_rejection_sampling_and_the_grpo_beside_it_sample_as_many_episodes(bench
     preset = load_config("small").config
     episodes = int(sets["rft.questions"]) * int(sets["rollout.n"]) * int(option(rounds, "--steps"))
     assert episodes == preset.data.train_batch_size * preset.rollout.n * int(option(beside, "--steps"))
-
-
-@pytest.mark.slow
-def test_parts_run_on_published_data_and_a_model_that_is_at_hand(tmp_path):
-    model = os.environ.get("SRL_BENCH_MODEL")
-    if not model:
-        pytest.skip("$SRL_BENCH_MODEL names no model")
-    parts_to_run = "cold-start", "grpo", "rft", "base", "evaluate", "curves", "transcript"
-    settings = "model.lora_rank=0", "model.gradient_checkpointing=false", "model.device=cpu"
-    command = [sys.executable, "bench/real", "--smoke", "--only", *parts_to_run, "--preset", "one-gpu",
-               "--model", model, "--cache", str(tmp_path)]  # fmt: skip
-    command += ["--data", str(shared_data("squad").parent)]
-    command += [part for setting in settings for part in ("--set", setting)]
-    subprocess.run(command, cwd=ROOT, check=True)
-    made = {path.stem for path in (tmp_path / "state").iterdir()}
-    assert made >= {"data", "demonstrations", "cold-start-s0", "grpo-s0", "row-base", "row-grpo-s0",
-                    "row-rft-s0", "compared-cold-start-grpo-s0", "curves-grpo-s0",
-                    "transcript-grpo-s0"}  # fmt: skip
