@@ -9,7 +9,6 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, Sampling, ScriptedEngine
 from srl.rollout.environment import Environment
 from srl.rollout.episode import EpisodeOptions, Key, run_episode
-from srl.rollout.tags import Tags
 from srl.trajectory import Hit, Passage, Question, Search, SearchTool, Trajectory
 
 QUESTION = Question("q/0", "Who built the lighthouse of Velmar?", ("Ossa Trell",), "made-up")
@@ -64,8 +63,8 @@ def play(
     limits = EpisodeOptions(**{"max_turn_tokens": 200, **(options or {})})
     return asyncio.run(
         run_episode(
-            question, engine or RecordingEngine(codec, turns), search, options=limits,
-            protocol=Tags(codec, template, limits.stop),
+            question, engine or RecordingEngine(codec, turns), options=limits,
+            protocol=Environment(codec, template, limits, search).protocol,
         )
     )  # fmt: skip
 

@@ -19,6 +19,7 @@ from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.rollout.engine import EngineFault, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions, run_episode
+from srl.rollout.protocol import SearchCall
 from srl.rollout.tags import Tags
 from srl.train.load_components import Generation
 from srl.trajectory import Passage
@@ -54,8 +55,8 @@ def shown(capsys, turns=TURNS, search=None, engine=RecordingEngine, full=False, 
     view = EpisodeView(CODEC, full)
     found = asyncio.run(
         run_episode(
-            QUESTION, engine(CODEC, turns), search or TableSearch(), on_progress=view,
-            protocol=Tags(CODEC, TEMPLATES["search-r1"]),
+            QUESTION, engine(CODEC, turns), on_progress=view,
+            protocol=Tags(CODEC, TEMPLATES["search-r1"], {"search": SearchCall(search or TableSearch())}),
             options=EpisodeOptions(**{"max_turn_tokens": 200, **options}),
         )
     )  # fmt: skip

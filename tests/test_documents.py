@@ -135,7 +135,7 @@ def play(
     async def run() -> Trajectory:
         try:
             return await run_episode(
-                QUESTION, NativeEngine(native, texts), search, protocol=native, options=options,
+                QUESTION, NativeEngine(native, texts), protocol=native, options=options,
             )  # fmt: skip
         finally:
             await aclose(search)

@@ -134,7 +134,7 @@ def test_a_model_trained_on_the_prompts_of_its_files_is_measured_on_them(
     sets = [f"search.index={place / 'index'}", "data.template=" + ("null" if own else "short")]
     trained = load_config(None, sets=sets).config
     model = _copy_of(place / "model", tmp_path / "model")
-    write_card(model / "srl.json", card_of_run(trained, Tags(TextCodec(), load_template(trained)), {}))
+    write_card(model / "srl.json", card_of_run(trained, Tags(TextCodec(), load_template(trained), {}), {}))
     config = settings_of(model, None, None, {"search.index": place / "index"}, SMALL)
     asked = [replace(item, prompt=({"role": "user", "content": f"Mine: {item.text}"},)) for item in QUESTIONS]
     write_questions(tmp_path / "test.parquet", asked)

@@ -25,8 +25,8 @@ from srl.index import build_index, open_index
 from srl.protocol import parse_action, template
 from srl.rollout.codec import TextCodec
 from srl.rollout.engine import ScriptedEngine
-from srl.rollout.episode import Key, run_episode
-from srl.rollout.tags import Tags
+from srl.rollout.environment import Environment
+from srl.rollout.episode import Key
 from srl.serve.in_process import LocalSearch
 from srl.train.demonstrations import THOUGHT_WORDS, Chain, fact_chain, make_demonstrations
 from srl.train.load_components import episode_options
@@ -169,10 +169,8 @@ async def played(item: Question, config: Config, search: LocalSearch) -> Traject
     """A demonstration as fine-tuning runs it."""
     codec = TextCodec()
     engine = ScriptedEngine(codec, lambda request, turn: item.metadata["turns"][turn])
-    return await run_episode(
-        item, engine, search, protocol=Tags(codec, template("search-r1")), options=episode_options(config),
-        key=Key(phase="sft"),
-    )  # fmt: skip
+    environment = Environment(codec, template("search-r1"), episode_options(config), search)
+    return await environment.play(engine, item, Key(phase="sft"))
 
 
 def settings(index: Path, *more: str) -> Config:

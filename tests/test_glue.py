@@ -29,7 +29,7 @@ CALL = ToolCall("search", {"query": "Velmar"})
 def play(codec: Codec, texts: Sequence[str], turns: Native, **options: int) -> Trajectory:
     return asyncio.run(
         run_episode(
-            QUESTION, NativeEngine(turns, texts), TableSearch(), protocol=turns,
+            QUESTION, NativeEngine(turns, texts), protocol=turns,
             options=EpisodeOptions(**{"max_turn_tokens": 200, **options}),
         )
     )  # fmt: skip

@@ -50,7 +50,7 @@ def play(
     turns = replace(native(codec, search, max_calls=calls), template=TEMPLATES[template])
     return asyncio.run(
         run_episode(
-            QUESTION, engine or NativeEngine(turns, texts), search, protocol=turns,
+            QUESTION, engine or NativeEngine(turns, texts), protocol=turns,
             options=EpisodeOptions(**{"max_turn_tokens": 200, **options}),
         )
     )  # fmt: skip

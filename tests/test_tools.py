@@ -74,7 +74,7 @@ def play(codec: Codec, tool: Any, *, both: bool = False) -> Trajectory:
     engine = NativeEngine(native, [native.glue.format.write(calls), "Ossa Trell"])
     return asyncio.run(
         run_episode(
-            QUESTION, engine, search, protocol=native, options=EpisodeOptions(),
+            QUESTION, engine, protocol=native, options=EpisodeOptions(),
         )
     )  # fmt: skip
 

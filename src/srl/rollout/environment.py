@@ -12,7 +12,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions, Key, OnProgress, run_episode
 from srl.rollout.native import Native
-from srl.rollout.protocol import Protocol
+from srl.rollout.protocol import Protocol, SearchCall
 from srl.rollout.tags import Tags
 from srl.trajectory import Question, SearchTool, Trajectory
 
@@ -40,7 +40,8 @@ class Environment:
     @property
     def protocol(self) -> Protocol:
         """How policy and tools talk here."""
-        return self.native or Tags(self.codec, self.template, self.options.stop)
+        tools = {} if self.search is None else {"search": SearchCall(self.search)}
+        return self.native or Tags(self.codec, self.template, tools, self.options.stop)
 
     def for_evaluation(self, temperature: float) -> Self:
         """This environment with the sampling of validation, test and evaluation."""
@@ -52,7 +53,7 @@ class Environment:
         """The episode in which `engine` answers `question`."""
         for attempt in range(self.attempts):
             trajectory = await run_episode(
-                question, engine, self.search, protocol=self.protocol, options=self.options, key=key,
+                question, engine, protocol=self.protocol, options=self.options, key=key,
                 attempt=attempt, on_progress=on_progress,
             )  # fmt: skip
             if trajectory.valid:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -13,13 +13,12 @@ from srl.errors import UserError
 from srl.protocol import NO_INFORMATION, STOP_STRINGS, ToolCall
 from srl.rollout.engine import Engine, EngineFault, Sampling, StopReason
 from srl.rollout.observation import fit_information
-from srl.rollout.protocol import Continuation, Messages, Protocol, SearchCall, Tool, Turn
+from srl.rollout.protocol import Continuation, Messages, Protocol, Turn
 from srl.trajectory import (
     EndReason,
     Phase,
     Question,
     Search,
-    SearchTool,
     Segment,
     Trajectory,
     current_episode,
@@ -74,7 +73,6 @@ class PromptTooLongError(UserError):
 async def run_episode(
     question: Question,
     engine: Engine,
-    search: SearchTool | None,
     *,
     protocol: Protocol,
     options: EpisodeOptions,
@@ -82,19 +80,18 @@ async def run_episode(
     attempt: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Trajectory:
-    """Let `engine` answer `question` with the tools of `protocol`, else with `search` (None: without any).
+    """Let `engine` answer `question` with the tools of `protocol`.
 
     The trajectory holds the ids that the engine was given and those that it returned, in order; nothing is
     decoded and encoded again. It never ends on an observation: if an observation and a minimal answer do
-    not fit, the episode ends before it as `truncated`. A template with `{information}` has `search` asked for
-    the question first; the passages stand in the prompt. `on_progress` is called with each new segment, and
+    not fit, the episode ends before it as `truncated`. A template with `{information}` has the question
+    searched for first; the passages stand in the prompt. `on_progress` is called with each new segment, and
     with each token of an engine that tells them. Raises PromptTooLongError.
     """
     seed, phase, step, sample = key
     trajectory = Trajectory(question, sample=sample, step=step, phase=phase, attempt=attempt)
     trajectory.protocol = protocol.name
-    tools = protocol.tools or ({} if search is None else {"search": SearchCall(search)})
-    episode = _Episode(trajectory, engine, tools, protocol, options, on_progress)
+    episode = _Episode(trajectory, engine, protocol, options, on_progress)
     request = f"{phase}/{step}/{question.id}/{sample}/{attempt}"
     current_episode.set(request)
     began = time.perf_counter()
@@ -113,7 +110,6 @@ class _Episode:
 
     trajectory: Trajectory
     engine: Engine
-    tools: Mapping[str, Tool]
     protocol: Protocol
     options: EpisodeOptions
     on_progress: OnProgress | None
@@ -217,7 +213,7 @@ class _Episode:
 
     async def _go_on(self, calls: Sequence[ToolCall], turn: int) -> Continuation | None:
         """Call the tools and add what follows; None if one failed or nothing fits."""
-        results = await self._results(calls if self.tools else (), turn)
+        results = await self._results(calls if self.protocol.tools else (), turn)
         searches = self.trajectory.searches
         searches += results
         if self._failed():
@@ -246,5 +242,5 @@ class _Episode:
         if call.error:
             outcome = Search(call.query, status="rejected", error=call.error, attempts=0)
         else:
-            outcome = await self.tools[call.name].call(call.arguments, self.trajectory.searches)
+            outcome = await self.protocol.tools[call.name].call(call.arguments, self.trajectory.searches)
         return replace(outcome, turn=turn, shown=0, tool=call.name, arguments=call.written)

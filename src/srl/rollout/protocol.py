@@ -51,7 +51,7 @@ class Protocol(typing.Protocol):
     def template(self) -> Template: ...
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """What can be called, by name; where there is none, the episode's search."""
+        """What can be called, by name."""
         ...
 
     def prompt(self, messages: Messages) -> tuple[list[int], bool, str]:

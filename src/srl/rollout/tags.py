@@ -19,11 +19,11 @@ class Tags:
 
     codec: Codec
     template: Template
+    tools: Mapping[str, Tool]
     stop: tuple[str, ...] = STOP_STRINGS
 
     name: ClassVar = "tags"
     card: ClassVar[Mapping[str, str]] = {}
-    tools: ClassVar[Mapping[str, Tool]] = {}
 
     def prompt(self, messages: Messages) -> tuple[list[int], bool, str]:
         return self.codec.encode_prompt(messages)
