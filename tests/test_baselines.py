@@ -45,7 +45,8 @@ def test_rag_searches_for_the_question_and_has_the_passages_before_it_in_the_pro
     prompt = codec.decode(engine.contexts[0])
     assert prompt.index(INFORMATION) < prompt.index(f"Question: {QUESTION.text}")
     assert (trajectory.valid_searches, trajectory.valid_actions) == (1, 1)
-    assert [(found.turn, found.hits[0].passage) for found in trajectory.searches] == [(0, PAGE)]
+    shown = [(found.turn, found.shown, found.hits[0].passage) for found in trajectory.searches]
+    assert shown == [(0, 1, PAGE)]
     assert trajectory.question == QUESTION, "a question in the log is the one that was asked"
 
 
