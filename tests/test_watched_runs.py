@@ -12,8 +12,6 @@ from srl.errors import UserError
 from srl.models.check import OutputsNotFinite
 from srl.rollout.engine import LogitsNotFinite
 from srl.train.report import reporters
-from srl.train.run_directory import checkpoints
-from srl.train.watches import RULES, Rule
 
 __all__ = ["setting"]
 
@@ -48,15 +46,6 @@ def test_a_watch_stops_a_run_and_says_what_starts_again(setting, workspace):
     assert f"train --config {run}/config.yaml --set actor.optim.lr=0.0005" in str(caught.value)
     assert [row["action"] for row in fired_in(run)] == ["stop"]
     assert log_rows(run, "SELECT status, steps FROM runs") == [("failed", 3)]
-
-
-def test_a_watch_that_fires_on_a_validation_leaves_no_checkpoint_of_its_step(setting, workspace, monkeypatch):
-    rule = Rule("val/em", -1.0, 2, above=True)
-    monkeypatch.setitem(RULES, "kl", rule)
-    sets = ["watch.actions.kl=stop", "trainer.val_before_train=false", "trainer.total_training_steps=3"]
-    with pytest.raises(UserError, match="kl at step 2"):
-        train(config(setting, "grpo", sets), workspace)
-    assert list(checkpoints(only_run(workspace))) == [1]
 
 
 @pytest.mark.parametrize(("save_freq", "error"), [(0, LogitsNotFinite), (1, OutputsNotFinite)])

@@ -193,9 +193,6 @@ class Loop:
                 self._save()
             if trainer.test_freq and self._is_due(trainer.test_freq) and step not in self.progress.val_em:
                 fired = self._validate()
-        if to_act_on(fired):  # resumed, the run comes here again
-            saved = checkpoints(self.run).items()
-            delete_checkpoints(self.run, [path for number, path in saved if number == step])
         self._act_on(fired)
         delete_checkpoints(
             self.run, superseded_checkpoints(self.run, trainer.max_ckpt_to_keep, val_em=self.progress.val_em)
