@@ -14,6 +14,7 @@ from srl.rollout.engine import EngineFault
 from srl.rollout.torch_engine import TorchEngine
 from srl.safe import hidden
 from srl.train import load_components
+from srl.train.model_settings import settings_of
 from srl.train.resume import resume_with
 
 __all__ = ["setting"]
@@ -125,7 +126,7 @@ def test_episodes_that_the_engine_fails_are_left_out_of_the_update_and_named_in_
 def test_key_from_a_variable_of_any_name_is_hidden(monkeypatch):
     monkeypatch.setenv("TEACHER", "abc-hush-77")
     sets = ["rollout.engine=openai", "rollout.openai.url=http://127.0.0.1:9/v1"]
-    asked = load_config(sets=[*sets, "rollout.openai.key_variable=TEACHER"], trains=False).config
+    asked = settings_of(None, None, None, {}, [*sets, "rollout.openai.key_variable=TEACHER"])
     with pytest.raises(UserError):
         load_components.load_generation(asked, lambda text: None)
     assert "hush" not in hidden("the key is abc-hush-77")

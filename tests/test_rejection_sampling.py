@@ -47,7 +47,7 @@ def sampled(setting: Path) -> tuple[Path, list[Trajectory]]:
 def test_a_batch_from_the_log_is_the_batch_that_was_sampled(sampled: tuple[Path, list[Trajectory]]) -> None:
     """Ids, masks, padding and the sampler's log-probs, which the log keeps in single precision."""
     run, live = sampled
-    found = select_episodes(run, ANY, 0, per_question=None)
+    found = select_episodes(run, ANY, 0, per_question=99)
     assert found.sampled == found.passed == len(live) == 64
     by_id = {item.id: item for item in live}
     kept = [by_id[item.id] for item in found.episodes]
@@ -62,11 +62,11 @@ def test_a_batch_from_the_log_is_the_batch_that_was_sampled(sampled: tuple[Path,
 def test_a_filter_keeps_what_satisfies_it(sampled: tuple[Path, list[Trajectory]]) -> None:
     run, live = sampled
     right = [item for item in live if item.answer in item.question.golden_answers and item.searches]
-    found = select_episodes(run, "em = 1 and searches >= 1", 0, per_question=None)
+    found = select_episodes(run, "em = 1 and searches >= 1", 0, per_question=99)
     assert found.passed == len(right) > 0
     assert {item.id for item in found.episodes} <= {item.id for item in right}
-    assert select_episodes(run, ANY, 0, step=2, per_question=None).sampled == 32
-    everything = select_episodes(run, "phase = 'val' OR true -- all of them", 0, per_question=None)
+    assert select_episodes(run, ANY, 0, step=2, per_question=99).sampled == 32
+    everything = select_episodes(run, "phase = 'val' OR true -- all of them", 0, per_question=99)
     assert {item.phase for item in everything.episodes} == {"train"}
 
 
@@ -75,7 +75,7 @@ def test_a_filter_keeps_what_satisfies_it(sampled: tuple[Path, list[Trajectory]]
 )
 def test_a_bad_filter_is_one_line(sampled: tuple[Path, list[Trajectory]], condition: str) -> None:
     with pytest.raises(UserError):
-        select_episodes(sampled[0], condition, 0, per_question=None)
+        select_episodes(sampled[0], condition, 0, per_question=99)
 
 
 def episode(question: str, sample: int, ids: tuple[int, ...], end: str = "answered") -> Trajectory:

@@ -50,29 +50,28 @@ def load_config(
     flags: Mapping[str, object] | None = None,
     sets: Sequence[str] = (),
     backend: Backend = "local",
-    *,
-    trains: bool = True,
 ) -> Resolved:
     """The configuration of a run, validated and cross-checked.
 
     `algo` is an algorithm, or one of the kinds of runs `sft` and `rft`, which leave the algorithm of the
     layers. What such a run does not read of what was typed, here or in `file`, is among the warnings.
     `flags` maps dotted keys to values from the command line; None means not given. `sets` are `a.b=value`
-    with the value in YAML. A file with `extends:` extends that instead of `preset`. Without `trains` it may
-    be what no training run can do. Raises UserError that names key, value, expectation and origin.
+    with the value in YAML. A file with `extends:` extends that instead of `preset`. Raises UserError that
+    names key, value, expectation and origin.
     """
     kind = kind_of(algo)
     typed = typed_settings(algo if kind == "rl" else None, flags or {}, sets)
     layers = read_layers(preset, Path(file) if file else None)
     label = Path(file).stem if file else preset or "defaults"
-    return resolve(layers, typed, label, kind, backend, trains=trains)
+    return resolve(layers, typed, label, kind, backend)
 
 
 def resolve(
     layers: Sequence[Layer], typed: Sequence[Setting] = (), preset: str = DEFAULT_PRESET,
     kind: Kind = "rl", backend: Backend = "local", *, trains: bool = True,
 ) -> Resolved:  # fmt: skip
-    """The configuration of layers, lowest precedence first, and of `typed`, what the command line says."""
+    """The configuration of layers, lowest precedence first, and of `typed`, what the command line says.
+    Without `trains` it may be what no training run can do."""
     below = [setting for layer in layers for setting in layer.settings]
     _look_for_plugins([*below, *typed], Path.cwd())
     names = [each.value for each in (*below, *typed) if each.path == ("algorithm", "name")]

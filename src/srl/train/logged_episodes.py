@@ -77,7 +77,7 @@ class Selection:
 
 
 def select_episodes(
-    log: Path, condition: str, seed: int, step: int | None = None, *, per_question: int | None = PER_QUESTION
+    log: Path, condition: str, seed: int, step: int | None = None, *, per_question: int = PER_QUESTION
 ) -> Selection:
     """The training episodes of the log at `log` (of one step) that satisfy `condition`.
 
@@ -123,10 +123,8 @@ def _distinct(episodes: Sequence[Trajectory], key: Callable[[Trajectory], Hashab
     return list(first.values())
 
 
-def _at_most(episodes: list[Trajectory], per_question: int | None, seed: int) -> list[Trajectory]:
+def _at_most(episodes: list[Trajectory], per_question: int, seed: int) -> list[Trajectory]:
     """At most so many episodes of each question, chosen at random, in their order."""
-    if per_question is None:
-        return episodes
     rng, counts, places = random.Random(f"episodes {seed}"), Counter[str](), set[int]()
     for place in rng.sample(range(len(episodes)), len(episodes)):
         question = episodes[place].question.id
