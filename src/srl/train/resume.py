@@ -28,8 +28,7 @@ from srl.files import (
     is_disk_full,
 )
 from srl.progress import Note
-from srl.store import run_info
-from srl.store.run_info import check_not_written, has_log, is_finished
+from srl.store.run_info import is_finished
 from srl.train.run_directory import (
     LOG,
     BackendName,
@@ -121,14 +120,6 @@ def without_damaged(checkpoint: Path) -> Iterator[None]:
         aside = shlex.join(["mv", str(checkpoint), f"{checkpoint}.damaged"])
         command = resume_command(checkpoint.parent.parent)
         raise DamagedError(f"{error}; to resume without it type: {aside} && {command}") from error
-
-
-def check_resumable(run: Path) -> None:
-    """Raises UserError where another process trains `run`, or where its directory was copied or renamed: its
-    log has another name."""
-    check_not_written(run / LOG)
-    if has_log(run / LOG):
-        run_info.check_name(run / LOG, run.name, run_info.load(run / LOG))
 
 
 def changed_config(

@@ -120,7 +120,6 @@ def resume(
     where another process trains it.
     """
     record, before = RunRecord.read(run), load_saved(run)
-    resuming.check_resumable(run)
     with LogLock(run / LOG) as lock:  # so no other process trains it meanwhile
         step = max(checkpoints(run, record.backend), default=-1)
         steps_done = max(0, step)
