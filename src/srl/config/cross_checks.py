@@ -39,31 +39,30 @@ def algorithm_plugin(name: str) -> Algorithm:
     return cast(Algorithm, manager.load("algorithm", name))
 
 
-def context_errors(config: Config, context: int | None) -> Iterator[str]:
-    """A line where the longest episode exceeds the model's context of `context` tokens."""
-    longest = config.data.max_episode_tokens
-    if context is not None and longest > context:
-        yield (
-            f"data.max_prompt_length + data.max_response_length = {longest:,} tokens, and this model's "
-            f"context is {context:,}: lower one of them"
-        )
+def check_context(config: Config, context: int | None) -> None:
+    """Raises UserError where the longest episode exceeds the model's context of `context` tokens."""
+    if context is not None and config.data.max_episode_tokens > context:
+        raise UserError(
+            f"data.max_prompt_length + data.max_response_length = {config.data.max_episode_tokens:,} tokens, "
+            f"and this model's context is {context:,}", key="data.max_response_length",
+            hint="lower one of them",
+        )  # fmt: skip
 
 
-def truncation_errors(config: Config, engine: str) -> Iterator[str]:
-    """A line where `engine` renormalises what top_p leaves, and nothing corrects the log-probs for it.
+def is_truncated(config: Config) -> bool:
+    """Whether what top_p leaves is sampled, and nothing corrects vLLM's log-probs for it: they are those of
+    what it left. The other engines give those of the whole distribution."""
+    return config.rollout.top_p < 1 and config.algorithm.rollout_correction.rollout_is == "off"
 
-    vLLM's log-probs are then those of the distribution that it sampled from. The other engines give those of
-    the whole distribution, whatever top_p is.
-    """
-    if (
-        engine == "vllm"
-        and config.rollout.top_p < 1
-        and config.algorithm.rollout_correction.rollout_is == "off"
-    ):
-        yield (
+
+def check_truncation(config: Config, engine: str) -> None:
+    """Raises UserError where `engine` is vLLM and `is_truncated`."""
+    if engine == "vllm" and is_truncated(config):
+        raise UserError(
             f"rollout.top_p = {config.rollout.top_p}: vLLM renormalises what is left, which only importance "
-            "weights correct; set rollout.top_p=1.0 or algorithm.rollout_correction.rollout_is=token"
-        )
+            "weights correct", key="rollout.top_p",
+            hint="set rollout.top_p=1.0 or algorithm.rollout_correction.rollout_is=token",
+        )  # fmt: skip
 
 
 def plugins_in_use(config: Config) -> Iterator[tuple[str, str]]:

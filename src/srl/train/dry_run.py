@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from srl.config import Config
-from srl.config.cross_checks import algorithm_plugin, context_errors
+from srl.config.cross_checks import algorithm_plugin, check_context
 from srl.config.sections import NamedRetriever, Search
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import read_questions
@@ -107,7 +107,7 @@ def plan_run(config: Config, backend: str = "local") -> Plan:
     if layout.served:
         share = config.rollout.gpu_memory_utilization
         notes.append(f"the server takes rollout.gpu_memory_utilization={share:g} of a GPU beside these parts")
-    warnings = [*context_errors(config, shape.context), *startup_errors(config, *checks)]
+    warnings = startup_errors(config, partial(check_context, config, shape.context), *checks)
     if cpu:
         name, available = "this CPU", available_memory()
     elif cuda:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from srl import process
 from srl.advantage import Algorithm
 from srl.config import Config
-from srl.config.cross_checks import context_errors, truncation_errors
+from srl.config.cross_checks import check_context, is_truncated
 from srl.config.sections import Model
 from srl.errors import UserError
 from srl.models.check import context_of
@@ -105,7 +105,7 @@ def engine_name(config: Config) -> str:
 
 def _is_for_vllm(config: Config) -> bool:
     """Whether auto is vLLM where that is installed."""
-    if config.rollout.deterministic or list(truncation_errors(config, "vllm")):
+    if config.rollout.deterministic or is_truncated(config):
         return False
     return pick_device(config.model.device).type == "cuda"
 
@@ -165,8 +165,7 @@ def load_engine(config: Config, policy: LoadedModel, note: Note) -> Engine:
     """
     from srl.rollout.torch_engine import TorchEngine
 
-    for error in context_errors(config, context_of(policy.model.config)):
-        raise UserError(error)
+    check_context(config, context_of(policy.model.config))
     rollout, longest = config.rollout, config.data.max_episode_tokens
     if rollout.engine == "vllm" or (rollout.engine == "auto" and _is_for_vllm(config)):
         from srl.rollout.vllm_engine import VllmEngine

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from srl.config import Config
-from srl.config.cross_checks import truncation_errors
+from srl.config.cross_checks import check_truncation
 from srl.errors import UserError
 from srl.models.weights import model_digest
 from srl.train.load_components import (
@@ -70,8 +70,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     reward = load_rewards(config)
     for line in reward.without_effect(splits.train):
         terminal.note(f"warning: {line}")
-    for error in truncation_errors(config, engine_name(config)):
-        raise UserError(error)
+    check_truncation(config, engine_name(config))
     engine = load_engine(config, policy, terminal.note)
     check_model(actor, longest, terminal.note)
     inputs = as_inputs(index_digests(search), environment.protocol)

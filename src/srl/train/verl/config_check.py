@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from srl.config import Config
-from srl.config.cross_checks import context_errors, truncation_errors
+from srl.config.cross_checks import check_context, check_truncation
 from srl.config.keys import keys, plain, value_of
 from srl.config.sections import ACTOR
 from srl.config.unread import missing
@@ -63,8 +63,7 @@ def check_supported(config: Config, job: Job) -> None:
     for is_so, name, why, hint in rows:
         if is_so:
             raise _problem(config, name, why, hint)
-    for error in truncation_errors(config, rollout_name(config, job)):
-        raise UserError(error)
+    check_truncation(config, rollout_name(config, job))
 
 
 def _problem(config: Config, key: str, why: str, hint: str = "") -> UserError:
@@ -89,8 +88,7 @@ def validated(config: Config, job: Job) -> DictConfig:
     if workers % rollout.tensor_model_parallel_size:
         raise _problem(config, "cluster.tensor_model_parallel_size", f"does not divide the {workers} GPUs")
     context = model_config(verl_config.actor_rollout_ref.model.path).get("max_position_embeddings")
-    for error in context_errors(config, context):
-        raise UserError(error)
+    check_context(config, context)
     for who, section in (("actor", verl_config.actor_rollout_ref.actor), ("critic", verl_config.critic)):
         size, shared = section.ppo_mini_batch_size, int(section.get("ulysses_sequence_parallel_size", 1))
         copies = workers // shared  # that take different rows
