@@ -1,9 +1,7 @@
 """Configuration: typed sections, layered sources, and where each value came from."""
 
-from srl.config.cross_checks import check_plugins
 from srl.config.keys import Config
 from srl.config.load import (
-    DEFAULT_PRESET,
     Resolved,
     describe,
     load_config,
@@ -16,10 +14,8 @@ from srl.config.load import (
 from srl.config.paths import located
 
 __all__ = [
-    "DEFAULT_PRESET",
     "Config",
     "Resolved",
-    "check_plugins",
     "describe",
     "load_config",
     "load_saved",

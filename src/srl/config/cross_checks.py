@@ -28,10 +28,6 @@ class Algorithm(Protocol):
     def estimator(self) -> Callable[..., object]: ...
 
 
-_NAMED_BY = {"reward": "reward.weights.{}", "tool": "rollout.tools"}
-"""The keys that name plugins, where it is not `name` of their section."""
-
-
 def algorithm_plugin(name: str) -> Algorithm:
     """The algorithm plugin called `name`. Raises UserError when it is not installed."""
     from srl.plugins import manager
@@ -65,16 +61,7 @@ def check_truncation(config: Config, engine: str) -> None:
         )  # fmt: skip
 
 
-def plugins_in_use(config: Config) -> Iterator[tuple[str, str]]:
-    """`(kind, name)` of the plugins that a run with this configuration loads."""
-    yield "algorithm", config.algorithm.name
-    yield from (("reward", name) for name in config.reward.weights)
-    yield from (("tool", name) for name in config.rollout.tool_plugins)
-    if config.rollout.search and config.search.url is None and not config.search.replays:
-        yield "retriever", config.retriever.name
-
-
-def check_plugins(config: Config, origins: Mapping[str, str] | None = None) -> dict[KeyPath, Any]:
+def check_plugins(config: Config, origins: Mapping[str, str]) -> dict[KeyPath, Any]:
     """Check that every plugin that is named is installed, and that its options are valid.
 
     Returns every option of the plugins in use, defaults included, and every key of the named retrievers, so
@@ -82,20 +69,26 @@ def check_plugins(config: Config, origins: Mapping[str, str] | None = None) -> d
     """
     from srl.plugins import manager
 
-    key_origins, options = origins or {}, dict[KeyPath, Any]()
-    in_use = list(plugins_in_use(config))
-    for kind, name in in_use:
-        with _origin(key_origins, _NAMED_BY.get(kind, f"{kind}.name").format(name)):
+    in_use = {  # with the key that names each
+        ("algorithm", config.algorithm.name): "algorithm.name",
+        **{("reward", name): f"reward.weights.{name}" for name in config.reward.weights},
+        **{("tool", name): "rollout.tools" for name in config.rollout.tool_plugins},
+    }
+    if config.rollout.search and config.search.url is None and not config.search.replays:
+        in_use["retriever", config.retriever.name] = "retriever.name"
+    for (kind, name), key in in_use.items():
+        with _origin(origins, key):
             manager.find(kind, name)
+    options = dict[KeyPath, Any]()
     sections = [(kind, name) for kind in manager.KINDS for name in getattr(config, kind).model_extra]
     for kind, name in dict.fromkeys([*in_use, *sections]):
-        with _origin(key_origins, f"{kind}.{name}"):
+        with _origin(origins, f"{kind}.{name}"):
             valid = _options(f"{kind}.{name}", kind, name, getattr(config, kind).options(name))
         options |= dict(flat(valid, (kind, name))) if (kind, name) in in_use else {}
     for name, entry in config.search.retrievers.items():
         where, whole = f"search.retrievers.{name}", entry.model_dump()
         if entry.retriever is not None and not config.search.replays:
-            with _origin(key_origins, where):
+            with _origin(origins, where):
                 manager.find("retriever", entry.retriever)
                 whole["options"] = _options(f"{where}.options", "retriever", entry.retriever, entry.options)
         options |= dict(flat(whole, ("search", "retrievers", name)))
