@@ -18,8 +18,6 @@ from typing import Any, Protocol
 
 from srl import __version__
 from srl.config import Config, load_saved, located, save_config
-from srl.config.cross_checks import check_training
-from srl.config.unread import kind_of
 from srl.models.hub import hub_name
 from srl.store import RunInfo
 from srl.store.lock import LogLock
@@ -87,7 +85,6 @@ def start(
 
     began = time.perf_counter()
     trains = load_backend(backend)
-    check_training(config, kind_of(algo), backend, {})
     trains.check(config)
     with new_cassette(config):
         config = with_paths(config, algo, workspace, terminal)
