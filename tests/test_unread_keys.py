@@ -9,7 +9,6 @@ from tests.cli_mistakes import place, train
 import srl.config
 from srl.cli import main
 from srl.config import Config, load_config, load_saved, save_config
-from srl.config.cross_checks import algorithm_plugin
 from srl.config.keys import facts, keys, named_section_of, section_of, value_of
 from srl.config.load import typed_settings, with_changes
 from srl.config.sections import Section
@@ -180,7 +179,7 @@ def test_a_typed_key_that_the_run_does_not_read_is_named_in_a_warning(algo, key)
 def test_keys_that_another_key_makes_void_are_named_and_no_others(settings, key):
     config = load_config(algo="grpo", sets=settings).config
     typed = [setting.key for setting in typed_settings(None, {}, settings)]
-    assert unread(config, typed, "rl", "local", algorithm_plugin("grpo")).keys() == {*key.split()}
+    assert unread(config, typed, "rl", "local").keys() == {*key.split()}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from srl.config.cross_checks import algorithm_plugin, check_plugins, check_train
 from srl.config.keys import Config, KeyPath, entry_of, flat, keys, plain, split_key
 from srl.config.paths import located
 from srl.config.sections import PluginSection, Takes, one_or_many
-from srl.config.unread import Backend, Kind, kind_of, unread, unread_lines
+from srl.config.unread import Backend, Kind, kind_of, unread_lines
 from srl.config.yaml12 import Lined, dump, parse
 from srl.errors import UserError, expected, nearest, parsing
 from srl.files import FORMAT, atomic_file, check_format
@@ -96,7 +96,7 @@ def resolve(
     config = build(values)
     own = [setting for layer in layers if layer.is_typed for setting in layer.settings]
     warnings = doubtful if kind == "rl" else []
-    warnings += unread_lines(unread(config, [each.key for each in (*own, *typed)], kind, backend, plugin))
+    warnings += unread_lines(config, [each.key for each in (*own, *typed)], kind, backend)
     return Resolved(config, _origins(values), tuple(warnings), preset)
 
 
@@ -119,11 +119,10 @@ def with_changes(
     """`config` with `sets` (`a.b=value`, the value in YAML), and warnings of those that such a run does not
     read. Raises UserError for values that contradict others."""
     values = {path: (value, "the run") for path, value in flat(config.model_dump())}
-    typed, plugin = typed_settings(None, {}, sets), algorithm_plugin(config.algorithm.name)
-    put(values, typed)
+    put(values, typed := typed_settings(None, {}, sets))
     changed = build(values)
-    cross_check(changed, _origins(values), plugin)
-    return changed, unread_lines(unread(changed, [each.key for each in typed], kind, backend, plugin))
+    cross_check(changed, _origins(values), algorithm_plugin(config.algorithm.name))
+    return changed, unread_lines(changed, [each.key for each in typed], kind, backend)
 
 
 def save_config(directory: Path | str, config: Config) -> None:

@@ -5,11 +5,11 @@ Whatever is typed and not read is named in a warning with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
 from typing import Literal
 
-from srl.config.cross_checks import Algorithm
+from srl.config.cross_checks import Algorithm, algorithm_plugin
 from srl.config.keys import Config, facts, flat, plain, value_of
 
 Kind = Literal["rl", "sft", "rft", "eval"]
@@ -29,11 +29,9 @@ def kind_of(algo: str | None) -> Kind:
     return "sft" if algo == "sft" else "rft" if algo == "rft" else "rl"
 
 
-def unread(
-    config: Config, typed: Iterable[str], kind: Kind, backend: Backend, algorithm: Algorithm
-) -> dict[str, str]:
+def unread(config: Config, typed: Iterable[str], kind: Kind, backend: Backend) -> dict[str, str]:
     """The keys that were `typed` and that such a run does not read, each with the reason."""
-    void = list(_conditions(config, kind, algorithm))
+    void = list(_conditions(config, kind, algorithm_plugin(config.algorithm.name)))
     every = [".".join(path) for path, _ in flat(config.model_dump())]
     reasons = dict[str, str]()
     for start in dict.fromkeys(typed):
@@ -44,10 +42,10 @@ def unread(
     return reasons
 
 
-def unread_lines(reasons: Mapping[str, str]) -> list[str]:
-    """A line for each reason, with the keys that are not read for it."""
+def unread_lines(config: Config, typed: Iterable[str], kind: Kind, backend: Backend) -> list[str]:
+    """A line for each reason of `unread`, with its keys."""
     by_reason = dict[str, list[str]]()
-    for key, why in reasons.items():
+    for key, why in unread(config, typed, kind, backend).items():
         by_reason.setdefault(why, []).append(key)
     return [
         f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect: {why}"

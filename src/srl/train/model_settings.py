@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from srl.config import Config
-from srl.config.cross_checks import algorithm_plugin
 from srl.config.load import SAVED, Layer, flatten, read_layers, resolve, typed_settings
-from srl.config.unread import unread, unread_lines
+from srl.config.unread import unread_lines
 from srl.files import ABOUT
 from srl.progress import Note
 from srl.protocol import TEMPLATES
@@ -44,7 +43,7 @@ def local_settings(
         local = with_local_models(of_model, note)
     local = with_protocol(local, note)
     typed = [setting.key for setting in typed_settings(None, flags, sets)]
-    for line in unread_lines(unread(local, typed, "eval", "local", algorithm_plugin(local.algorithm.name))):
+    for line in unread_lines(local, typed, "eval", "local"):
         note(f"warning: {line}")
     return local
 
