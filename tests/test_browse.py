@@ -37,7 +37,7 @@ def log(tmp_path_factory):
 CONDITIONS = [
     ({}, [0, 1, 2, 3, 4]), ({"phase": "val"}, [3, 4]), ({"steps": "1"}, [0, 1, 2]), ({"steps": "2:"}, [3, 4]),
     ({"steps": ":1"}, [0, 1, 2]), ({"steps": "1:2"}, [0, 1, 2, 3, 4]), ({"source": "hotpotqa"}, [3]),
-    ({"hops": 3}, [3]), ({"question": "nq-2"}, [2]), ({"em": "1"}, [0]), ({"em": "<1"}, [1, 2, 3, 4]),
+    ({"hops": 3}, [3]), ({"question": "nq-2"}, [2]), ({"em": "1"}, [0]), ({"em": "<.5"}, [1, 2, 3, 4]),
     ({"reward": ">=0.125", "phase": "train"}, [0, 1, 2]), ({"end": "answered"}, [0, 1, 2, 3]),
     ({"end": "failed"}, [4]), ({"verdict": "retriever"}, [2]), ({"searches": ">=1"}, [0, 1, 2, 4]),
     ({"searches": "0"}, [3]), ({"contains": "PAINTER 1"}, [1]), ({"contains": "münchenBUCHsee"}, [0]),
@@ -63,6 +63,7 @@ def test_a_listing_is_sorted_and_limited(log):
     for chosen, sort, key in [
         (Filter(), "-serches", "--sort"), (Filter(), "question", "--sort"),
         (Filter(em="wrong"), "step", "--em"), (Filter(steps="a:b"), "step", "--steps"),
+        (Filter(steps="3:1"), "step", "--steps"),
         (Filter(verdict="raeder"), "step", "--verdict"),
         (Filter(end="x"), "step", "--end"),
     ]:  # fmt: skip
@@ -131,6 +132,7 @@ def test_counts_are_those_of_the_listing_with_another_value(many, chosen):
 CONDITIONS_THAT_WRITE = [
     "true; COPY runs TO '{}'", "true) UNION SELECT 1; COPY runs TO '{}'; SELECT (true", "", "emm = 1", "'",
     "id IN (COPY runs TO '{}')", "true) --",
+    "em = 0) OR (1=1",
 ]  # fmt: skip
 
 
@@ -144,7 +146,7 @@ def test_a_condition_in_sql_chooses_trajectories_and_can_do_no_more(log, tmp_pat
     assert [row["question_id"] for row in chosen] == ["nq-1", "nq-2"]
     assert len(page(log, condition(None)).rows) == 5
     for text in CONDITIONS_THAT_WRITE:
-        with pytest.raises(duckdb.Error):
+        with pytest.raises((duckdb.Error, UserError)):
             page(log, condition(text.format(tmp_path / "written")))
     assert list(tmp_path.iterdir()) == []
 

@@ -43,6 +43,12 @@ def test_gold_passages_count_by_id_and_the_answer_by_its_words():
     assert [each.answerable for each in found.values()] == [True, False, False, False, True]
 
 
+def test_all_passages_are_said_to_be_read():
+    counts = list[int]()
+    coverage([ask("one", "Iro Bann")], iter(CORPUS), counts.append)
+    assert counts == [3]
+
+
 def test_a_yes_or_no_is_in_every_corpus_and_so_is_not_looked_for():
     found = cover(
         ask("named", "yes", supporting_ids=["p0"]),

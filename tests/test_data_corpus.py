@@ -105,19 +105,22 @@ def test_a_folder_of_texts_is_a_corpus(tmp_path):
     texts = {
         "b.md": "# The mill\n\nIt is old.\n", "guide/a.txt": "A walk\nFirst left.\n\nThen right.",
         "guide/one-line.txt": "Only this.", "guide/page.MD": "---\nkind: page\n---\nText.",
-        "empty.txt": " \n", ".hidden/x.md": "no", "notes.pdf": "no",
+        "empty.txt": " \n", ".hidden/x.md": "no", "notes.pdf": "no", "rows.csv": "id,contents\nr1,A row.\n",
+        "rows.jsonl": '{"id": "r2", "contents": "Another."}\n',
     }  # fmt: skip
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
+    pq.write_table(pa.Table.from_pylist(ROWS[:1]), tmp_path / "rows.parquet")
     skipped: Counter[str] = Counter()
     passages = {passage.id: passage for passage in read_corpus(tmp_path, skipped)}
-    assert list(passages) == ["b.md", "guide/a.txt", "guide/one-line.txt", "guide/page.MD"]
-    assert [passage.title for passage in passages.values()] == ["The mill", "A walk", "one-line", "page"]
+    rows, titled = ["r1", "r2", "1"], ["b.md", "guide/a.txt", "guide/one-line.txt", "guide/page.MD"]
+    assert list(passages) == titled + rows
+    assert [passages[name].title for name in titled] == ["The mill", "A walk", "one-line", "page"]
     assert passages["b.md"].text == "It is old."
     assert passages["guide/a.txt"].text == "First left.\n\nThen right."
     assert passages["guide/page.MD"].text == texts["guide/page.MD"]
-    assert skipped.total() == 1
+    assert (skipped.total(), any(".pdf" in why for why in skipped)) == (2, True)
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xff")
     assert "bad.txt" in complaint(tmp_path)
 

@@ -104,6 +104,9 @@ def test_json_lines_of_questions_read_too(tmp_path):
     own = {"id": "nq/test/4", "question": "a", "golden_answers": ["b"], "data_source": "nq", "split": "test"}
     path.write_text(json.dumps(own))
     assert read_questions(path) == [Question("nq/test/4", "a", ("b",), "nq", "test")]
+    table = tmp_path / "mine.csv"
+    table.write_text('id,question,golden_answers,metadata\n1,a,b,"{""supporting_ids"": [""p""]}"\n')
+    assert read_questions(table)[0].metadata == {"supporting_ids": ["p"]}
 
 
 @pytest.mark.parametrize(

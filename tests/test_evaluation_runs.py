@@ -20,7 +20,7 @@ from srl.train import eval_run as evaluations
 from srl.train.eval_run import Evaluation, ModelReport, evaluate_model
 from srl.train.model_settings import settings_of
 from srl.trajectory import Passage, Question, Trajectory
-from srl.workspace import Workspace
+from srl.workspace import EVALUATION, Workspace
 
 pytest.importorskip("srl_bm25")
 
@@ -213,7 +213,7 @@ def test_the_last_run_of_the_training_commands_is_no_evaluation(
     evaluation = place.evaluate(limit=2).settings["search"].run
     workspace = Workspace.resolve()
     assert workspace.find_run() == evaluation
-    assert workspace.find_run(trained=True) == trained
+    assert workspace.find_run(besides=[EVALUATION]) == trained
     assert main(["train", "--resume"]) == 2
     assert trained.name in capsys.readouterr().err
     assert main(["train", "--resume", "--run", evaluation.name]) == 2

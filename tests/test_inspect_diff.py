@@ -9,6 +9,7 @@ from tests.store_builder import GRPO, PPO, episode, new_log, record
 import srl.store
 from srl.browse.diff import diff, sides
 from srl.cli import main
+from srl.errors import UserError
 from srl.evaluate.paired_tests import paired_test
 
 RIGHT, WRONG = "Münchenbuchsee", "Bern"
@@ -58,6 +59,11 @@ def test_without_a_step_it_is_the_last_one_that_both_have(runs):
     result = compared(runs, (GRPO, None), (PPO, None))
     assert [(side.phase, side.step) for side in (result.a, result.b)] == [("val", 2), ("val", 7)]
     assert (result.questions, result.only_a, result.rows[0][1].value, result.other_queries) == (3, 3, 0.0, 0)
+
+
+def test_a_step_that_a_run_lacks_is_named(runs):
+    with pytest.raises(UserError, match=f"{GRPO} .*99"):
+        compared(runs, (GRPO, 99), (PPO, None))
 
 
 def test_failed_episodes_count_as_wrong_and_samples_as_their_mean(tmp_path):

@@ -111,14 +111,15 @@ def test_import_makes_a_run_that_the_other_commands_show(workspace, tmp_path, ca
 @pytest.mark.parametrize(
     "line",
     [b"{", b'{"input": "x", "output": "y", "gts": []}', b"[]", '{"input": "é'.encode()[:-1],
-     b'{"input": "x", "output": "y", "gts": [], "score": "high"}'],
+     b'{"input": "x", "output": "y", "gts": [], "score": "high"}',
+     b'{"input": "x", "output": "y", "gts": [], "score": NaN}'],
 )  # fmt: skip
 def test_a_line_that_verl_did_not_write_is_named_and_no_run_is_made(workspace, tmp_path, capsys, line):
     file = write_dump(tmp_path / "dump", [whole()])
     file.write_bytes(file.read_bytes() + line + b"\n")
     assert main(["inspect", "import", str(tmp_path / "dump")]) == 2
     err = capsys.readouterr().err
-    assert "line 2" in err
+    assert f"{file}:2: " in err
     assert err.count("\n") == 1
     assert not (workspace / "runs").exists()
     with pytest.raises(UserError):

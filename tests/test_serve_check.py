@@ -63,3 +63,7 @@ def test_hits_that_episodes_would_trip_over_are_named(wrong):
 def test_a_server_without_searches_and_queries_without_hits_are_user_errors(wrong):
     with pytest.raises(UserError):
         check_server(URL, ["a", "b"], transport=search_r1(wrong))
+
+
+def test_a_query_that_is_not_sent_is_named():
+    assert check_server(URL, ["a", " "], transport=search_r1(lambda result: result)).problems

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from srl.errors import UserError
-from srl.workspace import Workspace
+from srl.workspace import EVALUATION, IMPORT, Workspace
 
 
 @pytest.fixture
@@ -49,6 +49,16 @@ def test_beginning_or_end_of_a_name_finds_its_run(workspace):
     assert workspace.find_run("0b0b") == two
     assert workspace.find_run(one.name) == one
     assert workspace.find_run(str(one)) == one
+
+
+def test_the_last_run_with_a_model_is_neither_an_evaluation_nor_an_import(workspace):
+    trained = workspace.new_run("tiny", "grpo", 0)
+    others = [workspace.new_run("verl", algo, 0) for algo in (IMPORT, EVALUATION)]
+    assert workspace.find_run("last", (EVALUATION, IMPORT)) == trained
+    assert workspace.find_run("last", [EVALUATION]) == others[0]
+    for other in others:
+        with pytest.raises(UserError):
+            workspace.find_run(other.name, (EVALUATION, IMPORT))
 
 
 def test_ambiguous_name_lists_the_candidates(workspace):

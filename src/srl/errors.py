@@ -24,7 +24,8 @@ class SrlError(Exception):
     exit_code = EXIT_USER
 
     def __init__(self, what: object = "", *, key: str | None = None, hint: str = "") -> None:
-        super().__init__(f"{what}; {hint}" if hint else str(what))
+        stop = "" if str(what).endswith("?") else ";"
+        super().__init__(f"{what}{stop} {hint}" if hint else str(what))
         self.what, self.key = str(what), key
 
 

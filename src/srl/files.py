@@ -193,6 +193,8 @@ def is_disk_full(error: BaseException | None, place: Path | None = None) -> bool
 
     Libraries wrap the system's error in their own, raise theirs while it is handled, or say nothing of it.
     """
+    if isinstance(error, OSError) and error.errno is not None:
+        place = None  # the system says what it is
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True
@@ -487,8 +489,8 @@ def check_input(path: Path) -> None:
     if not path.exists():
         raise UserError(f"{path}: no such file")
     if not path.is_file():
-        what = "a directory" if path.is_dir() else "a pipe, which can be read only once; write it to a file"
-        raise UserError(f"{path} is no file: it is {what}")
+        what = "a directory" if path.is_dir() else "a pipe, which can be read only once"
+        raise UserError(f"{path} is {what}; expected a file")
 
 
 def is_compressed(path: Path) -> bool:

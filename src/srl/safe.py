@@ -113,7 +113,7 @@ def refuse_credentials(what: str, url: str, variable: str = "SRL_SEARCH_TOKEN") 
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises ValueError
     except ValueError:  # whose text repeats what is in it
-        raise UserError(f"{what} is not a URL; expected http://HOST:PORT/retrieve") from None
+        raise UserError(f"{what}: expected http://HOST:PORT/PATH, with a port up to 65535") from None
     if parts.username or parts.password or parts.query or parts.fragment or ";" in parts.path:
         raise UserError(
             f"{what} for {parts.hostname} has more than http://HOST:PORT/PATH, which is saved and shown",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +15,8 @@ from srl.errors import UserError, nearest, parsing
 
 _RUN = re.compile(r"^(?P<stamp>\d{8}T\d{6}Z)-(?P<what>.+)-s(?P<seed>\d+)-(?P<tail>[0-9a-f]{4})$")
 _LISTED = 5
-EVALUATION = "eval"
-"""What the name of an evaluation's run has in the place of the algorithm."""
+EVALUATION, IMPORT = "eval", "dump"
+"""What the names of runs that trained nothing have in the place of the algorithm."""
 _DEFAULT = Path("srl-workspace")
 _ELSEWHERE = "name another workspace: srl --workspace DIR …"
 
@@ -90,18 +91,18 @@ class Workspace:
         runs = [path for path in self.runs.iterdir() if _RUN.match(path.name) and path.is_dir()]
         return sorted(runs, key=lambda run: (run.name[:16], run.name[-4:]))
 
-    def find_run(self, name: str = "last", *, trained: bool = False) -> Path:
+    def find_run(self, name: str = "last", besides: Collection[str] = ()) -> Path:
         """The run called `name`: `last`, a name, its beginning or end, or the path of a run.
 
-        With `trained`, evaluations are passed over. Raises UserError if no run matches, or several do (the
-        message lists them).
+        Runs with one of `besides` in the place of the algorithm are passed over. Raises UserError if no run
+        matches, or several do (the message lists them).
         """
         every = self.all_runs()
-        runs = [run for run in every if not (trained and is_evaluation(run))]
+        runs = [run for run in every if _algo(run) not in besides]
         if os.sep in name and Path(name).is_dir():
             matches = [Path(name)]
         elif not runs:
-            what = "training runs" if trained else "runs"
+            what = "training runs" if besides else "runs"
             raise UserError(f"no {what} in {self.runs}", hint=f"start one with `srl train`, or {_ELSEWHERE}")
         elif name == "last":
             return runs[-1]
@@ -112,8 +113,9 @@ class Workspace:
             raise UserError(f"no run {name!r} in {self.runs}; the latest are {_listing(runs)}{hint}")
         if len(matches) > 1:
             raise UserError(f"{name!r} matches {len(matches)} runs: {_listing(matches)}")
-        if trained and is_evaluation(matches[0]):
-            raise UserError(f"{matches[0].name} is an evaluation; name a training run")
+        if _algo(matches[0]) in besides:
+            what = "an evaluation" if is_evaluation(matches[0]) else "an import"
+            raise UserError(f"{matches[0].name} is {what}; name a training run")
         return matches[0]
 
 
@@ -128,8 +130,13 @@ def split_at_step(name: str) -> tuple[str, str | None]:
 
 def is_evaluation(run: Path) -> bool:
     """Whether `run` is the directory of an evaluation, by its name."""
+    return _algo(run) == EVALUATION
+
+
+def _algo(run: Path) -> str:
+    """What the name of a run has in the place of the algorithm; empty for other directories."""
     match = _RUN.match(run.name)
-    return match is not None and match["what"].endswith(f"-{EVALUATION}")
+    return match["what"].rpartition("-")[2] if match else ""
 
 
 def _matches(name: str, runs: list[Path]) -> list[Path]:

@@ -72,7 +72,7 @@ def run_of(connection: duckdb.DuckDBPyConnection, run: Path) -> str:
     for row in rows(connection, "SELECT run_id, path FROM runs"):
         if Path(row["path"]).resolve() in (run.resolve(), (run / "log").resolve()):
             return str(row["run_id"])
-    raise UserError(f"{run.name} is not one run whose log can be read", hint="`srl inspect runs` lists them")
+    raise UserError(f"{run}: expected one run whose log can be read", hint="`srl inspect runs` lists them")
 
 
 def sides(
@@ -86,6 +86,9 @@ def sides(
     """
     query = "SELECT DISTINCT phase, step FROM raw.trajectories WHERE run_id = ? ORDER BY phase, step"
     all_places = [connection.execute(query, [run_id]).fetchall() for run_id, _ in pairs]
+    for (run_id, step), places in zip(pairs, all_places, strict=True):
+        if step is not None and all(step != at for _, at in places):
+            raise UserError(f"{run_id} has no episodes of step {step}")
     for common in PHASES if phase is None else (phase,):
         pair = [
             Side(run_id, common, max(steps))
@@ -97,7 +100,7 @@ def sides(
                 raise UserError(f"both are {common} step {pair[0].step} of {pair[0].run_id}", hint="name two")
             return pair[0], pair[1]
     hint = "`srl inspect trajectories` lists the steps of a run"
-    raise UserError(f"both have no {phase or 'phase'} at these steps in common", key="--phase", hint=hint)
+    raise UserError(f"there is no {phase or 'phase'} that both have at these steps", key="--phase", hint=hint)
 
 
 def diff(connection: duckdb.DuckDBPyConnection, a: Side, b: Side) -> Diff:

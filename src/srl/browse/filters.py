@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import duckdb
 
+from srl.browse.sql import expression
 from srl.errors import UserError, nearest, parsing
 from srl.store.database import quoted
 from srl.store.verdict import VERDICTS
@@ -22,7 +23,7 @@ EVERY: Condition = ("true", [])
 FACETS = {"phase": "phase", "verdict": "verdict", "end": "end", "source": "data_source", "hops": "hops"}
 """The fields of `Filter` whose values are counted, each with its column."""
 
-_BOUND = re.compile(r"(<=|>=|<|>|=)?\s*(-?\d+(?:\.\d+)?)")
+_BOUND = re.compile(r"(<=|>=|<|>|=)?\s*(-?(?:\d+(?:\.\d*)?|\.\d+))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def condition(text: str | None) -> Condition:
     """
     if text is None:
         return EVERY
-    query = quoted(f"SELECT run_id, step, id FROM trajectories WHERE ({text}\n)")
+    query = quoted(f"SELECT run_id, step, id FROM trajectories WHERE {expression(text, '--where')}")
     return f"(run_id, step, id) IN (FROM query({query}))", []
 
 
@@ -144,4 +145,7 @@ def span(text: str) -> tuple[int, int]:
         raise UserError(what, key="--steps")
     with parsing("--steps"):
         first, last = (match[1], match[1]) if match[1] else (match[2] or 0, match[3] or 2**31 - 1)
-        return int(first), int(last)
+        steps = int(first), int(last)
+    if steps[0] > steps[1]:
+        raise UserError(f"--steps {text}: the first step is after the last", key="--steps")
+    return steps

@@ -24,6 +24,11 @@ def number(value: float | int | None, digits: int = 3) -> str:
     return f"{value:.{digits}g}" if 0 < abs(value) < 10**-digits else f"{value:.{digits}f}"
 
 
+def counted(amount: int, noun: str, many: str = "") -> str:
+    """A number with its noun: `1 turn`, `2,000 turns`."""
+    return f"{amount:,} {noun if amount == 1 else many or f'{noun}s'}"
+
+
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import duckdb
 
+from srl.browse.formatting import counted
 from srl.browse.transcript import Transcript, place_of, transcripts
 from srl.store import rows
 
@@ -57,7 +58,8 @@ def in_words(samples: Sequence[Mapping[str, Any]]) -> str:
     rewards = [row["reward"] for row in samples if row["reward"] is not None and row["valid"]]
     if not rewards:
         return "no reward"
-    text = f"reward {fmean(rewards):.3f}, standard deviation {pstdev(rewards):.3f}, {len(rewards)} samples"
+    text = f"reward {fmean(rewards):.3f}, standard deviation {pstdev(rewards):.3f}, "
+    text += counted(len(rewards), "sample")
     with_advantage = [row for row in samples if row["advantage"] is not None]
     if with_advantage and all(
         row["lowest_advantage"] == row["highest_advantage"] == 0 for row in with_advantage

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from srl.answers import contains_answer
-from srl.browse.transcript import Step, Transcript, count, describe, facts, marked
+from srl.browse.formatting import counted
+from srl.browse.transcript import Step, Transcript, describe, facts, marked
 from srl.safe import one_line, safe
 from srl.trajectory import Search
 
@@ -45,7 +46,7 @@ def render(console: Console, transcript: Transcript) -> None:
 def _heading(step: Step) -> str:
     segment = step.segment
     writer = "prompt" if segment.kind == "prompt" else f"turn {segment.turn + 1}: {segment.kind}"
-    heading = f"── {writer}, {count(len(segment.token_ids), 'token')}"
+    heading = f"── {writer}, {counted(len(segment.token_ids), 'token')}"
     if not segment.is_policy:
         return f"{heading}, masked"
     numbers = {"advantage": describe(step.advantages), "return": describe(step.returns)}
@@ -68,7 +69,7 @@ def _print_body(console: Console, step: Step, golds: Sequence[str]) -> None:
 
 
 def _print_search(console: Console, search: Search, number: int, golds: Sequence[str]) -> None:
-    about = [search.status, count(len(search.hits), "passage"), f"{search.latency_s * 1000:.0f} ms"]
+    about = [search.status, counted(len(search.hits), "passage"), f"{search.latency_s * 1000:.0f} ms"]
     about += [f"{search.attempts} attempts"] if search.attempts != 1 else []
     about += [f"index {one_line(search.index_digest, 12)}"] if search.index_digest else []
     retriever = f" by {one_line(search.retriever)}" if search.retriever else ""

@@ -62,6 +62,15 @@ def sql(
         raise UserError(in_one_line(error)) from error
 
 
+def expression(text: str, key: str) -> str:
+    """A condition that a user typed, in parentheses. Raises UserError for one that closes them itself."""
+    try:
+        duckdb.extract_statements(f"SELECT 1 WHERE {text}\n")
+    except duckdb.Error as error:
+        raise UserError(f"'{text}' is not a condition in SQL: {in_one_line(error)}", key=key) from error
+    return f"(\n{text}\n)"
+
+
 def _reading(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyRelation:
     """The rows of one query that only reads.
 
@@ -71,7 +80,7 @@ def _reading(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDB
     statements = connection.extract_statements(query)
     kinds = [str(statement.type.name) for statement in statements]
     if kinds != ["SELECT"]:
-        what = f"expected one query that only reads, not {', '.join(kinds) or 'nothing'}"
+        what = f"expected one query that only reads, found {', '.join(kinds) or 'none'}"
         raise UserError(what, hint="begin with SELECT or FROM, or add --unsafe")
     return connection.sql("FROM query($query)", params={"query": query})
 

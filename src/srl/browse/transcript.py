@@ -11,7 +11,7 @@ from typing import Any, Literal
 import duckdb
 
 from srl.answers import findable
-from srl.browse.formatting import number
+from srl.browse.formatting import counted, number
 from srl.browse.messages import searches_of_prompt
 from srl.errors import UserError
 from srl.protocol import ENGINE, FORMATS, opens_thought
@@ -114,19 +114,14 @@ def facts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     measures = ", ".join(f"{name} {number(value)}" for name, value in scores.items())
     reward = "(not scored)" if row["reward"] is None else number(row["reward"])
     yield "reward", "; ".join(filter(None, (reward, parts and f"parts before weights: {parts}", measures)))
-    counts = f"{count(row['turns'], 'turn')} and {count(row['searches'], 'search', 'searches')}"
-    tokens = f"{row['tokens']} of {count(row['total_tokens'], 'token')} written by the policy"
+    counts = f"{counted(row['turns'], 'turn')} and {counted(row['searches'], 'search', 'searches')}"
+    tokens = f"{row['tokens']} of {counted(row['total_tokens'], 'token')} written by the policy"
     yield "end", f"{row['end']} after {counts}; {tokens}"
-    hops = "" if row["hops"] is None else f", {count(row['hops'], 'hop')}"
+    hops = "" if row["hops"] is None else f", {counted(row['hops'], 'hop')}"
     source = ", ".join(filter(None, (row["data_source"], row["question_id"])))
     yield "place", f"{row['phase']} step {row['step']}, sample {row['sample']} of {source}{hops}"
     if row["error"]:
         yield "error", row["error"]
-
-
-def count(amount: int, noun: str, many: str = "") -> str:
-    """A number with its noun: `1 turn`, `2 turns`."""
-    return f"{amount} {noun if amount == 1 else many or f'{noun}s'}"
 
 
 def marked(text: str, golds: Sequence[str]) -> Iterator[tuple[str, bool]]:

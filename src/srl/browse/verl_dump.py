@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError, parsing
+from srl.files import read_jsonl
 from srl.protocol import parse_action
 from srl.store import LogWriter, Record
 from srl.trajectory import Hit, Passage, Phase, Question, Score, Search, Segment, Trajectory
@@ -39,16 +40,13 @@ def dump_files(directory: Path) -> list[Path]:
 def read_dump(file: Path, phase: Phase = "train") -> list[Record]:
     """The episodes of one step. Raises UserError for a line that is not one of verl's."""
     samples, records = Counter[str](), []
-    with open(file, "rb") as lines:  # json decodes each line, so that an error has its number
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            with parsing(f"{file}, line {number}: not a generation that verl wrote"):
-                record = _record(json.loads(line), int(file.stem), phase)
-            question = record.trajectory.question.id
-            record.trajectory.sample = samples[question]
-            samples[question] += 1
-            records.append(record)
+    for number, row in read_jsonl(file):
+        with parsing(f"{file}:{number}: not a generation that verl wrote"):
+            record = _record(row, int(file.stem), phase)
+        question = record.trajectory.question.id
+        record.trajectory.sample = samples[question]
+        samples[question] += 1
+        records.append(record)
     return records
 
 

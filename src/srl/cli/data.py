@@ -9,10 +9,15 @@ from typing import Annotated, Literal
 
 import typer
 
+from srl.browse.formatting import counted
 from srl.cli import output
 from srl.cli.data_coverage import coverage
 from srl.cli.data_demonstrations import demonstrations
 from srl.cli.options import Json, Overwrite, check_new
+from srl.errors import UserError
+
+_PASS_RATE = "avg(em) BETWEEN 0.1 AND 0.9"
+"""Neither too hard for the model nor too easy: the questions that `prepare --from-log` keeps."""
 
 app = typer.Typer(
     no_args_is_help=True, help="Get questions and corpora: make a world, read published formats."
@@ -34,7 +39,7 @@ def list_sources(json: Json = False) -> None:
         output.print_json([{name: getattr(source, name) for name in names} for source in SOURCES.values()])
         return
     output.table(
-        ("source", "holds", "by name from", "licence", "what"),
+        ("source", "holds", "on the hub", "licence", "what"),
         [
             (source.name, "corpus" if source.is_corpus else "questions", source.hub or "-", source.licence,
              source.what)
@@ -75,8 +80,13 @@ def prepare(
         typer.Option(metavar="RUN", help="Keep only questions whose episodes in this run satisfy --where."),
     ] = None,
     where: Annotated[
-        str, typer.Option(metavar="SQL", help="Condition on a question's trajectories, such as a pass rate.")
-    ] = "avg(em) BETWEEN 0.1 AND 0.9",
+        str | None,
+        typer.Option(
+            metavar="SQL",
+            help="Condition on a question's trajectories, such as a pass rate.",
+            show_default=_PASS_RATE,
+        ),
+    ] = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -103,10 +113,13 @@ def prepare(
         out = Workspace.resolve().worlds / "+".join(dict.fromkeys(each.source.name for each in inputs))
     check_new(out, overwrite, inputs=[path for each in inputs for path in each.files])
     only = None
+    if where is not None and from_log is None:
+        raise UserError("--where chooses by a log: add --from-log RUN, or leave it out", key="where")
     if from_log is not None:
         from srl.train.logged_episodes import questions_where
 
-        only = questions_where(Workspace.resolve().find_run(from_log), where)
+        chosen = _PASS_RATE if where is None else where
+        only = questions_where(Workspace.resolve().find_run(from_log), chosen)
     large = any(each.source.is_corpus for each in inputs)
     with output.progress("passages written") if large else nullcontext() as update:
         prepared = run(
@@ -119,11 +132,11 @@ def prepare(
         output.print_json(prepared)
         return
     for split, count in prepared.questions.items():
-        output.line(f"{out / split}.parquet  {count:,} questions")
+        output.line(f"{out / split}.parquet  {counted(count, 'question')}")
     if prepared.passages:
-        merged = f", {prepared.merged:,} more were the same" if prepared.merged else ""
-        parts = f", some of them parts of {prepared.split:,} long ones" if prepared.split else ""
-        output.line(f"{out / CORPUS}  {prepared.passages:,} passages{parts}{merged}")
+        merged = f", {prepared.merged:,} more of the same text" if prepared.merged else ""
+        parts = f", some of them parts of {counted(prepared.split, 'long one')}" if prepared.split else ""
+        output.line(f"{out / CORPUS}  {counted(prepared.passages, 'passage')}{parts}{merged}")
 
 
 @app.command()

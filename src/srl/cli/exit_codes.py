@@ -21,6 +21,7 @@ from srl.errors import (
     EXIT_SIGNAL,
     EXIT_USER,
     SrlError,
+    UserError,
     error_line,
     first_line,
     is_out_of_memory,
@@ -78,7 +79,7 @@ def _run(arguments: list[str]) -> int:
             output.warn(message)
         else:
             path = error.ctx.command_path if error.ctx else "srl"
-            _say(f"{message.removesuffix('.')}; type: {path} --help")
+            _say(UserError(message.removesuffix("."), hint=f"type: {path} --help"))
         return EXIT_USER
     return EXIT_OK
 

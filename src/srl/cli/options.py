@@ -47,7 +47,7 @@ def whole_settings(settings: list[str] | None) -> list[str] | None:
     """The values of `--set`. Raises UserError for one that is typed as two words."""
     for text in settings or []:
         if "=" not in text:
-            raise UserError(f"--set {text}: expected KEY=VALUE in one word, as in --set rollout.n=5")
+            raise UserError(f"--set {text}: expected KEY=VALUE in one word")
     return settings
 
 

@@ -52,6 +52,7 @@ def retriever(
     Example:
       srl serve retriever --index my-index --port 8000
     """
+    from srl.browse.formatting import counted
     from srl.index import check_index
     from srl.serve.http import is_loopback
     from srl.serve.request import bearer_token
@@ -63,7 +64,7 @@ def retriever(
     options = read_settings(manifest.retriever, settings or [])
 
     def ready(url: str) -> None:
-        size = f"{manifest.passages:,} passages" if manifest.passages else "a live search"
+        size = counted(manifest.passages, "passage") if manifest.passages else "a live search"
         output.note(f"serving {size} by {manifest.retriever}, index {manifest.digest[:12]}")
         output.line(url, flush=True)
 

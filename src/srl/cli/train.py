@@ -14,7 +14,7 @@ import typer
 from srl.cli import output
 from srl.cli.options import Json, Sets, check_new, exclude
 from srl.errors import UserError
-from srl.workspace import Workspace
+from srl.workspace import EVALUATION, IMPORT, Workspace
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False, subcommand_metavar="[COMMAND]")
 
@@ -139,7 +139,7 @@ def export(
 
     workspace = Workspace.resolve()
     name, which = split_name(run)
-    directory = workspace.find_run(name, trained=True)
+    directory = workspace.find_run(name, (EVALUATION, IMPORT))
     step = named_step(directory, which, output.note) if which else None
     model = write(directory, out, step=step, dtype=dtype, overwrite=overwrite)
     if as_json:
@@ -253,7 +253,7 @@ def _start(resolved: Any, algo: str | None, backend: str, as_json: bool) -> None
 
 def _resume(run: str, steps: int | None, sets: list[str], as_json: bool) -> None:
     workspace = Workspace.resolve()
-    directory = workspace.find_run(run, trained=True)
+    directory = workspace.find_run(run, (EVALUATION, IMPORT))
     workspace = Workspace.around(directory) or workspace
     summary = _runs().resume(directory, workspace=workspace, terminal=_terminal(), steps=steps, sets=sets)
     _tell(summary, as_json, workspace)

@@ -13,7 +13,7 @@ from html import unescape
 from pathlib import Path
 from typing import Literal
 
-from srl.data.published_rows import Record, read_rows
+from srl.data.published_rows import Record, open_text, read_rows, suffix_of
 from srl.data.trec import document_records, is_tagged
 from srl.errors import UserError
 from srl.files import atomic_file, digest_file, digest_text
@@ -21,7 +21,8 @@ from srl.trajectory import Passage, contents_of
 
 _log = logging.getLogger(__name__)
 _TEXTS = (".txt", ".md")
-"""The files that are read in a folder."""
+_TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
+"""The files that are read in a folder: a text is a passage, and so is each row of a table."""
 _LONGEST_TITLE = 120
 _IDS = ("id", "_id", "docid")
 
@@ -76,17 +77,18 @@ def title_key(title: str) -> str:
 
 
 def read_corpus(path: Path | str, skipped: Counter[str] | None = None, source: str = "") -> Iterator[Passage]:
-    """The passages of a corpus, in order: rows (`read_rows`), TREC's documents, or the texts of a folder.
+    """The passages of a corpus, in order: rows (`read_rows`), TREC's documents, or those of a folder.
 
     A row is `{"id", "contents"}`, or `{"title", "text"}` with or without an id; a `url` is kept. A row
     without an id gets one derived from its contents, after the name of the `source`, and its repeats are
-    skipped. Rows without a text are left out, and counted in `skipped` or logged. Raises UserError with file
+    skipped. Rows without a text and a folder's other files are left out, and counted in `skipped` or
+    logged. Raises UserError with file
     and line for any other row and for a repeated id, and UserError for a file without passages.
     """
-    path, ids, count, empty = Path(path), PassageIds(), 0, 0
-    for record in _records(path):
+    path, ids, count, left_out = Path(path), PassageIds(), 0, Counter[str]()
+    for record in _records(path, left_out):
         if _is_empty(record):
-            empty += 1
+            left_out["no text"] += 1
             continue
         passage = _passage(record, source)
         if (state := ids.add(passage)) != "new":
@@ -96,11 +98,13 @@ def read_corpus(path: Path | str, skipped: Counter[str] | None = None, source: s
         count += 1
         yield passage
     if not count:
-        raise UserError(f'{path}: expected passages, one {{"id", "contents"}} per line, found none')
-    if empty and skipped is not None:
-        skipped["no text"] += empty
-    elif empty:
-        _log.warning("%s: %s passages without a text are left out", path, f"{empty:,}")
+        where = f"in {', '.join(_TEXTS + _TABLES)} files" if path.is_dir() else "per line"
+        raise UserError(f'{path}: expected passages, one {{"id", "contents"}} {where}, found none')
+    if skipped is not None:
+        skipped.update(left_out)
+        return
+    for why, number in left_out.items():
+        _log.warning("%s: %s left out: %s", path, f"{number:,}", why)
 
 
 def _is_empty(record: Record) -> bool:
@@ -110,42 +114,52 @@ def _is_empty(record: Record) -> bool:
 
 
 def digest_corpus(path: Path) -> str:
-    """A digest of the file, or of the names and the bytes of the texts in a folder."""
+    """A digest of the file, or of the names and the bytes of the files that are read in a folder."""
     if not path.is_dir():
         return digest_file(path)
-    texts = _texts(path)
-    return digest_text(*map(str, texts), *(digest_file(path / file) for file in texts))
+    names = [name for name in _files(path) if suffix_of(name) in _TEXTS + _TABLES]
+    return digest_text(*map(str, names), *(digest_file(path / name) for name in names))
 
 
-def _texts(folder: Path) -> list[Path]:
-    """The `.txt` and `.md` files of a folder and the folders in it, by name; none that is hidden."""
-    files = (file for file in folder.rglob("*") if file.suffix.lower() in _TEXTS and file.is_file())
-    names = (file.relative_to(folder) for file in files)
+def _files(folder: Path) -> list[Path]:
+    """The files of a folder and the folders in it, by name; none that is hidden."""
+    names = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
     return sorted(name for name in names if not any(part.startswith(".") for part in name.parts))
 
 
-def _text_records(folder: Path) -> Iterator[Record]:
-    """One record `{id, title, text}` per text of a folder: its path, and its first line where that is short.
+def _in_folder(folder: Path, left_out: Counter[str]) -> Iterator[Record]:
+    """The texts and the rows of a folder; other files are counted in `left_out`."""
+    for index, name in enumerate(_files(folder)):
+        if suffix_of(name) in _TABLES:
+            yield from read_rows(folder / name)
+        elif suffix_of(name) in _TEXTS:
+            yield _text_record(folder, name, index)
+        else:
+            left_out[f"{suffix_of(name) or 'other'} files are not read"] += 1
+
+
+def _text_record(folder: Path, name: Path, index: int) -> Record:
+    """The record `{id, title, text}` of a text: its path, and its first line where that is short.
 
     The title is else the name of the file.
     """
-    for index, name in enumerate(_texts(folder)):
-        try:
-            text = (folder / name).read_text(encoding="utf-8-sig").strip()
-        except UnicodeDecodeError as error:
-            raise UserError(f"{folder / name}: expected text in UTF-8, found {error.reason}") from error
-        first, _, body = text.partition("\n")
-        title = first.strip("# \t*=_")
-        if not body.strip() or len(first) > _LONGEST_TITLE or not re.search(r"\w", title):
-            title, body = name.stem, text
-        row = {"id": name.as_posix(), "title": title if text else "", "text": body}
-        yield Record(folder / name, "", index, row)
+    try:
+        with open_text(folder / name) as file:
+            text = file.read().strip()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{folder / name}: expected text in UTF-8, found {error.reason}") from error
+    first, _, body = text.partition("\n")
+    title = first.strip("# \t*=_")
+    if not body.strip() or len(first) > _LONGEST_TITLE or not re.search(r"\w", title):
+        title, body = name.stem, text
+    row = {"id": name.as_posix(), "title": title if text else "", "text": body}
+    return Record(folder / name, "", index, row)
 
 
-def _records(path: Path) -> Iterator[Record]:
+def _records(path: Path, left_out: Counter[str]) -> Iterator[Record]:
     """The rows of a corpus; an empty document of TREC's is kept, so that its id is known."""
     if path.is_dir():
-        yield from _text_records(path)
+        yield from _in_folder(path, left_out)
         return
     if not is_tagged(path):
         yield from read_rows(path)

@@ -72,7 +72,7 @@ class _Composition:
 
     def leave_out(self, path: Path, skipped: Mapping[str, int]) -> None:
         """Note the rows of a file that were left out, by reason."""
-        self.notes += [f"{path.name}: {count:,} rows left out: {why}" for why, count in skipped.items()]
+        self.notes += [f"{path.name}: {count:,} left out: {why}" for why, count in skipped.items()]
 
     def drop(self, split: str, *others: str) -> None:
         """Drop the questions of a split that the others have too, and note their number."""
@@ -141,7 +141,8 @@ def prepare(
         for name in questions:
             write_questions(folder / f"{name}.parquet", _rendered(data.splits[name], rendering, name))
         if not questions and not count:
-            raise UserError("nothing to write: the sources contain no questions and no passages")
+            why = "; ".join(data.notes) or "the sources contain no questions and no passages"
+            raise UserError(f"nothing to write: {why}")
         write_manifest(folder, KIND, {
             "template": template, "limit": limit, "validation": validation, "contexts": contexts,
             "passage_words": passage_words, "sources": data.sources, "questions": questions,

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -73,7 +73,10 @@ class Record:
         return value or []
 
     def inner(self, row: object, name: str) -> Record:
-        """An object in the field `name` as a record of its own, at the same place."""
+        """An object in the field `name`, or its JSON as text, as a record of its own, at the same place."""
+        if isinstance(row, str):  # as tables have it
+            with suppress(ValueError):
+                row = json.loads(row)
         if not isinstance(row, dict):
             raise self.error(f"an object in {name!r}", describe(row))
         return replace(self, row=row)
@@ -194,7 +197,8 @@ def table_rows(path: Path, delimiter: str) -> Iterator[Record]:
             for index, row in enumerate(reader):
                 record = Record(path, f":{reader.line_num}", index, row)
                 if None in row or None in row.values():
-                    raise record.error(f"{len(reader.fieldnames or ())} columns", "another number")
+                    found = "more" if None in row else "fewer"
+                    raise record.error(f"{len(reader.fieldnames or ())} columns", found)
                 yield record
         except (UnicodeDecodeError, csv.Error) as error:
             raise UserError(f"{path}:{reader.line_num}: expected a table in UTF-8, found {error}") from error

@@ -139,7 +139,7 @@ _ALL = (
     ),
     Source(
         "corpus", "your own passages, one {id, contents} or {title, text} per row, or a folder of texts",
-        "any .jsonl, .json, .parquet, .csv or .tsv, also .gz and .zst; a folder of .txt and .md", "yours",
+        "any .jsonl, .json, .parquet, .csv or .tsv, also .gz and .zst; a folder of these, .txt, .md", "yours",
         is_corpus=True,
     ),
     Source(

@@ -57,12 +57,14 @@ def coverage(
     all_ids = set(chain.from_iterable(ids.values()))
     all_titles = set(map(title_key, chain.from_iterable(titles.values())))
     phrases, own_ids, own_titles = Phrases(chain.from_iterable(answers.values())), set[str](), set[str]()
+    count = 0
     for count, passage in enumerate(passages, start=1):
         own_ids |= {passage.id} & all_ids
         own_titles |= {title_key(passage.title)} & all_titles if all_titles else set()
         phrases.see(passage.contents)
         if count % 1000 == 0:
             progress(count)
+    progress(count)
     coverages = {}
     for question in questions:
         name, gold = question.id, ids[question.id]

@@ -56,7 +56,7 @@ def check_server(
 
 def _problem(together: Search, alone: Search) -> str:
     """What is wrong with the answers to one query, asked with others and alone; empty if nothing is."""
-    if fault := next((one.error for one in (together, alone) if one.is_fault), ""):
+    if fault := next((one.error for one in (together, alone) if one.error), ""):
         return fault
     scores = [hit.score for hit in together.hits]
     if scores != sorted(scores, reverse=True):

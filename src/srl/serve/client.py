@@ -151,15 +151,18 @@ class HttpSearch:
         except (ValueError, RecursionError):
             pass  # a server without a health page of ours
         except Exception as error:  # a library may raise anything
-            why = f"no search server answers at {url} ({type(error).__name__}: {error})"
-            return "", f"{quoted(why)}; type: srl serve retriever --index DIR"
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, TimeoutError | httpx.TimeoutException):
+                why = f"nothing within {self._timeout_s:g} s"
+            why = quoted(f"no search server answers at {url} ({why})")
+            return "", f"{why}; type: srl serve retriever --index DIR"
         queries = [] if digest else [_QUERY]
         body = write_request(queries, self._topk)
         try:
             _, search_digest = await post(client, url, body, len(queries), self._topk, self._timeout_s)
         except RequestFault as fault:
             if fault.cause != "busy":
-                return "", f"{url} answers, but no searches: {fault}"
+                return "", f"{url} answers, but no searches: {str(fault).removeprefix(f'{url}: ')}"
             search_digest = ""
         return digest or search_digest, ""
 

@@ -32,8 +32,8 @@ MAX_BODY_BYTES = 8 << 20
 
 Query = Annotated[
     str,
-    BeforeValidator(lambda text: clean(text) if isinstance(text, str) else text),
     Field(max_length=MAX_QUERY_CHARS),
+    BeforeValidator(lambda text: clean(text) if isinstance(text, str) else text),
 ]
 K = Annotated[int, Field(ge=1, le=MAX_TOPK)]
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import duckdb
 
-from srl.browse.sql import sql
+from srl.browse.sql import expression, sql
 from srl.data.demonstration_file import Demonstrations, save_demonstrations, turns_of
 from srl.errors import UserError
 from srl.safe import quoted
@@ -173,7 +173,8 @@ def questions_where(log: Path, condition: str) -> set[str]:
     It is SQL over the groups of `trajectories` with one question, such as `avg(em) BETWEEN .2 AND .8`.
     Raises UserError, also where there is none.
     """
-    query = f"SELECT question_id FROM trajectories WHERE valid GROUP BY question_id HAVING (\n{condition}\n)"
+    having = expression(condition, "where")
+    query = f"SELECT question_id FROM trajectories WHERE valid GROUP BY question_id HAVING {having}"
     ids = reading([log], lambda connection: {row[0] for row in sql(connection, query).rows})
     if not ids:
         raise UserError(f"no question of {log} satisfies '{condition}'", key="where")
@@ -182,8 +183,8 @@ def questions_where(log: Path, condition: str) -> set[str]:
 
 def passing(connection: duckdb.DuckDBPyConnection, condition: str) -> set[str]:
     """The ids of the episodes that satisfy `condition`, by a query that can only read. Raises UserError."""
-    query = f"SELECT id FROM trajectories WHERE (\n{condition}\n)"
     try:
+        query = f"SELECT id FROM trajectories WHERE {expression(condition, 'where')}"
         return {row[0] for row in sql(connection, query).rows}
     except UserError as error:
         what = f"the filter '{quoted(condition)}' is not a condition on trajectories"

@@ -12,7 +12,7 @@ import srl.store
 from srl.errors import UserError, parsing
 from srl.models.hub import HubName
 from srl.train.run_directory import CHECKPOINTS, best_step, checkpoints
-from srl.workspace import Workspace, split_at_step
+from srl.workspace import EVALUATION, IMPORT, Workspace, split_at_step
 
 BEST = "best"
 _VALIDATIONS = "SELECT step, em FROM steps WHERE phase = 'val' AND em IS NOT NULL"
@@ -29,7 +29,7 @@ def model_directory(name: str, workspace: Workspace, note: Callable[[str], None]
         return path
     if not is_run and not workspace.all_runs():
         raise UserError(f"no model directory {name}, and there are no runs in {workspace.runs}")
-    run = Path(run_name) if is_run else workspace.find_run(run_name, trained=True)
+    run = Path(run_name) if is_run else workspace.find_run(run_name, (EVALUATION, IMPORT))
     saved = checkpoints(run)
     if not saved and checkpoints(run, "verl"):
         raise UserError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from srl.browse.formatting import counted
 from srl.cli import output
 from srl.cli.index.shared import open_with
 from srl.cli.options import Json, RetrieverSettings
@@ -71,6 +72,8 @@ def evaluate(
     from srl.evaluate.index_eval import OVERLAP_DEPTH, compare_indexes, evaluate_index
 
     depths = _read_depths(k)
+    if against == index:
+        raise UserError(f"--against names the same index, {index}", key="against", hint="name another one")
     labelled = read_labelled_questions(questions, qrels)
     indexes = {name: _open(name, settings or []) for name in (against, index) if name is not None}
     evaluations: dict[str, IndexEvaluation] = {}
@@ -94,9 +97,8 @@ def evaluate(
         letters = [""] if against is None else ["A: ", "B: "]
         for letter, searcher in zip(letters, indexes.values(), strict=True):
             output.line(letter + _in_words(searcher))
-        output.line(
-            f"{result.measured:,} questions, the first {result.depth} hits, by {_LABELS[result.labels]}"
-        )
+        questions_asked = counted(result.measured, "question")
+        output.line(f"{questions_asked}, the first {result.depth} hits, by {_LABELS[result.labels]}")
         if comparison is None:
             rows = [(name, f"{mean.mean:.4f}", mean.in_words(4)) for name, mean in result.metrics.items()]
             output.table(("measure", "mean", "95% interval"), rows)
@@ -119,7 +121,7 @@ def _read_depths(text: str) -> tuple[int, ...]:
 
 def _open(name: str, settings: list[str]) -> Index | ServedIndex:
     """The index or server of that name."""
-    if not name.startswith(("http://", "https://")):
+    if "://" not in name:
         return open_with(Path(name), settings)
     from srl.evaluate.index_eval import ServedIndex
 
@@ -144,7 +146,8 @@ def _in_words(index: Any) -> str:
         return str(index.url)
     about = index.manifest
     options = "".join(f" {name}={value}" for name, value in about.options.items())
-    return f"{index.directory} ({about.retriever}{options}, {about.passages:,} passages, {index.digest[:12]})"
+    size = counted(about.passages, "passage")
+    return f"{index.directory} ({about.retriever}{options}, {size}, {index.digest[:12]})"
 
 
 def _print(comparison: IndexComparison, labelled: LabelledQuestions) -> None:

@@ -69,12 +69,13 @@ _CHANGES = {
 
 
 def _print_summary(result: Diff) -> None:
+    from srl.browse.formatting import counted
     from srl.evaluate.intervals import in_words
 
     n = result.questions
     for letter, side in (("A", result.a), ("B", result.b)):
         output.line(f"{letter}  {side.run_id} {side.phase} step {side.step}")
-    output.line(f"{n} questions in both; {result.only_a} only in A, {result.only_b} only in B")
+    output.line(f"{counted(n, 'question')} in both; {result.only_a} only in A, {result.only_b} only in B")
     for name, (count, interval) in (("better in B", result.better), ("worse in B", result.worse)):
         bounds = "" if interval is None else f", {interval.low:.1%} to {interval.high:.1%}"
         output.line(f"{name}: {count} ({count / n:.1%}{bounds})")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from srl.browse.formatting import counted
 from srl.cli import output
 from srl.cli.inspect.shared import Run, Sort, Where, app, paths, read
 from srl.cli.options import Overwrite, check_new
@@ -44,7 +45,7 @@ def report(
     check_new(out, overwrite)
     [directory] = paths([run])
     count = read([directory], lambda log: write_report(log, directory, out, where, sort, limit))
-    output.note(f"{count:,} trajectories, {out.stat().st_size / 1e6:.2f} MB")
+    output.note(f"{counted(count, 'trajectory', 'trajectories')}, {out.stat().st_size / 1e6:.2f} MB")
     output.line(out)
 
 
@@ -78,7 +79,7 @@ def export(
         return write_messages(log, (sql, parameters), out)
 
     count = read(paths([run]), write_chosen)
-    output.note(f"{count:,} trajectories")
+    output.note(counted(count, "trajectory", "trajectories"))
     output.line(out)
 
 
@@ -103,15 +104,15 @@ def import_(
     from srl import __version__
     from srl.browse.verl_dump import check_dump, import_dump
     from srl.store import LogWriter, RunInfo
-    from srl.workspace import Workspace
+    from srl.workspace import IMPORT, Workspace
 
     check_dump(directory)
-    run = Workspace.resolve().new_run("verl", "dump", 0)
+    run = Workspace.resolve().new_run("verl", IMPORT, 0)
     about = RunInfo(
-        run.name, "verl", "dump", config={"imported": str(directory)}, srl_version=__version__,
+        run.name, "verl", IMPORT, config={"imported": str(directory)}, srl_version=__version__,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
     with LogWriter(run / "log", about) as log:
         count = import_dump(directory, log, phase)
-    output.note(f"{count:,} trajectories; srl inspect trajectories {run.name}")
+    output.note(f"{counted(count, 'trajectory', 'trajectories')}; srl inspect trajectories {run.name}")
     output.line(run.name)

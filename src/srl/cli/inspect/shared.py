@@ -40,10 +40,10 @@ Sort = Annotated[str, typer.Option(metavar="COLUMN", help="Sort by a column; -CO
 
 def paths(names: Sequence[str], *, trained: bool = False) -> list[Path]:
     """The directories of the named runs; `all` is every run of the workspace."""
-    from srl.workspace import Workspace
+    from srl.workspace import EVALUATION, Workspace
 
-    workspace = Workspace.resolve()
-    return [workspace.runs if name == "all" else workspace.find_run(name, trained=trained) for name in names]
+    workspace, besides = Workspace.resolve(), [EVALUATION] if trained else []
+    return [workspace.runs if name == "all" else workspace.find_run(name, besides) for name in names]
 
 
 def of_run(run: str) -> dict[str, str]:

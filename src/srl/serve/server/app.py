@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from srl import __version__
+from srl.errors import expected
 from srl.index import Fault, Index
 from srl.safe import quoted
 from srl.serve.server.answers import AnswerCache, EncodedHits, document, write_answer
@@ -188,7 +189,8 @@ def read_model(model: type[M], body: bytes) -> M:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise HTTPException(422, quoted(f"{where}: {first['msg']}" if where else first["msg"], 200)) from None
+        what = expected(first)
+        raise HTTPException(422, quoted(f"{where}: {what}" if where else what, 200)) from None
 
 
 def _hits(answered: Answered) -> list[EncodedHits]:

@@ -57,7 +57,8 @@ def listen(listener: socket.socket) -> None:
 
 def _cannot_listen(host: str, port: int, error: Exception) -> UserError:
     why = getattr(error, "strerror", None) or error
-    return UserError(f"cannot listen on {host}:{port}: {why}", hint="choose another --port (0: any free one)")
+    option = "--host" if isinstance(error, socket.gaierror) else "--port (0: any free one)"
+    return UserError(f"cannot listen on {host}:{port}: {why}", hint=f"choose another {option}")
 
 
 def url_of(listener: socket.socket) -> str:
