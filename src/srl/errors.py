@@ -73,11 +73,9 @@ def error_line(error: BaseException) -> str:
 
 def expected(error: Mapping[str, Any]) -> str:
     """`expected a valid integer`: pydantic's message for one error; a plugin's own message as it is."""
+    message = re.sub(r" or instance of \w+| after validation", "", str(error["msg"]))
     return (
-        str(error["msg"])
-        .removeprefix("Value error, ")
-        .replace("Input should be", "expected")
-        .replace("tuple", "list")
+        message.removeprefix("Value error, ").replace("Input should be", "expected").replace("tuple", "list")
     )
 
 
