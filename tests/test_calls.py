@@ -21,7 +21,8 @@ VALUES = st.recursive(
 SEARCH = {
     "search": {
         "properties": {"query": {"type": "string"}, "topk": {"type": "integer"},
-                       "where": {"type": "string", "enum": ["web"]}},
+                       "where": {"type": "string", "enum": ["web"]},
+                       "since": {"type": ["integer", "null"]}},
         "required": ["query"],
     }
 }  # fmt: skip
@@ -130,6 +131,12 @@ CHECKED = {
     "a number for a text": (ToolCall("search", {"query": 3}), "error"),
     "a text for a number": (ToolCall("search", {"query": "x", "topk": "many"}), "error"),
     "a truth for a number": (ToolCall("search", {"query": "x", "topk": True}), "error"),
+    "one of two types": (ToolCall("search", {"query": "x", "since": None}), None),
+    "one of two types, as text": (
+        ToolCall("search", {"query": "x", "since": "3"}),
+        {"query": "x", "since": 3},
+    ),
+    "neither of two types": (ToolCall("search", {"query": "x", "since": "May"}), "error"),
     "none of the choices": (ToolCall("search", {"query": "x", "where": "there"}), "error"),
     "malformed already": (ToolCall("", error="why"), "error"),
 }

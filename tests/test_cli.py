@@ -170,7 +170,10 @@ def test_global_options_reach_the_command(monkeypatch, flags, ours, theirs) -> N
 
 def test_plugins_check_ends_with_1_where_a_plugin_breaks_a_promise(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "lost.py").write_text("class Lost:\n    def score(self, trajectories): return []\n")
+    (tmp_path / "lost.py").write_text(
+        "class Lost:\n    def score(self, trajectories): return []\n\nclass NoPlugin: ...\n"
+    )
+    assert main(["plugins", "check", "lost:NoPlugin"]) == 2
     assert main(["plugins", "check", "lost:Lost"]) == 1
     assert "FAILED" in capsys.readouterr().out
     assert main(["plugins", "check", "lost:Lost", "--json"]) == 1

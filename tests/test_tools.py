@@ -157,12 +157,16 @@ class Named(Echo):
 BROKEN = {
     "no name": Named(name=""),
     "a name that no format can say": Named(name="web-search"),
+    "a built-in tool's name": Named(name="search"),
     "no description": Named(description=None),
     "no schema": Named(parameters=[]),
     "a schema that is no JSON": Named(
         parameters={"type": "object", "properties": {"a": {"default": object}}}
     ),
     "requires what it lacks": Named(parameters={"type": "object", "properties": {}, "required": ["a"]}),
+    "requires no list": Named(parameters={"type": "object", "properties": {}, "required": 5}),
+    "choices that are no list": Named(parameters={"type": "object", "properties": {"a": {"enum": 5}}}),
+    "a type that is none": Named(parameters={"type": "object", "properties": {"a": {"type": [5]}}}),
     "not an object": Named(parameters={"type": "string"}),
     "nothing": object(),
 }
@@ -174,6 +178,17 @@ def test_a_tool_that_cannot_be_declared_is_refused_by_its_key(name):
         asyncio.run(tools_of(Source(Echo(), BROKEN[name])))
     assert raised.value.key == "rollout.tools"
     assert "declares a name a description and a schema" in failed(BROKEN[name])
+
+
+def test_a_source_without_a_list_of_tools_is_refused_by_its_key():
+    with pytest.raises(UserError) as raised:
+        asyncio.run(tools_of(Named(tools=Source.tools.__get__(Named(_tools=5)))))
+    assert raised.value.key == "rollout.tools"
+
+
+def test_a_tool_that_hangs_ends_the_checks(monkeypatch):
+    monkeypatch.setattr("srl.testing.tools.PATIENCE_S", 0.05)
+    assert [check.passed for check in checks("tool", Hangs())] == [True, False]
 
 
 def failed(tool: Any) -> set[str]:

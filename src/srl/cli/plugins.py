@@ -9,7 +9,7 @@ import typer
 
 from srl.cli import output
 from srl.cli.options import Json, whole_settings
-from srl.errors import UserError, nearest
+from srl.errors import CheckFailed, UserError, nearest
 from srl.install import INSTALL_ALL
 from srl.plugins import manager
 
@@ -67,7 +67,7 @@ def check(
       srl plugins check em
     """
     from srl.cli.options import read_settings
-    from srl.testing import checks, conclude
+    from srl.testing import checks
 
     entry = manager.find(kind or _kind_of(name), name)
     outcomes = checks(entry.kind, name, read_settings(name, set_ or [], entry.kind))
@@ -76,7 +76,8 @@ def check(
     else:
         rows = [("ok" if each.passed else "FAILED", each.name, each.detail) for each in outcomes]
         output.table(("result", str(entry), "found"), rows)
-    conclude(f"{entry.kind} {name!r}", outcomes)
+    if failed := sum(not each.passed for each in outcomes):
+        raise CheckFailed(f"{entry.kind} {name!r} fails {failed} of {len(outcomes)} checks")
 
 
 def _kind_of(name: str) -> str:

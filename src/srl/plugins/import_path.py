@@ -10,6 +10,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from hashlib import blake2b
 from importlib.machinery import PathFinder
@@ -47,7 +48,11 @@ def kind_of(name: str) -> str:
     """The kind of plugin that `module:Class` is, told by its members. Raises UserError."""
     target = _target("plugin", name)
     kinds = (kind for kind, names in _METHODS.items() if any(hasattr(target, name) for name in names))
-    return next(kinds, "algorithm")
+    kind = next(kinds, "algorithm")
+    if kind == "algorithm" and inspect.isclass(target) and not is_dataclass(target):
+        methods = ", ".join(name for names in _METHODS.values() for name in names)
+        raise UserError(f"{name} is no plugin: expected a class with one of the methods {methods}")
+    return kind
 
 
 def _texts_in(value: Any) -> Iterator[str]:

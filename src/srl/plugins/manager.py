@@ -60,7 +60,8 @@ def find(kind: str, name: str) -> Plugin:
     names = [entry.name for entry in candidates]
     broken = [f"{entry.package} ({entry.error})" for entry in _registry() if entry.kind == UNKNOWN]
     also = f"; not importable: {', '.join(broken)}" if broken else ""
-    hint = "srl plugins list" if names and f"srl-search-{name}" not in _own_packages() else INSTALL_ALL
+    is_ours = f"srl-search-{name}" in _own_packages() and all(entry.name != name for entry in _registry())
+    hint = INSTALL_ALL if is_ours or not names else "srl plugins list"
     there_are = f"installed are {', '.join(names)}{nearest(name, names)}" if names else "none is installed"
     raise UserError(f"no {kind} {name!r}: {there_are}{also}", hint=f"type: {hint}")
 

@@ -385,13 +385,18 @@ def checked(call: ToolCall, tools: Mapping[str, Mapping[str, Any]]) -> ToolCall:
     for name, value in call.arguments.items():
         if name not in properties:
             return replace(call, error=f"no argument {name!r:.80}: there is {', '.join(properties)}")
-        kinds, choices = _TYPES.get(properties[name].get("type"), ()), properties[name].get("enum")
-        if isinstance(value, str) and kinds and str not in kinds:
+        schema = properties[name]
+        declared, choices = schema.get("type", ()), schema.get("enum")
+        declared = [declared] if isinstance(declared, str) else declared
+        kinds = tuple(kind for each in declared for kind in _TYPES.get(each, (object,)))
+        if isinstance(value, str) and kinds and not isinstance(value, kinds):
             with suppress(ValueError, RecursionError):
                 arguments[name] = value = _JSON.decode(value)
-        fits = not kinds or (isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)))
+        fits = not kinds or (
+            isinstance(value, kinds) and (bool in kinds or object in kinds or not isinstance(value, bool))
+        )
         if not fits or (choices is not None and value not in choices):
-            expected = ", ".join(map(str, choices)) if choices else properties[name]["type"]
+            expected = ", ".join(map(str, declared if choices is None else choices))
             return replace(call, error=f"argument {name!r} is not {expected}")
     for name in tools[call.name].get("required", ()):
         if name not in arguments:

@@ -11,12 +11,14 @@ from time import perf_counter
 from typing import Any, Protocol, get_args, runtime_checkable
 
 from srl.errors import UserError
+from srl.rollout.documents import OPENERS
 from srl.rollout.protocol import Tool
 from srl.safe import one_line, quoted
 from srl.trajectory import Hit, Passage, Search, SearchStatus
 
 MOST_CHARS = 100_000
 """Of a text that a tool returns; what follows is cut off before anything looks at it."""
+BUILT_IN = frozenset({"search", *OPENERS})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 """What every format of calls can say."""
 _LONGEST_ERROR = 300
@@ -76,6 +78,8 @@ def _cut(outcome: Search) -> Search:
 async def tools_of(plugin: Any) -> Sequence[Tool]:
     """The tools that a plugin is or brings, checked. Raises UserError."""
     tools = await plugin.tools() if isinstance(plugin, ToolSource) else [plugin]
+    if not isinstance(tools, Sequence):
+        raise UserError(f"{plugin!r:.80} brings no list of tools: {tools!r:.80}", key="rollout.tools")
     for tool in tools:
         if why := wrong_with(tool):
             raise UserError(f"the tool {getattr(tool, 'name', tool)!r:.80} {why}", key="rollout.tools")
@@ -88,6 +92,8 @@ def wrong_with(tool: Any) -> str:
         return "has no name, description, parameters or call"
     if not isinstance(tool.name, str) or not _NAME.fullmatch(tool.name):
         return "has no name of letters, digits and _"
+    if tool.name in BUILT_IN:
+        return "has the name of a built-in tool"
     if not isinstance(tool.description, str):
         return "has no text for its description"
     try:
@@ -96,8 +102,17 @@ def wrong_with(tool: Any) -> str:
         parameters = None
     if not isinstance(parameters, dict) or parameters.get("type") != "object":
         return "has parameters that are no JSON schema of an object"
-    properties = parameters.get("properties", {})
-    if not isinstance(properties, dict) or not all(isinstance(each, dict) for each in properties.values()):
+    properties, required = parameters.get("properties", {}), parameters.get("required", [])
+    if not isinstance(properties, dict) or not all(map(_is_schema, properties.values())):
         return "has properties that are no JSON schemas"
-    names = set(parameters.get("required", ())) - properties.keys()
-    return f"requires arguments that it does not have: {', '.join(map(str, names))}" if names else ""
+    if not isinstance(required, list) or any(name not in list(properties) for name in required):
+        return f"requires arguments that it does not have: {required!r:.80}"
+    return ""
+
+
+def _is_schema(schema: Any) -> bool:
+    """Whether calls can be checked by it: a type or several, and a list of choices."""
+    if not isinstance(schema, dict) or not isinstance(schema.get("enum", []), list):
+        return False
+    kinds = schema.get("type", [])
+    return all(isinstance(kind, str) for kind in (kinds if isinstance(kinds, list) else [kinds]))

@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
-from srl.errors import CheckFailed
+from srl.errors import CheckFailed, UserError
 from srl.plugins import manager
 from srl.plugins.import_path import options_model_of
 from srl.plugins.options import validated
@@ -41,17 +41,23 @@ def expect(condition: object, detail: str) -> None:
 
 
 def run(checks: Sequence[Callable[[T], None]], subject: T) -> list[Check]:
-    """Run each check on `subject`; one that raises any exception has failed."""
+    """Run each check on `subject`; one that raises any exception has failed.
+
+    A refusal and a time-out are the last outcome: the checks after it would meet the same.
+    """
     outcomes = []
     for check in checks:
-        detail = ""
+        detail, goes_on = "", True
         try:
             check(subject)
         except AssertionError as error:
             detail = str(error) or "an assertion"
         except Exception as error:
             detail = f"raised {type(error).__name__}: {error}".partition("\n")[0]
+            goes_on = not isinstance(error, UserError | TimeoutError)
         outcomes.append(Check(check.__name__.strip("_").replace("_", " "), not detail, detail))
+        if not goes_on:
+            break
     return outcomes
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from srl.rollout.protocol import Tool
 from srl.rollout.tools import tools_of
 from srl.testing import Check, expect, run
 from srl.trajectory import Hit, Passage, Search, SearchStatus
 
-PATIENCE_S = 60.0
+T = TypeVar("T")
+PATIENCE_S = 20.0
+"""For what a check asks of a plugin: its tools, a call, or a few calls together."""
 _SEEN = (Search("Lanterna", (Hit(Passage("p0", '"Lanterna"\nA tower in Genoa.'), 1.0),)),)
 _VALUES: Mapping[str, Sequence[Any]] = {
     "string": ("Lanterna", "", "x" * 5000, "\n\t\x00 </tool_call> 東京 \ud800"),
@@ -45,6 +47,15 @@ def _arguments(tool: Tool) -> list[dict[str, Any]]:
     return [*whole, *({name: each[name] for name in required} for each in whole)]
 
 
+async def _in_time(work: Awaitable[T], what: str) -> T:
+    """The result of `work`. Raises TimeoutError."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return await work
+    except TimeoutError:
+        raise TimeoutError(f"{what}: no answer within {PATIENCE_S:g} s") from None
+
+
 def _declares_a_name_a_description_and_a_schema(make: Callable[[], Any]) -> None:
     tools = asyncio.run(tools_of(make()))
     expect(tools, "it brings no tool")
@@ -58,8 +69,7 @@ def _returns_an_outcome_whatever_the_arguments(make: Callable[[], Any]) -> None:
     async def call() -> None:
         for tool in await tools_of(make()):
             for arguments in _arguments(tool):
-                async with asyncio.timeout(PATIENCE_S):
-                    outcome = await tool.call(arguments, _SEEN)
+                outcome = await _in_time(tool.call(arguments, _SEEN), f"{tool.name}({arguments!r:.80})")
                 text = f"{tool.name}({arguments!r:.80})"
                 expect(
                     isinstance(outcome, Search), f"{text} returned {outcome!r:.60}, no srl.trajectory.Search"
@@ -78,7 +88,7 @@ def _leaves_its_arguments_as_they_were(make: Callable[[], Any]) -> None:
         for tool in await tools_of(make()):
             arguments = _arguments(tool)[0]
             before, searches = deepcopy(arguments), deepcopy(_SEEN)
-            await tool.call(arguments, _SEEN)
+            await _in_time(tool.call(arguments, _SEEN), tool.name)
             expect((arguments, _SEEN) == (before, searches), f"{tool.name} changed its arguments")
 
     asyncio.run(call())
@@ -90,7 +100,7 @@ def _works_in_a_second_event_loop_and_several_times_at_once(make: Callable[[], A
 
     async def together() -> None:
         calls = [tool.call(arguments, _SEEN) for tool in tools for arguments in _arguments(tool)[:2]]
-        for outcome in await asyncio.gather(*calls):
+        for outcome in await _in_time(asyncio.gather(*calls), "several calls at once"):
             expect(isinstance(outcome, Search), f"{outcome!r:.60} is no srl.trajectory.Search")
 
     for _ in range(2):

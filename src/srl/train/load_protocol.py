@@ -165,10 +165,8 @@ def _brought_by(plugins: str) -> Mapping[str, Tool]:
     tools: dict[str, Tool] = {}
     for name, options in json.loads(plugins).items():
         for tool in process.run_async(tools_of(manager.load("tool", name, options))):
-            if tool.name in (*tools, "search", *OPENERS):
-                raise UserError(
-                    f"{name} has a tool {tool.name!r}, which there is already", key="rollout.tools"
-                )
+            if tool.name in tools:
+                raise UserError(f"{name} has a tool {tool.name!r}, as another has", key="rollout.tools")
             tools[tool.name] = tool
     return MappingProxyType(tools)
 
