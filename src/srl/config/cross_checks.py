@@ -168,7 +168,7 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[Contradict
         (rollout.engine == "openai" and rollout.openai.url is None, ("rollout.engine",),
          "it needs a server", "--set rollout.openai.url=http://HOST:PORT/v1"),
         ("search" not in rollout.tools or len(set(rollout.tools)) < len(rollout.tools), ("rollout.tools",),
-         "it lists search, and each tool once", "such as [search, open, find]"),
+         "expected search among them, and each tool once", "such as [search, open, find]"),
         (rollout.tool_plugins and search.cassette is not None, ("rollout.tools", "search.cassette"),
          "a cassette has no calls of tool plugins", "set one of them to its default"),
         (search.url and search.index, ("search.url", "search.index"), "one of them searches",

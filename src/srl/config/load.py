@@ -74,9 +74,14 @@ def resolve(
     Without `trains` it may be what no training run can do."""
     below = [setting for layer in layers for setting in layer.settings]
     _look_for_plugins([*below, *typed], Path.cwd())
-    names = [each.value for each in (*below, *typed) if each.path == ("algorithm", "name")]
-    name = names[-1] if names and isinstance(names[-1], str) else Config().algorithm.name
-    plugin = algorithm_plugin(name)
+    named = [each for each in (*below, *typed) if each.path == ("algorithm", "name")][-1:]
+    name, origin = Config().algorithm.name, "default"
+    for setting in named:
+        name, origin = setting.value if isinstance(setting.value, str) else name, setting.origin
+    try:
+        plugin = algorithm_plugin(name)
+    except UserError as error:
+        raise UserError(f"{origin}: {error}", key="algorithm.name") from error
     values = defaults()
     put(values, flatten(plugin.defaults, f"algorithm {name}"))
     for layer in layers:
@@ -344,6 +349,8 @@ def build(values: Values) -> Config:
             raise UserError(f"{origin}: no key {key!r}", key=key, hint=_meant(below[-1])) from error
         path = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in values), location)
         value, origin = values.get(path, (first["input"], values[below[-1]][1] if below else "default"))
+        if location[-1] == "[key]":  # of a mapping, whose keys are names
+            path, value = location[:-2], location[-2]
         key, marks = ".".join(path), entry.field.metadata if (entry := entry_of(path)) else []
         is_secret = path[-1] == "key_variable"  # where the key itself may be given by mistake
         shown = "a text that is not shown" if is_secret else reveal(value)

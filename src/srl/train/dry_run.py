@@ -233,7 +233,7 @@ def layout_of(config: Config, job: Job) -> Layout:
 def in_words(settings: dict[str, Any] | None) -> str:
     """What to type for a run to fit."""
     if settings is None:
-        return "nothing to set is enough: take adapters, a smaller model, shorter episodes or more GPUs"
+        return "no setting is enough: take adapters, a smaller model, shorter episodes or more GPUs"
     return " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items()) or "it fits"
 
 

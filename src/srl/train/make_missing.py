@@ -16,7 +16,7 @@ from srl.workspace import Workspace
 WORLD_SEED = 0
 NOTHING_TO_SEARCH = (
     "nothing to search: set search.index (a directory made by `srl index build`), search.url (a server), or "
-    "data.corpus (a JSONL file); or rollout.search=false"
+    "data.corpus (a file or folder of passages); or rollout.search=false"
 )
 PRESETS = Path(__file__).parent.parent / "presets"
 BASE_MODEL = PRESETS / "base"
@@ -126,7 +126,7 @@ def check_files(config: Config) -> None:
     for name in ("train_files", "val_files", "test_files", "exclude_files"):
         for file in getattr(config.data, name) or ():
             if not Path(file).exists():
-                hint = "`srl data prepare SOURCE --val 512 --out DIR` writes such"
+                hint = "`srl data prepare SOURCE --val 512 --out DIR` writes them"
                 raise UserError(f"{file}: no such file (data.{name})", key=f"data.{name}", hint=hint)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from srl.config import Config, sections
+from srl.config.keys import value_of
 from srl.errors import UserError, error_line
 from srl.models.check import context_of
 from srl.models.hub import HubName, fetched
@@ -321,7 +322,7 @@ def settings_that_fit(config: Config, shape: Shape, layout: Layout, memory: int)
     settings = dict[str, Any]()
     for phase in changes:
         for change in changes[phase]:
-            settings |= change
+            settings |= {key: value for key, value in change.items() if value_of(config, key) != value}
             changed = config.with_settings(settings)
             peak: float = total(footprint(shape, changed, layout), phase)
             if layout.served and phase == "rollout":

@@ -96,7 +96,7 @@ def import_file(path: Path | str) -> Imported:
     names = names_of(is_search_r1=is_search_r1)
     names |= {key: key.replace(KWARGS, names[KWARGS]) for key in theirs if key.startswith(f"{KWARGS}.")}
     if not theirs.keys() & names.keys():
-        raise UserError(f"{path}: no key of verl's or Search-R1's is in it")
+        raise UserError(f"{path} sets no key of verl or Search-R1")
     theirs = _resolved(theirs, names, path, notes)
     ours = {"sft.steps": 0, **{key: pair[not is_search_r1] for key, pair in DEFAULTS.items()}}
     for name, key in names.items():  # of several names of a key the last one that is set counts
@@ -108,7 +108,7 @@ def import_file(path: Path | str) -> Imported:
         _verl(theirs, ours, notes)
     _both(theirs, ours, notes)
     if theirs:
-        notes.append(f"not read (verl: in the file takes keys of verl's alone): {', '.join(theirs)}")
+        notes.append(f"not read: {', '.join(theirs)}")
     resolve([Layer(list(flatten(ours, str(path))))])
     report = tuple(" ".join(note.split()) for note in notes)
     dialect = "Search-R1" if is_search_r1 else "verl"
