@@ -70,18 +70,18 @@ SOUND = {
 """Rates of the first and the last step of runs with nothing to explain."""
 
 
-def write_broken(run: Path, cause: str, seed: int = 0) -> None:
+def write_broken(run: Path, cause: str) -> None:
     """A run that learns for ten steps, stays, and has the rates of `cause` three steps after step 13."""
     rates = []
     for step in range(1, STEPS + 1):
         learnt = mixed(START, HEALTHY, min(step / 10, 1.0))
         rates.append(mixed(learnt, BROKEN[cause], min(max(step - SINCE + 1, 0) / RAMP, 1.0)))
-    write_run(run, rates, seed)
+    write_run(run, rates)
 
 
-def write_sound(run: Path, kind: str, seed: int = 0) -> None:
+def write_sound(run: Path, kind: str) -> None:
     first, last = SOUND[kind]
-    write_run(run, [mixed(first, last, step / (STEPS - 1)) for step in range(STEPS)], seed)
+    write_run(run, [mixed(first, last, step / (STEPS - 1)) for step in range(STEPS)])
 
 
 def mixed(one: Rates, other: Rates, share: float) -> Rates:
@@ -97,8 +97,8 @@ def mixed(one: Rates, other: Rates, share: float) -> Rates:
     return Rates(**numbers, metrics=metrics)
 
 
-def write_run(run: Path, rates: list[Rates], seed: int) -> None:
-    rng, log = np.random.default_rng(seed), new_log(run)
+def write_run(run: Path, rates: list[Rates]) -> None:
+    rng, log = np.random.default_rng(0), new_log(run)
     for step, given in enumerate(rates, start=1):
         records = [_episode(rng, given, step, number) for number in range(EPISODES)]
         metrics = {name: value * rng.lognormal(0, 0.1) for name, value in given.metrics.items()}

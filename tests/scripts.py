@@ -1,7 +1,7 @@
 """Scripted episodes for tests: an engine that says given texts, a search that answers from a table."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from srl.protocol import TEMPLATES, Template
@@ -78,9 +78,8 @@ def rollout(
     template: Template,
     options: EpisodeOptions,
     n: int = 1,
-    on_done: Callable[[Trajectory], object] = lambda trajectory: None,
     **key: Any,
 ) -> Coroutine[Any, Any, list[Trajectory]]:
     """`n` episodes of each question in an environment of these parts."""
     environment = Environment(codec, template, options, search)
-    return environment.play_all(engine, questions, Key(**key), n, on_done)
+    return environment.play_all(engine, questions, Key(**key), n, lambda trajectory: None)

@@ -92,9 +92,9 @@ def test_a_mini_batch_of_lost_rows_takes_no_step():
     assert all(torch.equal(weight, kept) for weight, kept in zip(model.parameters(), before, strict=True))
 
 
-def taught(model, part, loss=FULL):
+def taught(model, part):
     """The gradients of a mini-batch."""
-    accumulate_actor(model, part, loss=loss, max_tokens=1000)
+    accumulate_actor(model, part, loss=FULL, max_tokens=1000)
     return gradients(model)
 
 

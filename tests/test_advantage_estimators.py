@@ -28,20 +28,20 @@ seeds = st.integers(0, 2**31)
 fast = settings(max_examples=40, deadline=None)
 
 
-def make_batch(seed: int, rows: int = 6, tokens: int = 9) -> dict:
+def make_batch(seed: int) -> dict:
     """Random rewards, values, masks with gaps, two groups in any order, and about one row in four invalid."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64)
 
-    mask = (random(rows, tokens) > 0.4).long()
+    mask = (random(6, 9) > 0.4).long()
     return {
-        "token_level_rewards": random(rows, tokens).masked_fill(mask == 0, torch.nan),
-        "values": random(rows, tokens).masked_fill(mask == 0, torch.nan),
+        "token_level_rewards": random(6, 9).masked_fill(mask == 0, torch.nan),
+        "values": random(6, 9).masked_fill(mask == 0, torch.nan),
         "response_mask": mask,
-        "group_ids": torch.randint(0, 2, (rows,), generator=generator) * 10 - 5,
-        "valid": random(rows) > 0.25,
+        "group_ids": torch.randint(0, 2, (6,), generator=generator) * 10 - 5,
+        "valid": random(6) > 0.25,
         "group_size": 3,
         "gamma": 0.9,
         "lam": 0.8,

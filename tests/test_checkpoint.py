@@ -48,10 +48,10 @@ def optimisers(them):
     }
 
 
-def take_steps(them, those, count=3):
+def take_steps(them, those):
     """Steps with gradients that depend on the weights, so that any difference grows."""
     networks = {"actor": them.actor, "critic": them.critic}
-    for _ in range(count):
+    for _ in range(3):
         for name, optimiser in those.items():
             for weight in networks[name].parameters():
                 if weight.requires_grad:

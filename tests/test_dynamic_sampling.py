@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rows import trajectory
 from tests.store_builder import log_records, log_rows
-from tests.training import Said, config, questions, setting, train
+from tests.training import Said, config, only_run, questions, setting, train
 
 from srl.config.sections import FilterGroups
 from srl.errors import UserError
@@ -130,10 +130,9 @@ def odd(item):
     return float(item.sample == 0 and int(item.question.id.rpartition("/")[2]) % 2)
 
 
-def run_of(setting, workspace, algo="grpo", **sets):
-    train(config(setting, algo, **SETS | sets), workspace, algo)
-    (run,) = Workspace(workspace).all_runs()
-    return run
+def run_of(setting, workspace):
+    train(config(setting, **SETS), workspace)
+    return only_run(workspace)
 
 
 def trained(run):
@@ -185,7 +184,7 @@ def test_a_run_without_a_group_that_differs_stops_and_trains_nothing(setting, wo
     made_rewards(monkeypatch, lambda item: 0.0)
     with pytest.raises(UserError, match="6 questions") as caught:
         run_of(setting, workspace)
-    (run,) = Workspace(workspace).all_runs()
+    run = only_run(workspace)
     assert caught.value.key == "algorithm.filter_groups.enable"
     assert not checkpoints(run)
     assert log_rows(run, "SELECT count(*) FROM trajectories WHERE phase = 'train'")[0] == (12,)

@@ -47,8 +47,8 @@ def hub(monkeypatch):
         yield running
 
 
-def get(hub: Hub, out: Path, name: str = "wiki18-e5", revision: str | None = None) -> Path:
-    run_pull(plan_pull(name, out, revision, hub.url), hub.url)
+def get(hub: Hub, out: Path, name: str = "wiki18-e5") -> Path:
+    run_pull(plan_pull(name, out, None, hub.url), hub.url)
     return out
 
 

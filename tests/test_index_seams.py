@@ -93,10 +93,10 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def interrupted(plugin, corpus: Path, out: Path, row: int = 2, **more) -> None:
-    plugin.FAIL_AT[:] = [row]
+def interrupted(plugin, corpus: Path, out: Path) -> None:
+    plugin.FAIL_AT[:] = [2]
     with pytest.raises(KeyboardInterrupt):
-        build_index(corpus, out, "shards", **more)
+        build_index(corpus, out, "shards")
     plugin.FAIL_AT.clear()
 
 

@@ -57,9 +57,9 @@ def configured(path: Path | str, **settings: object) -> Config:
     return Config().with_settings({name.replace("__", "."): value for name, value in given.items()})
 
 
-def part(shape: Shape, config: Config, name: str, phase: str = "update", layout: Layout = CPU) -> int:
+def part(shape: Shape, config: Config, name: str, phase: str = "update") -> int:
     """Bytes of one use of memory while the run is in a phase."""
-    return sum(getattr(each, phase) for each in footprint(shape, config, layout) if each.name == name)
+    return sum(getattr(each, phase) for each in footprint(shape, config, CPU) if each.name == name)
 
 
 def test_cache_bytes_are_those_that_the_engine_allocates(saved):

@@ -34,10 +34,10 @@ def questions(**counts):
     ]
 
 
-def order_of_shares(shares, size, seed=0, count=40):
+def order_of_shares(shares, size, seed=0):
     """Without shares, an order of all alike."""
     mix = {f"s{number}": share for number, share in enumerate(shares)}
-    return QuestionOrder(questions(**dict.fromkeys(mix or ["s0"], count)), size, seed, mix or None)
+    return QuestionOrder(questions(**dict.fromkeys(mix or ["s0"], 40)), size, seed, mix or None)
 
 
 def ids(order, step):

@@ -119,10 +119,10 @@ def test_episode_without_a_score_or_a_turn_reaches_verl_without_a_mask():
     assert last.extra_fields["srl_turn_ends"] == []
 
 
-def shuffled(questions=8, samples=4, seed=0):
+def shuffled():
     """Places and lengths of a batch's rows, in the order in which their episodes ended."""
-    rng = random.Random(seed)
-    places = [(question, sample) for question in range(questions) for sample in range(samples)]
+    rng = random.Random(0)
+    places = [(question, sample) for question in range(8) for sample in range(4)]
     rng.shuffle(places)
     return places, [rng.randrange(20, 400) for _ in places]
 

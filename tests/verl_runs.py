@@ -100,9 +100,9 @@ def processes_of(run: Path) -> list[int]:
     return found
 
 
-def wait_until_gone(run: Path, within_s: float = 240) -> None:
+def wait_until_gone(run: Path) -> None:
     """Until no process of the run is left: some die just after the one that started them."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + 240
     while left := processes_of(run):
         assert time.monotonic() < deadline, f"processes of the run are left: {left}"
         time.sleep(0.2)

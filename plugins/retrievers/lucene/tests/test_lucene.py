@@ -40,8 +40,8 @@ def made(count: int, seed: int = 0) -> list[Passage]:
     return [Passage(name, f'"{name}"\n{text}') for name, text in zip(names, texts, strict=True)]
 
 
-def queries(count: int, seed: int = 1) -> list[str]:
-    chance = random.Random(seed)
+def queries(count: int) -> list[str]:
+    chance = random.Random(1)
     return [" ".join(chance.choices(WORDS.split(), k=chance.randint(1, 4))) for _ in range(count)]
 
 

@@ -78,8 +78,8 @@ def good():
     return httpx.Response(200, json=GOOD)
 
 
-def fault_of(retriever, query="x", k=3) -> Fault:
-    (fault,) = retriever.outcomes([query], k)
+def fault_of(retriever) -> Fault:
+    (fault,) = retriever.outcomes(["x"], 3)
     assert isinstance(fault, Fault), fault
     assert "\n" not in str(fault)
     return fault

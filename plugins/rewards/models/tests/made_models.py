@@ -47,11 +47,11 @@ def chat_model(folder: Path, *, labels: int = 1, pad: int | None = 0, longest: i
     return saved(Qwen2ForSequenceClassification, config, "score", tokenizer, folder)
 
 
-def pair_model(folder: Path, labels: int = 2) -> Path:
+def pair_model(folder: Path) -> Path:
     """An encoder that reads question and answer with a separator and token types between them."""
     tokenizer = of_bytes(model_input_names=["input_ids", "token_type_ids", "attention_mask"])
     config = BertConfig(
-        **SIZES, vocab_size=len(tokenizer), max_position_embeddings=256, num_labels=labels, pad_token_id=0
+        **SIZES, vocab_size=len(tokenizer), max_position_embeddings=256, num_labels=2, pad_token_id=0
     )
     return saved(BertForSequenceClassification, config, "classifier", tokenizer, folder)
 
