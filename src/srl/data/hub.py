@@ -28,7 +28,8 @@ def download(source: Source, split: str = "") -> Path:
             if source.hub
             else instead
         )
-        raise UserError(f"{source.name} has no {split if source.hub else ''} files on the hub", hint=hint)
+        what = f"has no {split} on the hub" if source.hub else "is not on the hub"
+        raise UserError(f"{source.name} {what}", hint=hint)
     hub = hub_library(f"downloading {source.name}", instead)
     import httpx
     from huggingface_hub.utils.logging import set_verbosity_error

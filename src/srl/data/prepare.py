@@ -80,7 +80,7 @@ class _Composition:
         questions = (question for other in others for question in self.splits[other])
         self.splits[split] = remaining = without_repeats(everything, questions)
         if dropped := len(everything) - len(remaining):
-            self.notes.append(f"{dropped:,} questions dropped from {split}: also in {' or '.join(others)}")
+            self.notes.append(f"dropped from {split}: {dropped:,} also in {' or '.join(others)}")
 
 
 def parse_input(text: str) -> Input:

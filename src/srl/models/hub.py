@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Literal
 
 from srl.errors import UserError, first_line
@@ -110,7 +111,7 @@ def fetched(name: HubName, what: What, *, trust_remote_code: bool = False) -> Pa
 
 def hub_reason(error: Exception) -> str:
     """The first line of an error of the library huggingface_hub, shortened."""
-    return first_line(error)[:120].rstrip(" .")
+    return shorten(first_line(error), 120, placeholder=" …").rstrip(" .")
 
 
 def has_needed(folder: Path, what: What | None) -> bool:

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from srl.answers import contains_answer
 from srl.browse import groups, listing, runs, why
 from srl.browse.curve import short_name
-from srl.browse.formatting import cell, duration, number, signed
+from srl.browse.formatting import cell, counted, duration, number, signed
 from srl.browse.token_text import token_texts
 from srl.browse.transcript import Step, Transcript, describe, facts, marked
 from srl.browse.web.heat import Heat, largest_advantage, tokens
@@ -38,7 +38,7 @@ def environment() -> Environment:
     }  # fmt: skip
     templates.filters |= {
         "number": number, "signed": signed, "duration": duration, "short": short_name, "cell": cell,
-        "clipped": _clipped, "describe": describe, "marked": _marked,
+        "counted": counted, "clipped": _clipped, "describe": describe, "marked": _marked,
     }  # fmt: skip
     return templates
 

@@ -11,6 +11,7 @@ import duckdb
 from srl.browse.curve import curves, verdicts_over_steps
 from srl.browse.diff import run_of
 from srl.browse.filters import Filter, condition, facets
+from srl.browse.formatting import counted
 from srl.browse.groups import KEYS, in_words, summary
 from srl.browse.listing import page
 from srl.browse.transcript import transcripts
@@ -43,7 +44,7 @@ def write_report(
         raise UserError("no trajectory matches, so there is nothing to report", key="--where")
     [(total,)] = log.execute(f"SELECT count(*) FROM trajectories WHERE {matches[0]}").fetchall()
     such = "" if where is None else f" ({where})"
-    words = f"{len(rows_chosen):,} of {total:,} trajectories{such}, sorted by {sort}."
+    words = f"{len(rows_chosen):,} of {counted(total, 'trajectory', 'trajectories')}{such}, sorted by {sort}."
     try:
         reason, too_short = why(log, run_id), ""
     except UserError as error:

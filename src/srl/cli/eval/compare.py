@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from srl.browse.formatting import counted
 from srl.cli import output
 from srl.cli.options import Json, exclude
 
@@ -51,7 +52,7 @@ def compare(
     workspace = Workspace.resolve()
     directories = list(dict.fromkeys(workspace.find_run(name).resolve() for name in runs))
     if not 2 <= len(directories) <= _MOST or len(directories) < len(runs):
-        raise UserError(f"{len(directories)} different runs to compare, expected 2 to {_MOST}", key="RUN")
+        raise UserError(f"expected 2 to {_MOST} different runs, found {len(directories)}", key="RUN")
     result = compare_runs([read_evaluation(Path(run)) for run in directories])
     for text in result.notes:
         output.note(f"note: {text}")
@@ -67,7 +68,7 @@ def compare(
         what = ", ".join(filter(None, (run.model, run.setting)))
         suffix = f"; {more:,} further questions are left out" if more else ""
         output.line(f"{'- ' * markdown}{name_of(number)}: {run.run} ({what}){suffix}")
-    output.line(f"{'- ' * markdown}{result.questions:,} questions that all runs have")
+    output.line(f"{'- ' * markdown}{counted(result.questions, 'question')} that all runs have")
     letters = {run.run: name_of(number) for number, run in enumerate(result.runs)}
     cells, before = [], None
     for row in result.rows:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from srl.browse.formatting import counted
 from srl.cli.eval.shared import (
     check_inputs,
     check_search,
@@ -163,7 +164,7 @@ def _show(report: ModelReport, as_json: bool) -> None:
     samples = f" × {report.samples} at temperature {report.temperature:g}" if report.samples > 1 else ""
     is_part = report.questions < report.sample.size
     suffix = f" of {report.sample.size:,}" if is_part else ""
-    note(f"{report.model}: {report.questions:,} questions{suffix}{samples}")
+    note(f"{report.model}: {counted(report.questions, 'question')}{suffix}{samples}")
     heads = [_HEADS.get(name, name) for name in report.settings]
     table(["questions drawn" if is_part else "", *heads], _rows(report))
     for head, evaluation in zip(heads, report.settings.values(), strict=True):
