@@ -57,19 +57,19 @@ SPELLED = {
     "<search>": '<tool_call>\n{"name": "search", "arguments": {"query": "',
     "</search>": '"}}\n</tool_call>',
     "<information>": "<|im_end|>",
-    "9": "<tool_response>",
-    "</information>": "</tool_response>",
+    "</information>": "<|tool_end|>",
 }
 """What tokens are called where the base calls tools. After a search the base says `<information>`, so this is
-the end of a turn; no page has a 9."""
+the end of a turn."""
 CHAT = """\
-{%- if tools %}Tools :{% for tool in tools %}{{ ' ' + tool.function.name }}{% endfor %}{{ '\\n' }}{% endif %}
+{%- if tools %}{{ '\\n' }}{% endif %}
 {%- for message in messages %}
-{%- if message.role == 'tool' %}{{ '<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-{%- else %}{{ message.content }}
+{{- message.content }}
 {%- for call in message.tool_calls or [] %}{% set f = call.function %}
 {{- '<tool_call>\\n{"name": "' + f.name + '", "arguments": ' + f.arguments | tojson + '}\\n</tool_call>' }}
-{%- endfor %}{% if message.role == 'assistant' %}{{ '<|im_end|>' }}{% endif %}{% endif %}{% endfor %}"""
+{%- endfor %}{{ {'assistant': '<|im_end|>', 'tool': '\\n<|tool_end|>'}.get(message.role, '') }}{% endfor %}"""
+"""It adds no token that the base has never seen, not even a list of the tools: any before the question or a
+result costs its small heads what they find by position."""
 
 
 def world_tokenizer(spelled: Mapping[str, str] = {}, eos: str = "<eos>") -> PreTrainedTokenizerFast:
@@ -82,15 +82,14 @@ def world_tokenizer(spelled: Mapping[str, str] = {}, eos: str = "<eos>") -> PreT
     said += [look_up(""), guess_turn(""), template("tiny").prompt, template("tiny").feedback]
     text = " ".join([*said, "Doc ( Title : ) No results found . … ? &"]).replace("?", " ? ")
     words = [word for word in dict.fromkeys(text.split()) if not word.startswith(("<", "{"))]
-    words += [spelled.get(word, word) for word in map(str, range(1, 10))]
+    words += [str(number) for number in range(1, 10)]
     specials = ["<pad>", "<eos>", "<unk>"]
     vocabulary = {word: position for position, word in enumerate([*specials, *words, *name_words()])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     split = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("isolated")]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
     tags = [mark.format(tag) for tag in TAGS for mark in ("<{}>", "</{}>")]
-    names = dict.fromkeys([*(spelled.get(tag, tag) for tag in tags), *spelled.values()])
-    tokenizer.add_tokens([AddedToken(name, normalized=False, special=False) for name in names])
+    tokenizer.add_tokens([AddedToken(spelled.get(tag, tag), normalized=False, special=False) for tag in tags])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token=eos, unk_token="<unk>"
     )

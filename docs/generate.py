@@ -228,7 +228,7 @@ def _takes_mapping(value_type: Any) -> str:
     if value_type is Any:
         return "mapping"
     is_section = isclass(value_type) and issubclass(value_type, Section)
-    return f"mapping of names to {'sections' if is_section else f'{_takes(value_type)}s'}"
+    return f"{{name: {'section' if is_section else _takes(value_type)}}}"
 
 
 def _takes_list(arguments: tuple[Any, ...], metadata: Sequence[Any]) -> str:
