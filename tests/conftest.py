@@ -41,7 +41,7 @@ NET = {
     "test_episode", "test_engine_contract", "test_odd_policies", "test_lora", "test_torch_engine_cache",
     "test_torch_engine_sampling", "test_vllm_engine", "test_verl_parity", "test_verl_patches",
     "test_bm25_formula", "test_bm25_kernel", "test_e5_oracles", "test_index_quality",
-    "test_lucene_quality", "test_serve_clients", "test_defects", "test_policy_losses"
+    "test_lucene_quality", "test_serve_clients", "test_defects", "test_policy_losses", "test_tags_unchanged",
 }  # fmt: skip
 """Modules of tests that stay as they are when the code under them is rewritten (`pytest -m net`): oracles,
 round trips, injection, resume, contracts, quality of retrieval, dialects of clients."""

@@ -96,13 +96,13 @@ def test_long_foreign_text_is_read_at_once(tmp_path, monkeypatch):
     """In a process of its own: a pattern that never ends also ends no test."""
     readers = [code for name, code in READERS.items() if name != "failures" or find_spec("ray")]
     monkeypatch.setenv("SRL_SEARCH_TOKEN", "aaaaaaaaaaaaaaaaaaaaaaaaab")
-    texts = f"[a + u * (300_000 // len(u)) + z for u in {UNITS!r} for a, z in (('', '://'), ('<', ''))]"
+    texts = f"[a + u * (1_000_000 // len(u)) + z for u in {UNITS!r} for a, z in (('', '://'), ('<', ''))]"
     code = (
         "import json\nfrom contextlib import suppress\nfrom pathlib import Path\n"
         f"from srl.errors import UserError\nfor reader in {readers!r}:\n"
         f"    exec(reader)\n    for text in {texts}:\n        read(text)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100, cwd=tmp_path)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=tmp_path)
 
 
 def test_a_secret_is_what_srl_reads_as_one_and_no_other_variable(monkeypatch):
