@@ -1,4 +1,5 @@
-"""Statistics over groups, the rows that answer the same question, without the rows with `valid` 0.
+"""Statistics over groups, the rows that answer the same question, without the rows with `valid` 0, whose
+episode failed (`Trajectory.valid`).
 
 Each function returns one number (B,) for each row, that of the row's group. Group ids may be any integers
 in any order.
@@ -6,8 +7,16 @@ in any order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+
+def group_ids(questions: Sequence[str]) -> Tensor:
+    """A number (B,) for the question of each row, by its id."""
+    numbers = {name: n for n, name in enumerate(dict.fromkeys(questions))}
+    return torch.tensor([numbers[name] for name in questions])
 
 
 def group_count(group_ids: Tensor, valid: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Listings of trajectories: their columns (`LISTED` of the log's schema), a whole one, or a page of it.
+"""Listings of trajectories: their columns, a whole one, or a page of it.
 
 A page begins after (or ends before) a row, not at an offset: the conditions on the sorted column let DuckDB
 keep the first rows only, whatever the size of the log, and a step that is written meanwhile shifts nothing.
@@ -16,7 +16,15 @@ import duckdb
 from srl.browse.filters import EVERY, Condition
 from srl.errors import UserError, nearest, parsing
 from srl.store import rows
-from srl.store.schema import LISTED as COLUMNS
+
+COLUMNS = {
+    "id": "id", "run_id": "", "step": "step", "phase": "phase", "position": "", "sample": "",
+    "question_id": "", "data_source": "source", "hops": "hops", "em": "em", "f1": "", "reward": "reward",
+    "searches": "searches", "turns": "", "tokens": "", "end": "", "gold_in_passages": "",
+    "verdict": "verdict", "answer": "answer", "golden_answers": "gold", "question": "question",
+}  # fmt: skip
+"""The columns of `trajectories` that a listing has, in its order; one with a heading is in tables and on the
+page too, the others in JSON."""
 
 TEXTS = ("id", "run_id", "answer", "golden_answers", "question")
 """The columns that a listing is not sorted by."""

@@ -1,4 +1,7 @@
-"""One episode: the engine generates, the search tool answers, turn by turn, until an answer or a limit."""
+"""One episode: the engine generates, the search tool answers, turn by turn, until an answer or a limit.
+
+`Environment.play` (`rollout/environment.py`) plays one, and once more where a fault ended it.
+"""
 
 from __future__ import annotations
 

@@ -170,15 +170,6 @@ _VERDICT = Column(
     "(none did); NULL without golden answers.",
 )
 
-LISTED = {
-    "id": "id", "run_id": "", "step": "step", "phase": "phase", "position": "", "sample": "",
-    "question_id": "", "data_source": "source", "hops": "hops", "em": "em", "f1": "", "reward": "reward",
-    "searches": "searches", "turns": "", "tokens": "", "end": "", "gold_in_passages": "",
-    "verdict": "verdict", "answer": "answer", "golden_answers": "gold", "question": "question",
-}  # fmt: skip
-"""The columns of `trajectories` that a listing has, in its order; one with a heading is in tables and on the
-page too, the others in JSON."""
-
 _SEGMENTS = _columns(
     _RUN_ID,
     _TRAJECTORY,

@@ -136,12 +136,6 @@ def token_rewards(
     return rewards
 
 
-def group_ids(groups: Sequence[str]) -> Tensor:
-    """One number (B,) for each group, by its name."""
-    numbers = {name: n for n, name in enumerate(dict.fromkeys(groups))}
-    return torch.tensor([numbers[name] for name in groups])
-
-
 def _on_grid(values: Tensor) -> Tensor:
     return (values / _GRID).round() * _GRID
 

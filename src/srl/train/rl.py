@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from srl.advantage import Algorithm, masked_mean
+from srl.advantage.groups import group_ids
 from srl.config import Config
 from srl.evaluate import step_metrics
 from srl.models.load import load_model, on_device
@@ -23,7 +24,6 @@ from srl.rollout.engine import Engine
 from srl.store import Record
 from srl.train.compute_advantages import (
     compute_advantages,
-    group_ids,
     needs_old_logprobs,
     policy_metrics,
     rollout_correction,

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from srl.train.compute_advantages import group_ids, token_rewards
+from srl.advantage.groups import group_ids
+from srl.train.compute_advantages import token_rewards
 from srl.update.actor import Experience
 
 Extra = Mapping[str, Any]
