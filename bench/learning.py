@@ -128,7 +128,7 @@ def prepared(workspace: Path) -> None:
 
 
 def picture(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
-    """Greedy exact match on the validation questions over the steps, every seed of every row; SVG and PNG."""
+    """Greedy exact match on the validation questions over the steps, every seed of every row."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -146,7 +146,6 @@ def picture(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize="small")
         figure.savefig(file, metadata={"Date": None})
-        figure.savefig(file.with_suffix(".png"), dpi=150)
 
 
 def main() -> None:
