@@ -50,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("_directories", "_used"):
         monkeypatch.setattr(import_path, name, [])
-    monkeypatch.setattr(import_path, "_names", set())
+    monkeypatch.setattr(import_path, "_typed_names", set())
     yield here
     monkeypatch.undo()  # it may bring back modules that a test made it forget
     forget_modules(tmp_path)
@@ -91,12 +91,12 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     for name in ("_directories", "_used"):
         monkeypatch.setattr(import_path, name, [])
-    monkeypatch.setattr(import_path, "_names", set())
+    monkeypatch.setattr(import_path, "_typed_names", set())
 
 
 def test_retriever_with_three_methods_builds_an_index_that_names_it_and_opens(folder, tmp_path):
     write(folder, "mine.py", RETRIEVER)
-    import_path.look_in(folder, names="mine:First")
+    import_path.look_in(folder)
     manifest = build_index([Passage("p", '"T"\ntext')], tmp_path / "index", "mine:First")
     assert manifest.retriever == "mine:First"
     assert manifest.retriever_version == f"mine {manager.find('retriever', 'mine:First').version}"
@@ -108,7 +108,7 @@ def test_an_index_does_not_choose_what_a_configuration_imports(folder, tmp_path,
     """The user's directory is searched for what the configuration names, and another index names more."""
     write(folder, "mine.py", RETRIEVER)
     write(folder, "my_rewards.py", REWARD)
-    import_path.look_in(folder, names="mine:First")
+    import_path.look_in(folder)
     index = tmp_path / "index"
     build_index([Passage("p", '"T"\ntext')], index, "mine:First")
     forget(monkeypatch)

@@ -85,7 +85,7 @@ def _kind_of(name: str) -> str:
     if manager.is_import_path(name):
         from srl.plugins.import_path import kind_of, look_in
 
-        look_in(Path.cwd(), names=name)
+        look_in(Path.cwd())
         return kind_of(name)
     entries = manager.installed()
     kinds = sorted({entry.kind for entry in entries if entry.name == name})

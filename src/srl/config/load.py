@@ -173,12 +173,12 @@ def _from_flag(value: object) -> object:
 
 def _look_for_plugins(settings: Sequence[Setting], *directories: Path) -> None:
     """Find `module:Class` plugins in the directories of `trainer.plugin_path`, then in `directories`."""
-    from srl.plugins.import_path import look_in
+    from srl.plugins.import_path import give_names, look_in
 
+    give_names([(setting.path, setting.value) for setting in settings])
     plugin_paths = [setting.value for setting in settings if setting.path == ("trainer", "plugin_path")]
     saved = one_or_many(plugin_paths[-1]) if plugin_paths else None
-    names = [(setting.path, setting.value) for setting in settings]
-    look_in(*(saved if isinstance(saved, tuple) else ()), *directories, names=names)
+    look_in(*(saved if isinstance(saved, tuple) else ()), *directories)
 
 
 @dataclass(frozen=True, slots=True)

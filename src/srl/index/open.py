@@ -79,6 +79,7 @@ def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) 
     """
     directory = Path(directory)
     manifest = check_index(directory)
+    check_may_import(directory, manifest)
     name, entry = manifest.retriever, manager.find("retriever", manifest.retriever)
     retriever = load_retriever(name, _options(directory, manifest, options or {}))
     version = f"{entry.package} {entry.version}"
@@ -104,6 +105,20 @@ def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) 
             now = quoted(identity.get(what, ""), 60)
             raise UserError(f"{directory} was built with another {what}: {quoted(before, 60)!r}, not {now!r}")
     return index
+
+
+def check_may_import(directory: Path, manifest: Manifest) -> None:
+    """Raises UserError for a retriever of the index whose code is in the user's own directory alone: the
+    index may be somebody else's."""
+    from srl.plugins.import_path import may_import, texts_in
+
+    for name in (manifest.retriever, *texts_in(manifest.options)):
+        if not may_import(name):
+            module = name.partition(":")[0].partition(".")[0]
+            raise UserError(
+                f"{directory} names the retriever {name!r}: there is no module {module!r} in Python's path",
+                hint="if you trust its code, type: PYTHONPATH=DIRECTORY srl …, with its directory",
+            )
 
 
 def live_index(retriever: str, options: Mapping[str, Any] | None = None) -> Index:

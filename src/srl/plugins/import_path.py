@@ -1,7 +1,8 @@
 """Plugins without a package: `module:Class`, imported from Python's path or from the user's own directory.
 
-The user's directories (`look_in`) are for names that the user typed or that a run saved. What an index names
-may be somebody else's, and its code is looked for on Python's path alone.
+The user's directories (`look_in`) hold for a name that the user typed or that a run saved. They do not for
+what an index names (`may_import`): it may be somebody else's, and its code is looked for on Python's path
+alone.
 """
 
 from __future__ import annotations
@@ -27,13 +28,12 @@ _METHODS = {"retriever": ("search",), "reward": ("score",), "tool": ("call", "to
 """The methods of which one tells a kind, looked for before anything is called."""
 _directories: list[str] = []
 _used: list[str] = []
-_names: set[str] = set()
-"""What may come from those directories."""
+_typed_names: set[str] = set()
+"""The names that the user typed, or that a configuration has."""
 
 
-def look_in(*directories: Path | str, names: Any) -> None:
-    """Import what the settings `names` name from `directories` too, if Python's own path does not have it."""
-    _names.update(text for text in _texts_in(names) if ":" in text)
+def look_in(*directories: Path | str) -> None:
+    """Import modules from `directories` too, where Python's own path does not have them."""
     for directory in directories:
         if (path := str(Path(directory).absolute())) not in _directories:
             _directories.append(path)
@@ -55,15 +55,34 @@ def kind_of(name: str) -> str:
     return kind
 
 
-def _texts_in(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """The texts in options or settings, keys too: any of them may name a plugin."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from _texts_in(list(value.items()))
+        yield from texts_in(list(value.items()))
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _texts_in(each)
+            yield from texts_in(each)
+
+
+def give_names(value: Any) -> None:
+    """Note the names that a configuration has: their code may come from the user's directories."""
+    _typed_names.update(text for text in texts_in(value) if ":" in text)
+
+
+def may_import(name: str) -> bool:
+    """Whether the code of `name`, which an index names, may be imported.
+
+    It may not if it is in one of the user's directories alone, and the user did not name it.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon or not _is_import_path(module, attribute) or name in _typed_names:
+        return True
+    top = module.partition(".")[0]
+    own = [entry for entry in sys.path if entry not in _used]
+    on_path = top in sys.builtin_module_names or PathFinder.find_spec(top, own) is not None
+    return on_path or not any(_has(directory, top) for directory in _directories)
 
 
 @cache
@@ -78,6 +97,7 @@ def imported(kind: str, name: str) -> Plugin:
     if methods and not any(callable(getattr(target, method, None)) for method in methods):
         expected = " or ".join(map(repr, methods))
         raise UserError(f"{name} is not a valid {kind}: expected a class with a method {expected}")
+    _typed_names.add(name)
     module = name.partition(":")[0]
     file = getattr(sys.modules[module], "__file__", None)
     version = blake2b(Path(file).read_bytes(), digest_size=6).hexdigest() if file else "unknown"
@@ -92,16 +112,12 @@ def _target(kind: str, name: str) -> Any:
         raise UserError(f"no {kind} {name!r}: expected MODULE:CLASS, as in mine:Mine for mine.py")
     importlib.invalidate_caches()
     top = module_name.partition(".")[0]
-    there = next((directory for directory in _directories if _has(directory, top)), None)
-    if there and PathFinder.find_spec(top, [entry for entry in sys.path if entry not in _used]) is None:
-        if name not in _names:
-            raise UserError(
-                f"{kind} {name!r} is not imported: there is no module {top!r} in Python's path",
-                hint="if you trust its code, type: PYTHONPATH=DIRECTORY srl …, with its directory",
-            )
-        if there not in _used:
-            sys.path.append(there)
-            _used.append(there)
+    if top not in sys.modules and PathFinder.find_spec(top) is None:
+        for directory in _directories:
+            if _has(directory, top):
+                sys.path.append(directory)
+                _used.append(directory)
+                break
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:

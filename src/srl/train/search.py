@@ -21,6 +21,7 @@ from srl.index import (
     read_index_manifest,
 )
 from srl.index.build import build_parameters
+from srl.index.open import check_may_import
 from srl.index.retriever import identity_of
 from srl.plugins import manager
 from srl.plugins.options import runtime_options
@@ -72,6 +73,7 @@ def _default(config: Config, workspace: Workspace, note: Note) -> SearchTool:
         return _server(config, config.search.url, config.search.topk, config.search.digest or "")
     path = find_or_build_index(config, workspace, note)
     manifest = read_index_manifest(path)
+    check_may_import(path, manifest)
     model = manager.options_model("retriever", manifest.retriever)
     names = runtime_options(model) if model else set()
     options = config.retriever.options(manifest.retriever)

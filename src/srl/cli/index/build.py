@@ -37,8 +37,8 @@ def build(
     from srl.plugins.import_path import look_in
 
     check_new(out, overwrite, inputs=[corpus])
+    look_in(Path.cwd())
     options = read_settings(retriever, settings or [])
-    look_in(Path.cwd(), names=[retriever, options])
     with stages() as report:
         manifest = build_index(corpus, out, retriever, options, report, overwrite=overwrite)
     show_index(out, manifest, as_json)
@@ -65,8 +65,8 @@ def import_(
     from srl.plugins.import_path import look_in
 
     check_new(out, overwrite, inputs=[source, corpus])
+    look_in(Path.cwd())
     options = read_settings(retriever, settings or [])
-    look_in(Path.cwd(), names=[retriever, options])
     with stages() as report:
         manifest = import_index(source, out, retriever, options, corpus, report, overwrite=overwrite)
     show_index(out, manifest, as_json)
