@@ -173,6 +173,7 @@ def test_plugins_check_ends_with_1_where_a_plugin_breaks_a_promise(tmp_path, mon
     (tmp_path / "lost.py").write_text(
         "class Lost:\n    def score(self, trajectories): return []\n\nclass NoPlugin: ...\n"
     )
+    assert main(["plugins", "check", "lost:Lost", "--kind", "reward"]) == 1
     assert main(["plugins", "check", "lost:NoPlugin"]) == 2
     assert main(["plugins", "check", "lost:Lost"]) == 1
     assert "FAILED" in capsys.readouterr().out

@@ -107,6 +107,10 @@ def test_json_lines_of_questions_read_too(tmp_path):
     table = tmp_path / "mine.csv"
     table.write_text('id,question,golden_answers,metadata\n1,a,b,"{""supporting_ids"": [""p""]}"\n')
     assert read_questions(table)[0].metadata == {"supporting_ids": ["p"]}
+    for text in ('{""a"": NaN}', "[" * 200_000):
+        table.write_text(f'id,question,golden_answers,metadata\n1,a,b,"{text}"\n')
+        with pytest.raises(UserError):
+            read_questions(table)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,22 @@ def test_retriever_with_three_methods_builds_an_index_that_names_it_and_opens(fo
     assert hit.passage.contents == '"T"\ntext'
 
 
+def test_a_plugin_may_load_another_from_its_directory(folder):
+    write(
+        folder,
+        "mine.py",
+        f"""{RETRIEVER}
+    class Outer(First):
+        def __init__(self):
+            from srl.index import load_retriever
+
+            self.inner = load_retriever("mine:First")
+    """,
+    )
+    import_path.look_in(folder)
+    assert type(manager.load("retriever", "mine:Outer").inner).__name__ == "First"
+
+
 def test_an_index_does_not_choose_what_a_configuration_imports(folder, tmp_path, monkeypatch):
     """The user's directory is searched for what the configuration names, and another index names more."""
     write(folder, "mine.py", RETRIEVER)

@@ -350,7 +350,7 @@ def read_jsonl(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
     path = Path(path)
     for number, line in enumerate(lines_of(path), start=1):
         if line.strip():
-            yield number, json_object(line, f"{path}:{number}", _no_constant)
+            yield number, json_object(line, f"{path}:{number}", no_constant)
 
 
 def json_object(line: bytes, where: str, constant: Callable[[str], object] | None = None) -> dict[str, Any]:
@@ -362,7 +362,8 @@ def json_object(line: bytes, where: str, constant: Callable[[str], object] | Non
     return value
 
 
-def _no_constant(name: str) -> object:
+def no_constant(name: str) -> object:
+    """What `json_object` calls for a constant that JSON does not have. Raises ValueError."""
     raise ValueError(f"{name} is not a JSON number")
 
 

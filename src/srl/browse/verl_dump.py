@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError, parsing
-from srl.files import read_jsonl
+from srl.files import json_object, lines_of
 from srl.protocol import parse_action
 from srl.store import LogWriter, Record
 from srl.trajectory import Hit, Passage, Phase, Question, Score, Search, Segment, Trajectory
@@ -40,7 +40,10 @@ def dump_files(directory: Path) -> list[Path]:
 def read_dump(file: Path, phase: Phase = "train") -> list[Record]:
     """The episodes of one step. Raises UserError for a line that is not one of verl's."""
     samples, records = Counter[str](), []
-    for number, row in read_jsonl(file):
+    for number, line in enumerate(lines_of(file), start=1):
+        if not line.strip():
+            continue
+        row = json_object(line, f"{file}:{number}", lambda name: None)  # a reward of NaN is none
         with parsing(f"{file}:{number}: not a generation that verl wrote"):
             record = _record(row, int(file.stem), phase)
         question = record.trajectory.question.id

@@ -67,8 +67,10 @@ def check(
       srl plugins check em
     """
     from srl.cli.options import read_settings
+    from srl.plugins.import_path import look_in
     from srl.testing import checks
 
+    look_in(Path.cwd())
     entry = manager.find(kind or _kind_of(name), name)
     outcomes = checks(entry.kind, name, read_settings(name, set_ or [], entry.kind))
     if as_json:
@@ -83,9 +85,8 @@ def check(
 def _kind_of(name: str) -> str:
     """The kind of the plugin called `name`. Raises UserError where there is none, or several have it."""
     if manager.is_import_path(name):
-        from srl.plugins.import_path import kind_of, look_in
+        from srl.plugins.import_path import kind_of
 
-        look_in(Path.cwd())
         return kind_of(name)
     entries = manager.installed()
     kinds = sorted({entry.kind for entry in entries if entry.name == name})

@@ -191,7 +191,7 @@ class Data(Section):
     test_files: Files | None = None
     """Questions for the final evaluation only."""
     corpus: Annotated[File | None, Key(EVERY)] = None
-    """Passages to search: JSON lines, Parquet, CSV or a folder of texts. The index is built from them."""
+    """Passages to search: JSON lines, Parquet, CSV or a folder. The index is built from them."""
     template: Annotated[File | None, Key(EVERY)] = None
     """Prompt template: search-r1, short, r1, closed-book, cot, rag, few-shot, tools, tools-tagged, tiny,
     tiny-r1, or a text file with `{question}`. Where it has `{information}`, the question is searched for

@@ -82,8 +82,8 @@ def read_corpus(path: Path | str, skipped: Counter[str] | None = None, source: s
     A row is `{"id", "contents"}`, or `{"title", "text"}` with or without an id; a `url` is kept. A row
     without an id gets one derived from its contents, after the name of the `source`, and its repeats are
     skipped. Rows without a text and a folder's other files are left out, and counted in `skipped` or
-    logged. Raises UserError with file
-    and line for any other row and for a repeated id, and UserError for a file without passages.
+    logged. Raises UserError with file and line for any other row and for a repeated id, and UserError for a
+    file without passages.
     """
     path, ids, count, left_out = Path(path), PassageIds(), 0, Counter[str]()
     for record in _records(path, left_out):

@@ -13,7 +13,15 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from srl.data.golden_answers import UnclearAnswers, golden_answers
 from srl.errors import UserError, first_line, parsing
-from srl.files import beginning, check_input, is_compressed, open_input, read_jsonl
+from srl.files import (
+    beginning,
+    check_input,
+    is_compressed,
+    json_object,
+    no_constant,
+    open_input,
+    read_jsonl,
+)
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -75,8 +83,8 @@ class Record:
     def inner(self, row: object, name: str) -> Record:
         """An object in the field `name`, or its JSON as text, as a record of its own, at the same place."""
         if isinstance(row, str):  # as tables have it
-            with suppress(ValueError):
-                row = json.loads(row)
+            with suppress(UserError):
+                row = json_object(row.encode("utf-8", "surrogatepass"), name, no_constant)
         if not isinstance(row, dict):
             raise self.error(f"an object in {name!r}", describe(row))
         return replace(self, row=row)

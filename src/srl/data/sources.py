@@ -138,9 +138,9 @@ _ALL = (
         "any .jsonl, .json, .parquet or .csv, also .gz and .zst", "yours",
     ),
     Source(
-        "corpus", "your own passages, one {id, contents} or {title, text} per row, or a folder of texts",
-        "any .jsonl, .json, .parquet, .csv or .tsv, also .gz and .zst; a folder of these, .txt, .md", "yours",
-        is_corpus=True,
+        "corpus", "your own passages, one {id, contents} or {title, text} per row, or a folder",
+        "any .jsonl, .json, .parquet, .csv or .tsv, also .gz and .zst; a folder of .txt, .md and these",
+        "yours", is_corpus=True,
     ),
     Source(
         "2wiki-corpus", "2WikiMultihopQA's passages as HippoRAG publishes them: {title, text}",

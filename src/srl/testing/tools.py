@@ -50,14 +50,21 @@ def _arguments(tool: Tool) -> list[dict[str, Any]]:
 async def _in_time(work: Awaitable[T], what: str) -> T:
     """The result of `work`. Raises TimeoutError."""
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S) as patience:
             return await work
-    except TimeoutError:
-        raise TimeoutError(f"{what}: no answer within {PATIENCE_S:g} s") from None
+    except TimeoutError as error:
+        why = (
+            f"no answer within {PATIENCE_S:g} s" if patience.expired() else f"it raised TimeoutError: {error}"
+        )
+        raise TimeoutError(f"{what}: {why}") from error
+
+
+async def _tools(make: Callable[[], Any]) -> Sequence[Tool]:
+    return await _in_time(tools_of(make()), "tools")
 
 
 def _declares_a_name_a_description_and_a_schema(make: Callable[[], Any]) -> None:
-    tools = asyncio.run(tools_of(make()))
+    tools = asyncio.run(_tools(make))
     expect(tools, "it brings no tool")
     names = [tool.name for tool in tools]
     expect(len(set(names)) == len(names), f"two tools have one name: {', '.join(names)}")
@@ -67,7 +74,7 @@ def _declares_a_name_a_description_and_a_schema(make: Callable[[], Any]) -> None
 
 def _returns_an_outcome_whatever_the_arguments(make: Callable[[], Any]) -> None:
     async def call() -> None:
-        for tool in await tools_of(make()):
+        for tool in await _tools(make):
             for arguments in _arguments(tool):
                 outcome = await _in_time(tool.call(arguments, _SEEN), f"{tool.name}({arguments!r:.80})")
                 text = f"{tool.name}({arguments!r:.80})"
@@ -85,7 +92,7 @@ def _returns_an_outcome_whatever_the_arguments(make: Callable[[], Any]) -> None:
 
 def _leaves_its_arguments_as_they_were(make: Callable[[], Any]) -> None:
     async def call() -> None:
-        for tool in await tools_of(make()):
+        for tool in await _tools(make):
             arguments = _arguments(tool)[0]
             before, searches = deepcopy(arguments), deepcopy(_SEEN)
             await _in_time(tool.call(arguments, _SEEN), tool.name)
@@ -96,7 +103,7 @@ def _leaves_its_arguments_as_they_were(make: Callable[[], Any]) -> None:
 
 def _works_in_a_second_event_loop_and_several_times_at_once(make: Callable[[], Any]) -> None:
     """A run asks in one loop which tools there are, and calls them in others."""
-    tools = asyncio.run(tools_of(make()))
+    tools = asyncio.run(_tools(make))
 
     async def together() -> None:
         calls = [tool.call(arguments, _SEEN) for tool in tools for arguments in _arguments(tool)[:2]]

@@ -4,11 +4,15 @@ import json
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from web_answers import ANSWERS, EMPTY, replies
 
 from srl.errors import UserError
 from srl.index.retriever import Fault
 from srl.plugins import manager
+from srl_web.api import read_answers, read_results
+from srl_web.hits import cleaned, hits_of
 from srl_web.providers import PROVIDERS
 
 QUESTION = "where is the lighthouse?"
@@ -105,6 +109,29 @@ def test_texts_are_plain_and_can_be_written(web, title, snippet, contents):
     (hit,) = web(lambda request: httpx.Response(200, content=body.encode())).search(["x"], 3)[0]
     assert hit.passage.contents == contents
     hit.passage.contents.encode()
+
+
+NAMES = [name for payload in (*ANSWERS.values(), {"title": 0, "snippet": 0, "url": 0}) for name in payload]
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150)
+@given(payload=json_values, provider=st.sampled_from(sorted(PROVIDERS)), answers=st.booleans())
+def test_whatever_json_comes_it_has_hits_that_can_be_written_or_is_refused(payload, provider, answers):
+    api = PROVIDERS[provider]
+    try:
+        results = cleaned(read_results(api, payload) + (read_answers(api, payload) if answers else []))
+    except ValueError:
+        return
+    hits = hits_of(results, 3)
+    assert len({hit.passage.id for hit in hits}) == len(hits) <= 3
+    for hit in hits:
+        assert hit.passage.id.strip()
+        (hit.passage.id + hit.passage.contents).encode()
 
 
 OWN = """

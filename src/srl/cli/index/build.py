@@ -18,9 +18,7 @@ def build(
     out: Out,
     corpus: Annotated[
         Path | None,
-        typer.Option(
-            help="Corpus: JSON lines, Parquet, CSV (.gz, .zst), TREC, a folder of texts; none for web."
-        ),
+        typer.Option(help="Corpus: JSON lines, Parquet, CSV (.gz, .zst), TREC, a folder; none for web."),
     ] = None,
     retriever: Annotated[str, typer.Option(help="What will search it; also module:Class.")] = "bm25",
     settings: RetrieverSettings = None,
