@@ -38,6 +38,12 @@ TYPED = [
     (f"{TRAIN} --set rollout.n=two", "rollout.n"),
     (f"{TRAIN} --algo grop", "'grop'"),
     (f"{TRAIN} --set retriever.name=bm52", "'bm52'"),
+    (f"{TRAIN} --set model=here --set model.lora_rank=8", "model is 'here'"),
+    (
+        f"{TRAIN} --set rollout.n=2 --set algorithm.filter_groups.enable=true "
+        "--set algorithm.filter_groups.metric=emm",
+        "algorithm.filter_groups.metric",
+    ),
     (f"{TRAIN} --set reward.weights.emm=1", "'emm'"),
     (f"{TRAIN} --set reward.format.score=1", "reward.format.score"),
     (f"{TRAIN} --set search.url=http://me:hush@host/", "search.url"),
@@ -165,6 +171,10 @@ MODEL = [
     ("safetensors", lambda model: (model / "model.safetensors").unlink()),
     ("model.safetensors", lambda model: cut(model / "model.safetensors")),
     ("tokenizer", lambda model: (model / "tokenizer.json").write_text("{")),
+    (
+        "eos_token_id",
+        lambda model: (model / "generation_config.json").write_text('{"eos_token_id": "<eos>"}'),
+    ),
 ]
 INDEX = [
     ("manifest.json", lambda index: (index / "manifest.json").unlink()),

@@ -152,6 +152,7 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[Contradict
         fits = max(part for part in range(1, size + 1) if batch % part == 0)
         keys = (key, "data.train_batch_size")
         yield size < batch and fits < size, keys, "the first must divide the second", f"set {key}={fits}"
+    parts = ["reward", *config.reward.weights, *(["overlong"] if buffer.enable else [])]
     tested = {os.path.realpath(file) for file in data.test_files or ()}
     shares = any(os.path.realpath(file) in tested for file in data.val_files or ())  # they choose
     longer = "the first must not exceed the second"
@@ -165,6 +166,8 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[Contradict
          "set rollout.engine=torch or rollout.deterministic=false"),
         (groups.enable and rollout.n < 2, ("algorithm.filter_groups.enable", "rollout.n"),
          "the episodes of one question are compared", "set rollout.n=5"),
+        (groups.enable and not any(f"{groups.metric}/".startswith(f"{name}/") for name in parts),
+         ("algorithm.filter_groups.metric",), "no part of the reward", f"use one of {', '.join(parts)}"),
         (rollout.engine == "openai" and rollout.openai.url is None, ("rollout.engine",),
          "it needs a server", "--set rollout.openai.url=http://HOST:PORT/v1"),
         ("search" not in rollout.tools or len(set(rollout.tools)) < len(rollout.tools), ("rollout.tools",),

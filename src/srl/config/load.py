@@ -302,6 +302,9 @@ def flatten(tree: Mapping[str, Any], origin: str, base: KeyPath = ()) -> Iterato
         entry, where = entry_of(path), f"{origin}:{tree.lines[name]}" if isinstance(tree, Lined) else origin
         if isinstance(value, Mapping) and value and not (entry and entry.is_replaced):
             yield from flatten(value, origin, path)
+        elif entry and entry.is_section and not isinstance(value, Mapping | None):
+            key = ".".join(path)
+            raise UserError(f"{where}: {key} is {reveal(value)}: expected keys under it", key=key)
         elif value or isinstance(value, int | float) or not _has_keys(path):
             yield Setting(path, value, where)
 
@@ -360,7 +363,7 @@ def build(values: Values) -> Config:
 
 def _meant(path: KeyPath) -> str:
     """The hint for a misspelt key: those with its last part, of its own section if any; else one alike."""
-    every = [key.name for key in keys()]
+    every = [key.name for key in keys() if not ".".join(path).startswith(f"{key.name}.")]
     same = [name for name in every if name.rpartition(".")[2] == path[-1]]
     inside = [name for name in same if name.split(".")[0] == path[0]]
     near = (inside or same or get_close_matches(".".join(path), every, n=1))[:3]

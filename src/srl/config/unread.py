@@ -19,7 +19,7 @@ KINDS: dict[Kind, str] = {
     "rl": "reinforcement learning",
     "sft": "--algo sft",
     "rft": "--algo rft",
-    "eval": "an evaluation",
+    "eval": "what does not train",
 }
 """The kinds of runs, in words."""
 

@@ -43,6 +43,9 @@ def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec
     for text in [] if is_ours else notes:  # what we made talks as it was trained to
         note(text)
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if any(type(token) is not int for token in ids):
+        file = Path(section.path or directory, "generation_config.json")
+        raise UserError(f"{file}: eos_token_id is {eos!r}, expected a token id or a list of ids")
     return Codec(tokenizer, ids, template_kwargs(section))
 
 

@@ -127,7 +127,7 @@ def load_questions(
     if dropped:
         note(f"left out {dropped} questions whose prompt is longer than {longest} tokens")
     if files and not fitting:
-        hint = "raise it, or exclude fewer with data.exclude_files"
+        hint = "raise data.max_prompt_length, or exclude fewer with data.exclude_files"
         raise UserError(f"no question is left of {', '.join(files)}", key="data.max_prompt_length", hint=hint)
     return fitting
 

@@ -173,7 +173,7 @@ def _learning(values: Mapping[str, float]) -> str:
 
 
 def _health(values: Mapping[str, float]) -> str:
-    """What shows trouble first: log-prob difference, equal groups, lost or rejected episodes, entropy, KL."""
+    """What shows trouble first: log-prob difference, equal groups, lost episodes, entropy, KL."""
     parts = []
     if "rollout/logprob_diff/mean" in values:
         parts.append(f"Δlogp {values['rollout/logprob_diff/mean']:.1e}")

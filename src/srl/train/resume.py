@@ -18,7 +18,7 @@ from srl.config import Config, load_saved, save_config, with_changes
 from srl.config.keys import keys, plain
 from srl.config.load import typed_settings
 from srl.config.unread import kind_of
-from srl.errors import SrlError, UserError, first_line, is_out_of_memory
+from srl.errors import UserError, first_line, is_out_of_memory
 from srl.files import (
     DamagedError,
     NotWritten,
@@ -81,7 +81,7 @@ def tells_how_to_go_on(run: Path, backend: BackendName) -> Iterator[None]:
                 "critic, critic.ppo_max_token_len) if the update did"
             ) from error
         stopped = isinstance(error, KeyboardInterrupt | NotWritten) or process.signal_received()
-        has_no_hint = isinstance(error, SrlError) and str(error) == error.what
+        has_no_hint = isinstance(error, UserError) and str(error) == error.what
         resumes = stopped or is_disk_full(error) or has_no_hint
         if resumes and not hasattr(error, "__notes__") and (run / LOG).is_dir():
             newest = max(checkpoints(run, backend), default=0)
@@ -119,7 +119,7 @@ def without_damaged(checkpoint: Path) -> Iterator[None]:
     except DamagedError as error:
         aside = shlex.join(["mv", str(checkpoint), f"{checkpoint}.damaged"])
         command = resume_command(checkpoint.parent.parent)
-        raise DamagedError(f"{error}; to resume without it type: {aside} && {command}") from error
+        raise DamagedError(error, hint=f"to resume without it type: {aside} && {command}") from error
 
 
 def changed_config(

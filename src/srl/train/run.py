@@ -21,6 +21,7 @@ from srl.config import Config, load_saved, located, save_config
 from srl.models.hub import hub_name
 from srl.store import RunInfo
 from srl.store.lock import LogLock
+from srl.store.run_info import check_name, check_not_written, has_log, load
 from srl.train import resume as resuming
 from srl.train.cold_start import cold_started
 from srl.train.load_protocol import with_base_tokenizer, with_day, with_protocol
@@ -118,6 +119,9 @@ def resume(
     """
     record, before = RunRecord.read(run), load_saved(run)
     with LogLock(run / LOG) as lock:  # so no other process trains it meanwhile
+        if has_log(run / LOG):  # the lock is none on a file system without locks
+            check_not_written(run / LOG)
+            check_name(run / LOG, run.name, load(run / LOG))
         step = max(checkpoints(run, record.backend), default=-1)
         steps_done = max(0, step)
         if record.backend == "verl":

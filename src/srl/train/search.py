@@ -49,6 +49,11 @@ def load_search(config: Config, workspace: Workspace, note: Note) -> SearchTool 
     mode, file = section.cassette_use or ("", "")
     if mode == "replay":
         search: SearchTool = Replay(file, topk=section.topk)
+        if missing := sorted({*getattr(search, "retrievers", ())} - section.retrievers.keys()):
+            raise UserError(
+                f"{file} was recorded with the retrievers {', '.join(missing)}, which are not set",
+                key="search.retrievers", hint="set them as in the run that recorded it",
+            )  # fmt: skip
     else:
         search = _default(config, workspace, note)
         if retrievers := {name: _named(config, name) for name in section.retrievers}:
