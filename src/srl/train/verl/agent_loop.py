@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +39,20 @@ class WorkerState:
     log_actor: Any
 
 
-@cache
-def worker_state() -> asyncio.Future[WorkerState]:
-    """The state of this worker, loaded with its first episode: verl makes a new agent loop for each."""
-    return asyncio.ensure_future(asyncio.to_thread(_load_state))
+_state: WorkerState | None = None
+_loading = asyncio.Lock()
+
+
+async def worker_state() -> WorkerState:
+    """The state of this worker, loaded with its first episode: verl makes a new agent loop for each.
+
+    Raises UserError naming a search server that cannot be reached.
+    """
+    global _state
+    async with _loading:
+        if _state is None:
+            _state = await asyncio.to_thread(_load_state)
+    return _state
 
 
 def _load_state() -> WorkerState:
@@ -78,7 +87,7 @@ class SearchLoop(AgentLoopBase):
             raise
 
     async def _run(self, row: dict[str, Any]) -> AgentLoopOutput:
-        state = await asyncio.shield(worker_state())
+        state = await worker_state()
         question, phase = read_row(row["srl"])
         environment, step = state.environment, int(row["global_steps"])
         if phase != TRAIN:
