@@ -51,6 +51,11 @@ class Hangs(Echo):
         await asyncio.Event().wait()
 
 
+class Exits(Echo):
+    async def call(self, arguments: Any, seen: Any) -> Any:
+        raise SystemExit(0)
+
+
 class GivesUp(Echo):
     async def call(self, arguments: Any, seen: Any) -> Any:
         raise asyncio.CancelledError
@@ -100,6 +105,7 @@ def test_text_of_a_tool_forges_nothing(codec):
 BROKEN_CALLS: dict[str, tuple[Any, str]] = {
     "raises": (Raises(), "failed"),
     "gives up": (GivesUp(), "failed"),
+    "exits": (Exits(), "failed"),
     "hangs": (Hangs(), "timed_out"),
     "junk": (Outcome("text"), "failed"),
     "another status": (Outcome(Search("q", status="odd")), "failed"),  # type: ignore[arg-type]
@@ -213,7 +219,8 @@ def test_the_kit_passes_a_sound_tool_and_finds_each_broken_promise():
     check_tool(Source(Echo(), Named(name="again")))
     check_tool(Outcome(rejected("q", "never right")))
     outcome = "returns an outcome whatever the arguments"
-    assert failed(Raises()) >= {outcome}
+    for broken in (Raises(), GivesUp(), Exits()):
+        assert failed(broken) >= {outcome}
     odd, false = Search("q", status="odd"), replace(returned("q", "a"), status="failed")  # type: ignore
     for broken in ("text", odd, Search("q"), false):
         assert outcome in failed(Outcome(broken)), broken

@@ -10,7 +10,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol, get_args, runtime_checkable
 
-from srl.errors import UserError
+from srl.errors import UserError, parsing
 from srl.rollout.documents import OPENERS
 from srl.rollout.protocol import Tool
 from srl.safe import one_line, quoted
@@ -51,7 +51,7 @@ class Guarded:
                 outcome = _cut(await self._tool.call(arguments, seen))
         except TimeoutError:
             outcome = Search(query, status="timed_out", error=f"no answer within {self._timeout_s:g} s")
-        except (Exception, asyncio.CancelledError) as error:  # a plugin may raise anything
+        except (Exception, asyncio.CancelledError, SystemExit) as error:  # a plugin may raise anything
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # the run is stopped
@@ -77,7 +77,8 @@ def _cut(outcome: Search) -> Search:
 
 async def tools_of(plugin: Any) -> Sequence[Tool]:
     """The tools that a plugin is or brings, checked. Raises UserError."""
-    tools = await plugin.tools() if isinstance(plugin, ToolSource) else [plugin]
+    with parsing(f"{type(plugin).__name__} brings no tools"):
+        tools = await plugin.tools() if isinstance(plugin, ToolSource) else [plugin]
     if not isinstance(tools, Sequence):
         raise UserError(f"{plugin!r:.80} brings no list of tools: {tools!r:.80}", key="rollout.tools")
     for tool in tools:

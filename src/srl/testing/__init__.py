@@ -10,6 +10,7 @@ Built-in plugins pass the same checks. `srl plugins check NAME` shows them one b
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +53,7 @@ def run(checks: Sequence[Callable[[T], None]], subject: T) -> list[Check]:
             check(subject)
         except AssertionError as error:
             detail = str(error) or "an assertion"
-        except Exception as error:
+        except (Exception, CancelledError, SystemExit) as error:  # a plugin may raise anything
             detail = f"raised {type(error).__name__}: {error}".partition("\n")[0]
             goes_on = not isinstance(error, UserError | TimeoutError)
         outcomes.append(Check(check.__name__.strip("_").replace("_", " "), not detail, detail))
