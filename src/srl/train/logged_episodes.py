@@ -76,11 +76,13 @@ class Selection:
         yield "by data source: " + ", ".join(f"{name} {count:,}" for name, count in sorted(sources.items()))
 
 
-def select_episodes(log: Path, condition: str, seed: int, step: int | None = None) -> Selection:
+def select_episodes(
+    log: Path, condition: str, seed: int, step: int | None = None, *, per_question: int = PER_QUESTION
+) -> Selection:
     """The training episodes of the log at `log` (of one step) that satisfy `condition`.
 
     `condition` is SQL over the columns of `trajectories`. Of episodes of one question with the same tokens of
-    the policy one is kept, and of more than `PER_QUESTION` distinct ones a random choice. Raises UserError
+    the policy one is kept, and of more than `per_question` distinct ones a random choice. Raises UserError
     for a path without exactly one log, for a condition that DuckDB does not take, and where nothing is left.
     """
     if len(logs := find_logs(log)) != 1:
@@ -102,7 +104,7 @@ def select_episodes(log: Path, condition: str, seed: int, step: int | None = Non
     distinct = _distinct(
         passed, lambda episode: tuple(each.token_ids for each in episode.segments if each.is_policy)
     )
-    return Selection(_at_most(distinct, PER_QUESTION, seed), sampled, len(passed), len(distinct))
+    return Selection(_at_most(distinct, per_question, seed), sampled, len(passed), len(distinct))
 
 
 def check_filter(condition: str) -> None:

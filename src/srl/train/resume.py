@@ -18,7 +18,7 @@ from srl.config import Config, load_saved, save_config, with_changes
 from srl.config.keys import keys, plain
 from srl.config.load import typed_settings
 from srl.config.unread import kind_of
-from srl.errors import UserError, first_line, is_out_of_memory
+from srl.errors import SrlError, UserError, first_line, is_out_of_memory
 from srl.files import (
     DamagedError,
     NotWritten,
@@ -28,6 +28,7 @@ from srl.files import (
     is_disk_full,
 )
 from srl.progress import Note
+from srl.rollout.engine import LogitsNotFinite
 from srl.store.run_info import is_finished
 from srl.train.run_directory import (
     LOG,
@@ -81,7 +82,8 @@ def tells_how_to_go_on(run: Path, backend: BackendName) -> Iterator[None]:
                 "critic, critic.ppo_max_token_len) if the update did"
             ) from error
         stopped = isinstance(error, KeyboardInterrupt | NotWritten) or process.signal_received()
-        has_no_hint = isinstance(error, UserError) and str(error) == error.what
+        has_no_hint = isinstance(error, SrlError) and str(error) == error.what
+        has_no_hint &= not isinstance(error, LogitsNotFinite)  # the same weights would give them again
         resumes = stopped or is_disk_full(error) or has_no_hint
         if resumes and not hasattr(error, "__notes__") and (run / LOG).is_dir():
             newest = max(checkpoints(run, backend), default=0)
