@@ -8,6 +8,7 @@ from tests.training import Said, config, only_run, setting, stop_at, train
 from tests.two_retrievers import place, scripted, searched, settings
 
 from srl.config import Config
+from srl.errors import UserError
 from srl.train import search as searching
 from srl.train.eval_run import evaluate_model
 from srl.train.loop import Loop
@@ -56,6 +57,12 @@ def test_an_evaluation_has_its_own_cassette_not_that_of_the_models_run(place, tm
     train(settings(place, f"search.cassette=record {tmp_path / 'run.cassette'}"), tmp_path)
     model = only_run(tmp_path) / "checkpoints" / "step-000001"
     before = (tmp_path / "run.cassette").read_bytes()
+    replays = settings(place, f"search.cassette=replay {tmp_path / 'run.cassette'}")
+    with pytest.raises(UserError) as refused:
+        searching.load_search(
+            replays.with_settings({"search.retrievers": {}}), Workspace(tmp_path), lambda text: None
+        )
+    assert refused.value.key == "search.retrievers"
     plain = settings_of(model, None, None, {}, [])
     assert plain.search.cassette is None
     files, workspace = [str(place / "train.parquet")], Workspace(tmp_path)

@@ -205,8 +205,8 @@ def table_rows(path: Path, delimiter: str) -> Iterator[Record]:
             for index, row in enumerate(reader):
                 record = Record(path, f":{reader.line_num}", index, row)
                 if None in row or None in row.values():
-                    found = "more" if None in row else "fewer"
-                    raise record.error(f"{len(reader.fieldnames or ())} columns", found)
+                    columns = f"{len(reader.fieldnames or ())} columns"
+                    raise record.error(columns, "more" if None in row else "fewer")
                 yield record
         except (UnicodeDecodeError, csv.Error) as error:
             raise UserError(f"{path}:{reader.line_num}: expected a table in UTF-8, found {error}") from error

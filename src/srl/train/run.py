@@ -113,9 +113,9 @@ def resume(
 ) -> Summary:  # fmt: skip
     """Resume `run` from its newest checkpoint, or from the start where it has none.
 
-    `steps` is the new number of steps in all, `sets` are changes of settings. A
-    finished run that has made all of its steps, no fewer and no more, is left as it is. Raises UserError
-    where another process trains it.
+    `steps` is the new number of steps in all, `sets` are changes of settings. A finished run that has made
+    all of its steps, no fewer and no more, is left as it is. Raises UserError where another process trains
+    it.
     """
     record, before = RunRecord.read(run), load_saved(run)
     with LogLock(run / LOG) as lock:  # so no other process trains it meanwhile
